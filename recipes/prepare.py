@@ -1,4 +1,4 @@
-"""The data of every recipe, from the knobs: corpus -> manifests -> prepared splits."""
+"""The data of every recipe: knobs -> corpus -> manifests -> prepared splits -> loaders."""
 
 import hashlib
 import importlib
@@ -45,7 +45,7 @@ from sbkit.text.normalization import normalize
 
 logger = logging.getLogger(__name__)
 
-RANGES = {  # of the knobs that every recipe here reads
+RANGES = {  # of the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
@@ -63,8 +63,8 @@ FOLDER_LAYOUTS = (librispeech, common_voice)  # the narrower layout first
 
 
 def corpus_of(knobs: KnobValues) -> Corpus:
-    """Choose the corpus by the knob ``corpus``, ``manifest`` or ``data_folder``, or the default."""
-    # All three are read, so that `sbkit check` lists none of them as unread.
+    """Choose a corpus by the key ``corpus``, ``manifest`` or ``data_folder``, else the default."""
+    # Read all three, so that `sbkit check` lists none of them as unread.
     module, manifest, data_folder = map(knobs.get, ("corpus", "manifest", "data_folder"))
     if module:
         return _import_corpus(str(module))
@@ -74,10 +74,9 @@ def corpus_of(knobs: KnobValues) -> Corpus:
         return own_data
     if not data_folder:
         return asterisk_prompts
-    path = Path(data_folder).expanduser().absolute()
-    if not is_archive(path) and sharded_corpus.recognizes(str(data_folder)):
+    if not is_archive(Path(data_folder)) and sharded_corpus.recognizes(str(data_folder)):
         return sharded_corpus
-    folder = unpacked(path)
+    folder = unpacked(data_folder)
     for corpus in FOLDER_LAYOUTS:
         if corpus.recognizes(folder):
             return corpus
@@ -167,11 +166,10 @@ def _prepare(
 
 
 def _assemble(knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSplit]]) -> Splits:
-    """Join the training splits, and exclude utterances beyond the limits of length."""
-    train_parts = list(prepared["train"].values())
-    train = concatenate_datasets([part.dataset for part in train_parts])
+    """Join the training splits, and exclude utterances that are too short or too long."""
+    train = concatenate_datasets([split.dataset for split in prepared["train"].values()])
     if not len(train):
-        raise _empty_train_error(knobs, train_parts)
+        raise _empty_train_error(knobs, prepared["train"].values())
     inside, outside, out_of_range = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
@@ -190,8 +188,8 @@ def _assemble(knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSpl
     )
 
 
-def _empty_train_error(knobs: KnobValues, parts: Sequence[PreparedSplit]) -> DataError:
-    """Name the reason why every row of train is excluded."""
+def _empty_train_error(knobs: KnobValues, parts: Iterable[PreparedSplit]) -> DataError:
+    """Return an error that says why every row of train is excluded."""
     excluded = [row for part in parts for row in part.excluded]
     reasons = {row.reason for row in excluded}
     if reasons == {EMPTY}:
@@ -210,14 +208,14 @@ def with_column(
 ) -> Splits:
     """Add a column to each split that lacks it, computed once and kept in the cache.
 
-    ``identity`` is plain data that identifies the way of computing the texts.
+    ``identity`` is plain data, which must differ if the same rows would get other texts.
     """
     named, fingerprints = splits.named(), {**splits.fingerprints}
     for name, split in named.items():
         if column in split.column_names:
             continue
-        rows = to_json([identity, {**splits.fingerprints}, split["id"][:]])
-        key = fingerprints[f"{name}, {column}"] = hashlib.sha256(rows.encode()).hexdigest()
+        content = to_json([identity, {**splits.fingerprints}, split["id"][:]])
+        key = fingerprints[f"{name}, {column}"] = hashlib.sha256(content.encode()).hexdigest()
         file = default_cache() / column / f"{key[:16]}.txt"
         if not file.is_file():
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -229,10 +227,10 @@ def with_column(
 # Loaders
 
 
-def print_data(splits: Splits, knobs: KnobValues) -> None:
+def log_data(splits: Splits, knobs: KnobValues) -> None:
     """Log the size of every split on rank 0, and list excluded utterances in the run folder.
 
-    Each recipe's `make_loaders` calls it after its last exclusion.
+    The `make_loaders` of a recipe calls it after its last exclusion.
     """
     if rank() > 0:
         return
@@ -259,6 +257,6 @@ def unlabeled_loaders(
     collate: Callable[..., Batch] = collate_clips,
 ) -> Loaders:
     """Plan every split's batches: the `make_loaders` of a recipe without labels."""
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     collate = partial(collate, sample_rate=hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)

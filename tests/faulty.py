@@ -1,4 +1,4 @@
-"""Parts that fail as real ones do."""
+"""A front-end that overflows with noise at full scale, and a release with such a clip."""
 
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def noisy_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNT
 
 
 def noisy_clip(workplace: Workplace) -> Path:
-    """Return the path of that clip."""
+    """Return the path of the clip of noise."""
     return workplace.release / "clips" / rows_of(workplace.release / "train.tsv")[0]["path"]
 
 

@@ -111,7 +111,7 @@ def run(
     As under torchrun, the other ranks are terminated when one fails. Returns the exit code of the
     first failure, and the output of all ranks, with rank 0 last.
     """
-    port = _free_port()
+    port = free_port()
     rank_variables = [
         {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for rank in range(ranks)
@@ -151,7 +151,8 @@ def read_quietly(file: Path) -> str:
         return ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of localhost that nothing listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -138,16 +139,16 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def stopped_after(steps: int) -> Iterator[None]:
-    """Send SIGTERM to a recognizer that trains in this process, as the end of a job does."""
-    fit_batch = AsrBrain.fit_batch
+def stopped_after(steps: int, kind: type[Brain] = AsrBrain) -> Iterator[None]:
+    """Send SIGTERM to a Brain that trains in this process, as the end of a job does."""
+    fit_batch = kind.fit_batch
 
-    def fit_batch_or_stop(brain: AsrBrain, batch: Batch) -> Any:
+    def fit_batch_or_stop(brain: Brain, batch: Batch) -> Any:
         if brain.optimizer_step == steps:
             os.kill(os.getpid(), signal.SIGTERM)
         return fit_batch(brain, batch)
 
-    with patch.object(AsrBrain, "fit_batch", fit_batch_or_stop):
+    with patch.object(kind, "fit_batch", fit_batch_or_stop):
         yield
 
 
@@ -169,9 +170,9 @@ def make_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS
     clips = folder / "release" / "clips"
     clips.mkdir(parents=True)
     for split, count in counts.items():
-        chosen = [pair for _, pair in zip(range(count), prompts(asterisk, split), strict=False)]
-        write_tsv(folder / "release", split, [(clip.name, text) for clip, text in chosen])
-        for clip, _ in chosen:
+        pairs = list(islice(prompts(asterisk, split), count))
+        write_tsv(folder / "release", split, [(clip.name, text) for clip, text in pairs])
+        for clip, _ in pairs:
             shutil.copy2(clip, clips)
     return Workplace(folder / "release", folder / "cache")
 

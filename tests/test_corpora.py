@@ -10,6 +10,7 @@ import soundfile
 from sbkit.base.errors import BAD_INPUT
 from sbkit.evaluate.slices import EMPTY_VALUE
 from sbkit.logs.run_log import read_log
+from tests.recipes.test_librispeech import write_chapter
 from tests.runs import Workplace, prompts, read_json, rows_of
 
 UNCHECKED = ("--number_of_epochs=1", "--check=false")
@@ -20,17 +21,11 @@ LIBRISPEECH = {
 
 
 def write_librispeech(asterisk: Path, root: Path) -> None:
-    """Write six splits of eight or four clips; no clip is in two of them."""
+    """Write six splits of eight or three clips; no clip is in two of them."""
     clips = {split: prompts(asterisk, split) for split in ("train", "dev", "test")}
     for number, (name, split) in enumerate(LIBRISPEECH.items()):
-        chapter = root / name / f"{number}" / "7"
-        chapter.mkdir(parents=True)
-        lines = []
-        for n in range(8 if split == "train" else 3):
-            clip, text = next(clips[split])
-            shutil.copy(clip, chapter / f"{number}-7-{n:04}.flac")
-            lines.append(f"{number}-7-{n:04} {text.upper()}\n")
-        (chapter / f"{number}-7.trans.txt").write_text("".join(lines))
+        count = 8 if split == "train" else 3
+        write_chapter(root / name / str(number) / "7", clips[split], count=count)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ import pytest
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.base.machine import usable_cores
-from tests.processes import Process, read_quietly
+from tests.processes import Process, free_port, read_quietly
 from tests.runs import ROOT, Workplace, records_of
 
 LAUNCH = ROOT / "tools" / "launch"
@@ -69,6 +70,15 @@ def processes_about(run: Path) -> list[int]:
 
 def environment_of(pid: int) -> str:
     return read_quietly(Path(f"/proc/{pid}/environ")).replace("\0", "\n")
+
+
+def parent_of(pid: int) -> int:
+    return int(read_quietly(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[1])
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -359,6 +369,51 @@ def test_launcher_names_the_machines_that_did_not_join(tmp_path: Path) -> None:
         assert job.wait() == BAD_INPUT
     (sentence,) = job.output().splitlines()
     assert "2 machines must meet at localhost:0 as `alone`" in sentence
+
+
+@pytest.mark.slow(40)
+@pytest.mark.ddp
+def test_elastic_run_loses_a_machine_and_admits_it_again(
+    workplace: Workplace, yaml: str, tmp_path: Path
+) -> None:
+    """Two agents with a rank each: the second is killed with its rank, and started again."""
+    run, whole_run = tmp_path / "run", tmp_path / "whole"
+    options = ("--dropout=0", "--check=False", "--number_of_epochs=40")
+    port = free_port()
+    command = [
+        *(LAUNCH / "several_nodes.sh", "1:2", f"localhost:{port}", "elastic"),
+        *workplace.arguments(run, *options, yaml=yaml),
+    ]
+    environment = {
+        "SBKIT_CACHE": workplace.cache,
+        "PET_NPROC_PER_NODE": 1,
+        "PET_RDZV_CONF": "last_call_timeout=2,keep_alive_interval=1",
+    }
+
+    def last_step() -> int:
+        return max((record["step"] for record in records_of(run, "step")), default=0)
+
+    with started(command, run, **environment) as first:
+        first.wait_until(lambda: is_listening(port))  # the first agent hosts the rendezvous
+        with started(command, tmp_path / "second", **environment) as second:
+            first.wait_until(lambda: len(first.ranks()) == 2 and last_step() > 20)
+            (rank,) = (
+                pid for pid in first.ranks().values() if parent_of(pid) == second.process.pid
+            )
+            second.process.kill()
+            os.kill(rank, signal.SIGKILL)
+        step_of_loss = last_step()
+        first.wait_until(lambda: len(first.ranks()) == 1 and last_step() > step_of_loss + 20)
+        with started(command, tmp_path / "second", **environment) as second:
+            first.wait_until(lambda: len(first.ranks()) == 2)
+            assert first.wait() == 0, first.output()
+            assert second.process.wait(60) == 0, second.output()
+    assert workplace.train_here(whole_run, *options, yaml=yaml) == 0
+    losses, losses_of_whole_run = (
+        {record["step"]: record["loss"] for record in records_of(folder, "step")}
+        for folder in (run, whole_run)
+    )
+    assert losses == pytest.approx(losses_of_whole_run, rel=1e-4)
 
 
 def test_launcher_uses_the_environment_of_the_checkout_if_python_has_no_torch(

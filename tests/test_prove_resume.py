@@ -1,4 +1,4 @@
-"""A short run of the proof that a killed run resumes to the same digits; it finds other digits."""
+"""`prove_resume` passes for a killed and resumed run, and finds a flipped bit."""
 
 import json
 import sys

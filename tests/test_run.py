@@ -136,6 +136,18 @@ def test_finished_run_does_not_train_again(finished: Path, workplace: Workplace)
     assert read_log(finished / "train_log.jsonl") == log
 
 
+@pytest.mark.slow
+def test_leftover_tokenizer_of_failed_attempt_is_named(
+    workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = f"{tmp_path / 'tokenizer.model'} was there before the first checkpoint and is used"
+    for is_logged in (False, True, False):
+        assert workplace.train_here(tmp_path, *ONE_EPOCH) == 0
+        assert (sentence in capsys.readouterr().out) is is_logged
+        if not is_logged:  # as where it was stopped before it saved
+            shutil.rmtree(tmp_path / "checkpoints")
+
+
 # -- a run that overfits -------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""A server's install: the wheel, and the few packages that running a bundle by ONNX needs."""
+"""The installation of a server: the wheel, and the few packages that run a bundle with ONNX."""
 
 import configparser
 import json
@@ -17,7 +17,7 @@ import soundfile
 ROOT = Path(__file__).parents[1]
 MAX_INSTALL_BYTES = 300e6  # the image of Python adds some 130 MB
 DOCKERFILE = (ROOT / "tools/serve.Dockerfile").read_text()
-IGNORED = shutil.ignore_patterns("__pycache__")
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 HEAVY = ("torch", "speechbrain", "datasets", "tensorboard", "matplotlib")
 
 
@@ -37,22 +37,20 @@ def test_packages_of_a_server_are_those_of_setup_cfg() -> None:
 
 def call(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     arguments = [str(word) for word in command]
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
-        arguments, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        arguments, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
 
 
 def copy_source(folder: Path) -> Path:
-    """Copy the sources of the image, because building leaves folders behind."""
+    """Copy the image's sources, because the build writes into their folder."""
     (folder / "tools").mkdir(parents=True)
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         name = line.removeprefix("!")
-        if name == line:
-            continue
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=IGNORED)
-        else:
+        if name != line and (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        elif name != line:
             shutil.copy(ROOT / name, folder / name)
     return folder
 
@@ -105,9 +103,8 @@ def serve_without_torch(sbkit: Path, bundle: Path, audio: Path) -> None:
     (entry,) = re.findall(r"^ENTRYPOINT (.*)", DOCKERFILE, re.MULTILINE)
     words = [sbkit if word == "sbkit" else word for word in json.loads(entry)]
     words[words.index("0.0.0.0")] = "127.0.0.1"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with subprocess.Popen(
-        [*words, bundle, "--port", "0"], stderr=subprocess.PIPE, text=True, env=environment
+        [*words, bundle, "--port", "0"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as server:
         assert server.stderr is not None
         url = server.stderr.readline().split()[-1]

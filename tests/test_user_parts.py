@@ -149,7 +149,7 @@ def test_decoder_of_a_user_class_is_refused_since_no_bundle_can_hold_it() -> Non
         """A user's decoder."""
 
     decoder = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
-    with pytest.raises(SbkitError, match="`decoder` must be .*BeamDecoder, .*; got a Mine"):
+    with pytest.raises(SbkitError, match="`decoder` must be .*BeamDecoder, .*, not a Mine"):
         RunDecoding(SimpleNamespace(decoder=decoder, ctc_weight=1.0), None)  # type: ignore[arg-type]
 
 

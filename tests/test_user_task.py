@@ -23,7 +23,7 @@ from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Command
 
 def spell(options):
-    print(options.bundle.name, options.word, options.times, options.device)
+    print(options.bundle.name, options.word, options.times, options.device, options.runtime)
     return 3
 
 TASK = replace(
@@ -33,7 +33,7 @@ TASK = replace(
     commands={
         "spell": Command(
             run="MODULE.spell",
-            arguments=(("word", {}), ("--times", {"type": int})),
+            arguments=(("word", {}), ("--times", {"type": int}), ("--device", {"default": "pen"})),
         )
     },
 )
@@ -67,10 +67,12 @@ def test_run_passes_options_to_a_command_of_a_user_task(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     imported = put(bundle, "task_with_command")
-    assert run(["run", str(bundle), "spell", "yes", "--times=2", *imported]) == 3
-    assert capsys.readouterr().out == "bundle yes 2 auto\n"
+    own = ("spell", "yes", "--times=2")
+    assert run(["run", str(bundle), *imported, "--device=cpu", *own]) == 3
+    assert run(["run", *imported, str(bundle), *own, "--device", "ink"]) == 3
+    assert capsys.readouterr().out == "bundle yes 2 pen torch\nbundle yes 2 ink torch\n"
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
-        run(["run", str(bundle), "shout", *imported])
+        run(["run", str(bundle), *imported, "shout"])
     with pytest.raises(SbkitError, match="Use: sbkit run FOLDER spell"):
         run(["classify", str(bundle), "a.wav", *imported])
 

@@ -145,7 +145,14 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
     """Run each clip through a session, and through a copy that continues with silence."""
     results, model = Measurements(), bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
-    opened = OpenBundle.of(bundle, ModelThread(lambda: model))
+    opened = OpenBundle(
+        config=bundle.config,
+        task=bundle.task,
+        labels=bundle.labels,
+        model=ModelThread(lambda: model),
+        decoder=bundle.decoder,
+        word_lm=bundle.word_lm,
+    )
     with StreamingRecognizer(bundle=opened) as recognizer:
         for audio, text in clips:
             session = Session(recognizer)

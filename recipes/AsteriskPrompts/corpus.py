@@ -15,7 +15,6 @@ import G722
 import numpy as np
 import soundfile
 
-from sbkit.audio.io import Samples
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
@@ -27,7 +26,6 @@ from sbkit.data.debian_release import (
     ensure_release,
     find_one,
     print_release,
-    sentence_id,
     write_tsvs,
 )
 from sbkit.data.debian_release import splits as splits
@@ -44,11 +42,9 @@ LICENSES = {  # by language, from the copyright file of each package
 G722_BITS_PER_SECOND = 64_000
 
 # Keys of sounds without words, although some translators describe them without brackets.
-TONE_KEYS = frozenset(
-    (
-        *("ascending-2tone", "descending-2tone", "beep", "beeperr"),
-        *("confbridge-join", "confbridge-leave", "tt-monkeys"),
-    )
+TONE_KEYS = (
+    *("ascending-2tone", "descending-2tone", "beep", "beeperr"),
+    *("confbridge-join", "confbridge-leave", "tt-monkeys"),
 )
 _BRACKET = re.compile(r"[\[\](){}<>]")  # "[sound of monkeys screaming]", "IAX (does not say 2)"
 _LOST_LETTER = re.compile(r"\?\s+[a-z]")  # "sar? esattamente": an accented letter in Italian
@@ -95,16 +91,26 @@ def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:
 def write_release(root: Path, language: str, release: Path) -> None:
     """Write the prompts of unpacked packages as clips and TSVs into an empty folder."""
     sounds = find_one(root, "usr/share/asterisk/sounds/*")
+    speaker = sounds.name  # such as en_US_f_Allison
     text = find_one(root, f"usr/share/doc/asterisk-core-sounds-{language}/core-sounds-*.txt.gz")
     (release / "clips").mkdir()
     rows: list[ReleaseRow] = []
     for key, prompt in read_prompts(gzip.decompress(text.read_bytes())):
         source = sounds / f"{key}.g722"
-        if _is_speech(key, prompt) and source.is_file():
-            row = _describe(key, prompt, language, speaker=sounds.name)
-            if normalize(row.sentence, language):
-                soundfile.write(release / "clips" / row.path, decode_g722(source), SAMPLE_RATE)
-                rows.append(row)
+        sentence = spell_digits(prompt, language)
+        if not (_is_speech(key, prompt) and source.is_file() and normalize(sentence, language)):
+            continue
+        row = ReleaseRow(
+            client_id=speaker,
+            path=key.replace("/", "_") + ".flac",
+            sentence=sentence,
+            gender="female_feminine" if "_f_" in speaker else "male_masculine",
+            locale=language,
+        )
+        codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)  # the files have no header
+        samples = np.array(codec.decode(source.read_bytes()), dtype=np.int16)
+        soundfile.write(release / "clips" / row.path, samples, SAMPLE_RATE)
+        rows.append(row)
     write_tsvs(release, rows)
 
 
@@ -113,51 +119,28 @@ def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:
 
     Comments start with a semicolon.
     """
-    for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        key, colon, text = _decode_line(line).partition(":")
+    for content_line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        try:
+            line = content_line.decode("utf-8")
+        except UnicodeDecodeError:
+            line = content_line.decode("latin-1")  # as a few lines are
+        key, colon, text = line.partition(":")
         if colon and not key.startswith(";"):
             yield key.strip(), text.strip()
 
 
-def _decode_line(line: bytes) -> str:
-    """Decode UTF-8; a few lines are in Latin-1."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        return line.decode("latin-1")
-
-
 def _is_speech(key: str, prompt: str) -> bool:
-    """Check that the text of a prompt is spoken: not a noise, a note or damaged."""
+    """Check that a prompt is spoken, and that its text is neither a note nor damaged."""
     if key in TONE_KEYS or key.startswith("silence/"):
         return False
     return not _BRACKET.search(prompt) and not _LOST_LETTER.search(prompt)
 
 
 def spell_digits(text: str, language: str = "en") -> str:
-    """Spell the numbers of a text, and the keys * and # of a telephone, as they are read aloud."""
+    """Spell the numbers and the telephone keys * and # of a text as they are read aloud."""
     for key, word in _PHONE_KEYS.get(language, {}).items():
         text = text.replace(key, f" {word} ")
     return spell_numbers(text, language)
-
-
-def _describe(key: str, prompt: str, language: str, *, speaker: str) -> ReleaseRow:
-    """Make the row of a prompt; the speaker's folder has a name like ``en_US_f_Allison``."""
-    sentence = spell_digits(prompt, language)
-    return ReleaseRow(
-        client_id=speaker,
-        path=key.replace("/", "_") + ".flac",
-        sentence_id=sentence_id(sentence),
-        sentence=sentence,
-        gender="female_feminine" if "_f_" in speaker else "male_masculine",
-        locale=language,
-    )
-
-
-def decode_g722(file: Path) -> Samples:
-    """Decode a g722 file, which has no header, to samples (S,) at 16 kHz."""
-    codec = G722.G722(SAMPLE_RATE, G722_BITS_PER_SECOND)
-    return np.array(codec.decode(file.read_bytes()), dtype=np.int16)
 
 
 def main() -> None:

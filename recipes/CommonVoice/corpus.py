@@ -22,7 +22,7 @@ def recognizes(folder: Path) -> bool:
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train, dev and test."""
+    """Return the splits of each role: the key ``splits``, else train, dev and test."""
     if not knobs.get("splits"):
         _find_releases(knobs, *chain.from_iterable(USUAL_SPLITS.values()))
         return USUAL_SPLITS
@@ -49,16 +49,15 @@ def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
 
 
 def find_release(data_folder: str | Path | None, language: str, splits: Sequence[str] = ()) -> Path:
-    """Return the folder with the TSVs: ``data_folder`` or the language's folder in it."""
+    """Return the folder with the TSVs: ``data_folder``, or the folder of the language in it."""
     check_language(language)  # it becomes the name of a folder
     tsvs = ", ".join(f"{split}.tsv" for split in splits or ("train", "dev", "test"))
     advice = f"Pass --data_folder=FOLDER of a Common Voice release, with {tsvs} and clips/."
-    folder = unpacked(Path(data_folder or "").expanduser().absolute())
-    if not data_folder or not folder.is_dir():
-        raise DataError(f"data_folder: {folder} is not a folder. {advice}")
-    release = folder
-    if not any(folder.glob("*.tsv")) and (folder / language).is_dir():
-        release = folder / language
+    release = unpacked(data_folder)
+    if not release.is_dir():
+        raise DataError(f"data_folder: {release} is not a folder. {advice}")
+    if not any(release.glob("*.tsv")) and (release / language).is_dir():
+        release /= language
     missing = [f"{split}.tsv" for split in splits if not (release / f"{split}.tsv").is_file()]
     if not (release / "clips").is_dir():
         missing.append("clips/")

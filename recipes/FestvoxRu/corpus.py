@@ -23,7 +23,6 @@ from sbkit.data.debian_release import (
     ensure_release,
     find_one,
     print_release,
-    sentence_id,
     write_tsvs,
 )
 from sbkit.data.debian_release import splits as splits
@@ -56,9 +55,9 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedRow(ReleaseRow):
-    """A row with the times of the words of its normalized sentence."""
+    """A row of a release with word times."""
 
-    word_times: str  # ``start-end`` of each word in seconds, separated by spaces
+    word_times: str  # ``start-end`` in seconds of each word of the normalized sentence, with spaces
 
 
 def prepare_festvox(*, cache_folder: str | Path) -> Path:
@@ -74,32 +73,29 @@ def write_release(root: Path, release: Path) -> None:
     for id, sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
         samples, rate = soundfile.read(voice / "wav" / f"{id}.wav", dtype="int16")
         soundfile.write(release / "clips" / f"{id}.flac", samples, rate)
-        labels = (voice / "lab" / f"{id}.lab").read_text(encoding="utf-8")
-        rows.append(_describe(id, sentence, labels))
+        phones = read_labels((voice / "lab" / f"{id}.lab").read_text(encoding="utf-8"))
+        times = time_words(normalize(sentence, LANGUAGE).split(), phones)
+        rows.append(
+            TimedRow(
+                client_id=SPEAKER,
+                path=f"{id}.flac",
+                sentence=sentence,
+                gender="male_masculine",
+                locale=LANGUAGE,
+                word_times=" ".join(f"{start:.3f}-{end:.3f}" for start, end in times),
+            )
+        )
     write_tsvs(release, rows)
 
 
 def read_sentences(content: str) -> Iterator[tuple[str, str]]:
-    """Yield the id and the text, without marks of stress, of lines ``( id "text" )``.
+    """Yield the id and the text, without stress marks, of lines ``( id "text" )``.
 
     Quotation marks in the text are escaped by a backslash.
     """
     for line in content.splitlines():
         if match := _SENTENCE.fullmatch(line):
             yield match[1], match[2].replace("+", "").replace('\\"', '"')
-
-
-def _describe(id: str, sentence: str, labels: str) -> TimedRow:
-    times = time_words(normalize(sentence, LANGUAGE).split(), read_labels(labels))
-    return TimedRow(
-        client_id=SPEAKER,
-        path=f"{id}.flac",
-        sentence_id=sentence_id(sentence),
-        sentence=sentence,
-        gender="male_masculine",
-        locale=LANGUAGE,
-        word_times=" ".join(f"{start:.3f}-{end:.3f}" for start, end in times),
-    )
 
 
 def main() -> None:

@@ -2,13 +2,12 @@
 
 The labels have phones and pauses but no words. Russian is spelled nearly as it is spoken, so an
 edit distance between letters and phones finds the phones of each word.
-
-Legend: L letters of all words, P phones without pauses.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from itertools import product
 
 from sbkit.base.errors import DataError
@@ -36,15 +35,23 @@ SOUNDS = {letter: frozenset(VOWELS.split()) for letter in "аеиоуыэюя"} 
 }
 GLIDE_LETTERS = "еюяьъ"  # may start with a glide: "я" is "j aa"
 SILENT_LETTERS = "ьъ"
-SKIP_COST, MISMATCH_COST = 1.0, 1.8  # of a letter or phone without a partner; of an unlikely pair
+SKIP_COST = 1.0  # of a silent letter, or of another phone of a letter
+MISMATCH_COST = 1.8  # of a letter with a phone that it cannot stand for
 MAX_COST_PER_PHONE = 0.25  # sentences of the package have 0.07 at most
-# Steps: a letter sounds a phone, or is silent; a further phone of the letter before, or after.
-SOUND, SILENCE, AFTER, BEFORE = range(4)
+
+
+class Step(Enum):
+    """How a path reaches a cell of the table of letters and phones from a neighboring cell."""
+
+    SOUND = auto()  # the letter is spoken as the phone
+    SILENCE = auto()  # the letter is silent
+    AFTER = auto()  # the phone is another one of the letter before it
+    BEFORE = auto()  # the phone is another one of the letter after it
 
 
 @dataclass(frozen=True)
 class Phone:
-    """A phone of the labels, or a pause, in seconds."""
+    """A phone of the labels, or a pause; times are in seconds."""
 
     name: str
     start: float
@@ -52,7 +59,7 @@ class Phone:
 
 
 def read_labels(content: str) -> list[Phone]:
-    """Read a label file: lines of end, color and name after a line with a number sign."""
+    """Read a label file: after a line with ``#``, each line has an end time, a color and a name."""
     phones: list[Phone] = []
     for line in content.partition("#\n")[2].splitlines():
         match = re.fullmatch(r"\s*(\d+\.\d+)\s+\d+\s+(\w+)\s*", line)
@@ -67,13 +74,17 @@ def read_labels(content: str) -> list[Phone]:
 
 
 def time_words(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[float, float]]:
-    """Return the start and end of each word in seconds."""
+    """Return the start and end of each word in seconds.
+
+    Raises:
+        DataError: the phones do not match the words.
+    """
     spoken = [phone for phone in phones if phone.name != PAUSE]
     letters = "".join(words)
-    steps, cost = _align(letters, [phone.name for phone in spoken])
+    pairs, cost = _align(letters, [phone.name for phone in spoken])
     word_of = [index for index, word in enumerate(words) for _ in word]
     word_phones: list[list[Phone]] = [[] for _ in words]
-    for letter, phone in _pairs(steps):
+    for letter, phone in pairs:
         word_phones[word_of[letter]].append(spoken[phone])
     if cost > MAX_COST_PER_PHONE * len(spoken) or not all(word_phones):
         raise DataError(
@@ -83,35 +94,32 @@ def time_words(words: Sequence[str], phones: Sequence[Phone]) -> list[tuple[floa
     return [(phones[0].start, phones[-1].end) for phones in word_phones]
 
 
-def _align(letters: str, phones: Sequence[str]) -> tuple[list[list[int]], float]:
-    """Return the last step of the best path to each cell, (L + 1, P + 1), and the total cost."""
-    best = [[0.0] * (len(phones) + 1) for _ in range(len(letters) + 1)]
-    steps = [[SOUND] * (len(phones) + 1) for _ in range(len(letters) + 1)]
+def _align(letters: str, phones: Sequence[str]) -> tuple[list[tuple[int, int]], float]:
+    """Return pairs of a letter and a phone of it, in order, and the cost of this alignment."""
+    if not letters:  # no phone has a letter
+        return [], SKIP_COST * len(phones)
+    costs = [[0.0] * (len(phones) + 1) for _ in range(len(letters) + 1)]
+    steps = [[Step.SOUND] * (len(phones) + 1) for _ in range(len(letters) + 1)]
     for i, j in product(range(len(letters) + 1), range(len(phones) + 1)):
-        costs = {SOUND: 0.0} if i == j == 0 else {}
+        options = {Step.SOUND: 0.0} if i == j == 0 else {}
         if i and j:
             fits = phones[j - 1] in SOUNDS.get(letters[i - 1], ())
-            costs[SOUND] = best[i - 1][j - 1] + (0.0 if fits else MISMATCH_COST)
-            costs[AFTER] = best[i][j - 1] + SKIP_COST
+            options[Step.SOUND] = costs[i - 1][j - 1] + (0.0 if fits else MISMATCH_COST)
+            options[Step.AFTER] = costs[i][j - 1] + SKIP_COST
         if i:
             is_silent = letters[i - 1] in SILENT_LETTERS
-            costs[SILENCE] = best[i - 1][j] + (0.0 if is_silent else SKIP_COST)
+            options[Step.SILENCE] = costs[i - 1][j] + (0.0 if is_silent else SKIP_COST)
         if j and i < len(letters):
             is_glide = phones[j - 1] == "j" and letters[i] in GLIDE_LETTERS
-            costs[BEFORE] = best[i][j - 1] + (0.0 if is_glide else SKIP_COST)
-        steps[i][j] = min(costs, key=costs.__getitem__)
-        best[i][j] = costs[steps[i][j]]
-    return steps, best[-1][-1]
-
-
-def _pairs(steps: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Trace the steps back: pairs of a letter and a phone that it sounds, in order."""
+            options[Step.BEFORE] = costs[i][j - 1] + (0.0 if is_glide else SKIP_COST)
+        steps[i][j] = min(options, key=options.__getitem__)
+        costs[i][j] = options[steps[i][j]]
     pairs: list[tuple[int, int]] = []
-    i, j = len(steps) - 1, len(steps[0]) - 1
-    while i or j:
+    i, j = len(letters), len(phones)
+    while i or j:  # trace the cheapest path back
         step = steps[i][j]
-        if step != SILENCE:
-            pairs.append((i if step == BEFORE else i - 1, j - 1))
-        i -= step in (SOUND, SILENCE)
-        j -= step != SILENCE
-    return pairs[::-1]
+        if step is not Step.SILENCE:
+            pairs.append((i if step is Step.BEFORE else i - 1, j - 1))
+        i -= step in (Step.SOUND, Step.SILENCE)
+        j -= step is not Step.SILENCE
+    return pairs[::-1], costs[-1][-1]

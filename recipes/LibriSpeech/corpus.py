@@ -23,12 +23,12 @@ GENDERS = {"F": "female", "M": "male"}  # as SPEAKERS.TXT writes them
 
 
 def recognizes(folder: Path) -> bool:
-    """Check whether a folder, or ``LibriSpeech/`` in it, has splits with this layout."""
+    """Check whether a folder, or ``LibriSpeech/`` in it, has splits of this layout."""
     return bool(_split_names(_root(folder)))
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train-*, dev-* and test-*."""
+    """Return the splits of each role: the key ``splits``, else train-*, dev-* and test-*."""
     available = _split_names(_find_root(knobs))
     defaults = {
         role: [split for split in available if split.startswith(prefix)]
@@ -41,12 +41,11 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split, with the columns speaker, chapter, language and, if known, gender."""
     root = _find_root(knobs)
     language = spoken_language(knobs["language"])
-    rows = _read_split(root / split, language, _read_genders(root / "SPEAKERS.TXT"))
-    return Manifest.of(rows, root)
+    return Manifest.of(_read_split(root, split, language), root)
 
 
 def _find_root(knobs: KnobValues) -> Path:
-    folder = unpacked(Path(knobs["data_folder"]).expanduser().absolute())
+    folder = unpacked(knobs["data_folder"])
     if not recognizes(folder):
         raise DataError(
             f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "
@@ -60,8 +59,7 @@ def _root(folder: Path) -> Path:
     return folder / "LibriSpeech" if (folder / "LibriSpeech").is_dir() else folder
 
 
-def _split_names(root: Path) -> list[str]:
-    """Return the names of the folders in the root that have transcripts."""
+def _split_names(root: Path) -> list[str]:  # of folders with transcripts
     if not root.is_dir():
         return []
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir())
@@ -81,9 +79,8 @@ def _read_genders(file: Path) -> dict[str, str]:
     return {row[0].strip(): GENDERS.get(row[1].strip(), "") for row in rows}
 
 
-def _read_split(
-    folder: Path, language: str, genders: Mapping[str, str]
-) -> Iterator[Clip | Excluded]:
+def _read_split(root: Path, split: str, language: str) -> Iterator[Clip | Excluded]:
+    folder, genders = root / split, _read_genders(root / "SPEAKERS.TXT")
     for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTER_PATTERNS))):
         speaker = (chapter if chapter.parent == folder else chapter.parent).name
         columns = {"speaker": speaker, "chapter": chapter.name, "language": language}
@@ -93,7 +90,7 @@ def _read_split(
 
 
 def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | Excluded]:
-    """Pair the lines of the transcripts with the audio files; exclude those without a partner."""
+    """Pair lines of the transcripts with audio files; exclude what has no partner."""
     audio: dict[str, Path] = {}
     for file in sorted(chapter.iterdir()):
         if file.suffix.lower() in SUFFIXES and audio.setdefault(file.stem, file) != file:

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.data.corpus import ROLES, KnobValues, resolve_splits
+from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
     RemoteTables,
@@ -22,17 +22,17 @@ from sbkit.data.tables import TableOptions
 from sbkit.text.languages import spoken_language
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
-SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # also of files
+SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else as in ``manifest``."""
-    files, roles = _read_mapping(knobs["manifest"])
+def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    """Return the splits of each role, as in ``manifest``."""
+    _, roles = _read_mapping(knobs["manifest"])
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not roles[role]:
             raise ConfigError(f"`manifest` has no files for {key}. Add --manifest {key}=FILE.")
-    return resolve_splits(knobs.get("splits"), roles, list(files))
+    return roles
 
 
 def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
@@ -56,7 +56,7 @@ def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
 
 
 def _is_remote(source: str) -> bool:
-    """Return whether a source is a URL, or a folder of tables."""
+    """Check whether a source is a URL, or a folder of tables."""
     folder = Path(source)
     is_dataset = is_saved_dataset(folder) or is_kaldi(folder)
     return "://" in source or (folder.is_dir() and not is_dataset and bool(remote_tables(source)))
@@ -86,7 +86,7 @@ def _read_mapping(manifest: object) -> tuple[dict[str, tuple[str, ...]], dict[st
 
 
 def _role(key: str) -> str:
-    """Return the role of a key of ``manifest``: test for ``test-a``."""
+    """Return the role of a key of ``manifest``, such as test for ``test-a``."""
     for prefix, role in ROLE_OF.items():
         if key == prefix or key.startswith((f"{prefix}-", f"{prefix}_", f"{prefix}.")):
             return role
@@ -97,7 +97,7 @@ def _role(key: str) -> str:
 
 
 def _paths(split: str, value: object) -> tuple[str, ...]:
-    """Return absolute paths, and unchanged URLs."""
+    """Make the paths of a split absolute; URLs stay as they are."""
     files: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not files or not all(isinstance(file, str | Path) and str(file) for file in files):
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.prepare import print_data
+from recipes.prepare import log_data
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
@@ -37,10 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
-    """Train the tokenizer on the training text, unless the run folder has one, and check it.
-
-    The language models of a decoder are trained, too.
-    """
+    """Open or train the tokenizer in the run folder, and the language models of a decoder."""
     tokenizer = ensure_tokenizer(
         model_file=Path(knobs["output_folder"]) / "tokenizer.model",
         kind=knobs["token_type"],
@@ -55,7 +52,7 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
 def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
-    """Leave utterances that CTC cannot learn out of train, log them, and make the loaders."""
+    """Leave out training utterances that CTC cannot learn, log them, and make the loaders."""
     subsampling = measure_subsampling(hparams)
     num_listed = len(splits.train)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
@@ -68,7 +65,7 @@ def make_asr_loaders(
             f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Pass --token_type=bpe, "
             "whose tokens are longer than characters, or let the encoder keep more frames."
         )
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     if rank() == 0:
         _log_texts(splits, tokenizer, subsampling, hparams["language"])
     collate = TextCollate(tokenizer, hparams["sample_rate"])
@@ -78,19 +75,15 @@ def make_asr_loaders(
 def leave_out_impossible(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, speeds: Sequence[float]
 ) -> Splits:
-    """Leave utterances out of train that have too few frames for CTC at the highest speed."""
+    """Leave out training utterances with too few frames for CTC at the highest speed."""
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     too_short = transcripts.too_short(subsampling, fastest)
     frames, needed = transcripts.frames(subsampling, fastest), transcripts.frames_needed
+    reason, ids = "too short for its transcript", splits.train.select(too_short)["id"]
     left_out = [
-        Excluded(
-            utterance,
-            "too short for its transcript",
-            f"{frames[row]} frames, {needed[row]} needed",
-            "train",
-        )
-        for row, utterance in zip(too_short, splits.train.select(too_short)["id"], strict=True)
+        Excluded(id, reason, f"{frames[row]} frames, {needed[row]} needed", "train")
+        for row, id in zip(too_short, ids, strict=True)
     ]
     rows = np.setdiff1d(np.arange(len(splits.train)), too_short)
     return replace(splits, train=splits.train.select(rows), excluded=[*splits.excluded, *left_out])
@@ -99,7 +92,7 @@ def leave_out_impossible(
 def _log_texts(
     splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str
 ) -> None:
-    """Log how texts are normalized, and how many transcripts no model could produce."""
+    """Log how texts are normalized, and how many transcripts no model can produce."""
     logger.info(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
     if dropped := describe_dropped(characters, language):
@@ -112,17 +105,17 @@ def _log_texts(
             (num_long, "more text than the frames of the audio can hold"),
         ):
             if count:
-                transcripts_text = plural(count, "transcript")
-                logger.info(f"{name}: {transcripts_text} with {reason}; these count as errors")
+                described = f"{plural(count, 'transcript')} with {reason}"
+                logger.info(f"{name}: {described}; these count as errors")
 
 
 def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
     """Train the language models of the run's decoder, unless the run folder has them.
 
-    Weights and confidences that were fitted with other models are removed, so that a run that is
-    killed before they are fitted again does not keep them.
-    Raises SbkitError if `lm_text` is neither a text nor an ARPA file that fits, ConfigError if a
-    decoding graph has no model of words.
+    Weights and confidences that were fitted with earlier models are removed, so that a run that is
+    killed before they are fitted again does not use them.
+    Raises SbkitError if `lm_text` is neither a text nor an ARPA file that fits, or if a decoding
+    graph has no model of words.
     """
     if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
         raise ConfigError(
@@ -135,7 +128,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     if text is not None:
         next(read_sentences(text, knobs["language"]), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
-    fingerprints = [one for name, one in splits.fingerprints.items() if name not in evaluated]
+    fingerprints = [key for name, key in splits.fingerprints.items() if name not in evaluated]
 
     def texts() -> Iterator[str]:
         if text is None:
@@ -146,7 +139,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
     messages = ensure_language_models(
         file,
-        source=" ".join(fingerprints) if lm_text is None else checksum(lm_text),
+        source=checksum(lm_text) if lm_text else " ".join(fingerprints),
         orders={WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
         texts=texts,
         tokenizer=tokenizer,
@@ -157,7 +150,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     fitted_files = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
     if messages and any(fitted.exists() for fitted in fitted_files):
         names = " and ".join(fitted.name for fitted in fitted_files)
-        logger.info(f"{names} of earlier models are removed: training chooses, or `sbkit tune`")
+        logger.info(f"{names} of earlier models are removed; training or `sbkit tune` fits others")
         for fitted in fitted_files:
             fitted.unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if messages else None

@@ -1,4 +1,4 @@
-"""Decoding in a run: greedily while it trains; with the declared decoder, fitted first, for a test.
+"""Decoding in a run: greedy in validation; in a test, by the declared decoder, fitted first.
 
 log-probabilities of the validation sets -> weights of the decoder, confidences of words
 log-probabilities of a test set          -> texts, words with times and confidences -> errors
@@ -52,7 +52,6 @@ LM_ORDERS = ("word_lm_order", "token_lm_order")
 class RunDecoding:
     """Decode the batches of a run's evaluations, and count the errors.
 
-    The model is for a decoder that rescores with its attention decoder.
     Raises ConfigError if the YAML declares a decoder that cannot run.
     """
 
@@ -65,10 +64,7 @@ class RunDecoding:
         self._pools: dict[str, DecoderPool] = {}  # by decoder type
 
     def fit(self, brain: Brain) -> None:
-        """Fit the decoder and the confidences to the validation sets, never to a test set.
-
-        Both are written into the run folder.
-        """
+        """Fit decoder and confidences to the validation sets; write both into the run folder."""
         max_tokens = sample_size(brain.training_metrics.audio_seconds)
         utterances = sample_utterances(self._encode_validation(brain), max_tokens)
         hparams = self._hparams
@@ -76,7 +72,7 @@ class RunDecoding:
             tokenizer=hparams.tokenizer,
             samples_per_frame=self._model.samples_per_frame,
             sample_rate=hparams.sample_rate,
-            lm=None if self.decoder is None else self.decoder.language_models.words,
+            word_lm=None if self.decoder is None else self.decoder.language_models.words,
         )
         fitted = fit_decoder(
             self.decoder,
@@ -93,12 +89,12 @@ class RunDecoding:
             self.notes = [fitted.weights.reason]
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
-            judge = replace(aligner, confidence=fit.confidence)
-            decoder = CtcDecoder.of(None if name == GREEDY else self.decoder, judge)
+            confident_aligner = replace(aligner, confidence=fit.confidence)
+            decoder = CtcDecoder(None if name == GREEDY else self.decoder, confident_aligner)
             self._pools[name] = DecoderPool(decoder, processes=processes)
 
     def seconds_to_fit(self, brain: Brain, test_share: float) -> float:
-        """Estimate how long `fit` and the decoding of the test sets take, besides the model.
+        """Estimate how long `fit` and the decoding of the test sets take, without the model.
 
         test_share: the size of the test sets, divided by the size of the validation sets.
         """
@@ -110,10 +106,10 @@ class RunDecoding:
         samples = sum(int(sample_counts(rows).sum()) for rows in splits)
         num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self._model.samples_per_frame
         num_sampled = min(num_tokens, sample_size(trained_seconds))
-        decoded_once = num_sampled + test_share * num_tokens / usable_cores()
-        tried = num_sampled if self.decoder.needs_tuning else 0.0
-        # A test's beam is twice as wide as a trial's.
-        return SECONDS_PER_TOKEN * (tried + 2 * decoded_once / NUM_TRIALS)
+        num_decoded = num_sampled + test_share * num_tokens / usable_cores()
+        num_tried = num_sampled if self.decoder.needs_tuning else 0.0
+        # The beam of a test is twice as wide as the beam of a trial.
+        return SECONDS_PER_TOKEN * (num_tried + 2 * num_decoded / NUM_TRIALS)
 
     @torch.no_grad()
     def _encode_validation(self, brain: Brain) -> Iterator[ValidationUtterance]:
@@ -132,8 +128,9 @@ class RunDecoding:
                 rows = zip(log_probs, frames.tolist(), strict=True)
                 # Copies: a view would keep the log-probabilities of the whole batch.
                 clips = [row[:count].copy() for row, count in rows]
-                columns = (clips, batch.texts, attention, batch.ids, seconds)
-                yield from map(ValidationUtterance, *columns)
+                yield from map(
+                    ValidationUtterance, clips, batch.texts, attention, batch.ids, seconds
+                )
 
     # -- a batch ------------------------------------------------------------------------------
 
@@ -207,8 +204,8 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
         return None
     if type(decoder) is not BeamDecoder:
         raise ConfigError(
-            "`decoder` must be a sbkit.decoding.decoder.BeamDecoder, so that a bundle can hold it; "
-            f"got a {type(decoder).__name__}. Use a BeamDecoder, or leave `decoder` out and decode "
+            "`decoder` must be a sbkit.decoding.decoder.BeamDecoder, so that a bundle can hold it, "
+            f"not a {type(decoder).__name__}. Use a BeamDecoder, or leave `decoder` out and decode "
             "in `score` of your own Brain."
         )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
@@ -218,5 +215,4 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
 
 
 def _valid_loaders(brain: Brain) -> Sequence[tuple[str, Any]]:
-    """Return the loaders of a run's validation sets with their names."""
     return [] if brain.loaders is None else [*brain.loaders.valid.items()]

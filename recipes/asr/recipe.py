@@ -1,4 +1,4 @@
-"""Speech recognition: CTC, and an attention decoder beside it."""
+"""Speech recognition by CTC, optionally with an attention decoder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ from sbkit.train.recipe import Recipe
 
 
 class AsrBrain(Brain):
-    """Train CTC, and an attention decoder beside it while `ctc_weight` is below one."""
+    """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
     task: ClassVar[Task] = SPEECH_RECOGNITION  # of the recipe
     metrics: ClassVar[Metrics] = SPEECH_RECOGNITION.metrics
@@ -53,7 +53,7 @@ class AsrBrain(Brain):
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     def make_model(self, **parts: Any) -> AsrModel:
-        """Build the model of the task, which is trained, and which a bundle contains.
+        """Build the model that is trained, and that a bundle of the task contains.
 
         An override may add more parts from the hparams.
         """
@@ -62,11 +62,10 @@ class AsrBrain(Brain):
 
     @property
     def inactive(self) -> tuple[nn.Module, ...]:
-        """Return the modules that the losses do not train: the decoder, if there is only CTC."""
+        """Return the modules that no loss trains: the attention decoder, if there is only CTC."""
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
-        """Compute the scores of all tokens at each frame."""
         training = stage is Stage.TRAIN
         return self.asr_model.run(
             *self.augmentation.audio(batch, training=training),

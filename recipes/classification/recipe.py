@@ -17,7 +17,7 @@ from datasets import Dataset
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import RANGES, corpus_of, prepare_audio, print_data
+from recipes.prepare import RANGES, corpus_of, log_data, prepare_audio
 from sbkit.audio.augment import Augmentation
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
@@ -99,7 +99,6 @@ class ClassificationBrain(Brain):
         return Loss(sums * batch.weights, batch.weights)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         self.measure_features(self.classifier.encoder.features)
 
@@ -142,7 +141,7 @@ def write_confusion(file: Path, confusion: Confusion, names: Sequence[str]) -> N
 
 
 def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
-    """Draw the share of each prediction, with its count; of many classes those with most errors."""
+    """Draw the share and the count of each prediction, for the classes with the most errors."""
     from matplotlib.figure import Figure  # 0.7 s to import
 
     shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
@@ -172,7 +171,7 @@ def prepare_labeled(knobs: KnobValues) -> Splits:
     named, excluded = splits.named(), [*splits.excluded]
     fingerprints = {**splits.fingerprints}
     for name, split in named.items():
-        columns = [name for name in split.column_names if name not in AUDIO_COLUMNS]
+        columns = [key for key in split.column_names if key not in AUDIO_COLUMNS]
         if column not in columns:
             raise ConfigError(
                 f"`label` is {column!r}, which is not a column of {name} ({', '.join(columns)}). "
@@ -216,7 +215,7 @@ def make_label_loaders(
     hparams: Mapping[str, Any], splits: Splits, labels: ClassLabels, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split."""
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     rate = hparams["sample_rate"]
     collate_by_label = partial(collate, labels=labels, column=hparams["label"], sample_rate=rate)
     return make_loaders(splits, hparams, collate=collate_by_label, placement=placement)

@@ -1,4 +1,4 @@
-"""A codec: audio to codes and back, trained on any corpus by the distance of the spectra.
+"""A codec: audio to codes and back, trained on any corpus by the distance of spectra.
 
 Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
@@ -72,13 +72,11 @@ class CodecBrain(Brain):
         return () if self.hparams.adversarial_weight else (self.hparams.discriminator,)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         features = self.codec.features
         self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: Batch, stage: Stage) -> CodedBatch:
-        """Code the audio, and decode the codes."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float() / FULL_SCALE
         decoded, codes, frames = self.codec.forward(audio, lengths)
@@ -89,7 +87,7 @@ class CodecBrain(Brain):
     def compute_objectives(
         self, outputs: CodedBatch, batch: Batch, stage: Stage
     ) -> Loss | dict[str, Loss]:
-        """Sum distances over samples, for the mean per sample; add the discriminator's loss."""
+        """Sum the losses over samples, for the mean per sample; add the discriminator's own."""
         knobs, audio, decoded = self.hparams, outputs.audio, outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
         sums = knobs.mel_weight * outputs.distance * self.codec.features.frame
@@ -120,7 +118,7 @@ class CodecBrain(Brain):
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
         """Return the mel distance per frame, and figures of the codes: means, and per codebook.
 
-        Usage is the share of codes that occur; entropy (in bits) and perplexity are of their
+        Usage is the share of codes that occur; entropy (in bits) and perplexity are those of their
         frequencies.
         """
         frames = [len(result.codes) for result in results]
@@ -148,7 +146,7 @@ class CodecBrain(Brain):
     ) -> Mapping[str, Any]:
         """Write `codes_SPLIT.tsv`, the count of each code, and its picture; return the figures.
 
-        Log a note for each codebook most of whose codes must be dead.
+        Log a note for each codebook with mostly dead codes.
         """
         values, counts = self.measure(results), count_codes(results)
         rows = [["code", *map(str, range(len(counts)))]]

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.prepare import prepare_transcripts, print_data, with_column
+from recipes.prepare import log_data, prepare_transcripts, with_column
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
@@ -124,8 +124,7 @@ REFERENCE_HZ = 150.0  # octaves are counted from here
 def prepare_spoken(knobs: KnobValues) -> Splits:
     """Prepare audio and transcripts, and add the symbols and the pitch of each clip as columns.
 
-    Raises:
-        ConfigError: `symbols` is no type of symbols, or espeak-ng cannot transcribe the language.
+    Raises ConfigError if `symbols` is not a symbol type, or espeak-ng lacks the language.
     """
     symbol_type, language, rate = knobs["symbols"], str(knobs["language"]), knobs["sample_rate"]
     if symbol_type not in SYMBOL_TYPES:
@@ -159,24 +158,21 @@ def make_spoken_loaders(
     hparams: Mapping[str, Any], splits: Splits, symbols: ClassLabels, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split."""
-    print_data(splits, hparams)
+    log_data(splits, hparams)
     collate = SpokenCollate(symbols, hparams["sample_rate"], 2 * hparams["hop"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpokenBatch(Batch):
-    """Clips without the silence around them; symbols (B, L), their lengths (B,), octaves (B, U).
-
-    octaves: the pitch above `REFERENCE_HZ`, interpolated between voiced frames; voiced (B, U).
-    """
+    """Clips without the silence around them."""
 
     ON_DEVICE = (*Batch.ON_DEVICE, "symbols", "octaves", "voiced")
 
-    symbols: Tensor
-    symbol_lengths: Tensor
-    octaves: Tensor
-    voiced: Tensor
+    symbols: Tensor  # (B, L)
+    symbol_lengths: Tensor  # (B,)
+    octaves: Tensor  # (B, U) the pitch above REFERENCE_HZ, interpolated between voiced frames
+    voiced: Tensor  # (B, U)
 
 
 @dataclass(frozen=True)

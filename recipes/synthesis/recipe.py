@@ -28,6 +28,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.config.ranges import NON_NEGATIVE, Range
+from sbkit.data.report import MP3_RATES, encode_mp3
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics
@@ -129,13 +130,12 @@ class SynthesisBrain(Brain):
         self._is_misaligned: dict[str, bool] = {}  # by the id of this epoch's training clips
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, first measure the features."""
         super().on_fit_start()
         features = self.model.features
         self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
-        """Align, and synthesize with the recorded durations, in training also with the pitch."""
+        """Align, and synthesize with the recorded durations; in training also with its pitch."""
         audio, model = batch.audio.float() / FULL_SCALE, self.model
         with torch.autocast(audio.device.type, enabled=False):
             raw, frames = model.features(audio, batch.audio_lengths)
@@ -319,8 +319,6 @@ class SynthesisBrain(Brain):
 
         Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
         """
-        from sbkit.data.report import MP3_RATES, encode_mp3  # needs packages of training
-
         examples = [result.example for result in results if result.example is not None]
         examples = examples[:NUM_EXAMPLES]
         write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))

@@ -1,8 +1,8 @@
 """The data of voice activity detection: labels of clean clips, and clips in silence and noise.
 
-Labels are a column `speech` with the times of each span, in seconds. A window of 20 ms is speech if
-its level is no pause's and, if a recognizer aligns the transcript, it is near an aligned word, so
-that breath and clicks are no speech. Short pauses are speech.
+The column `speech` has the start and end of each span of speech, in seconds. A window of 20 ms is
+speech unless its level is that of a pause. If a recognizer aligns the transcript, it must also be
+near an aligned word, so that breath and clicks do not count. Short pauses count as speech.
 
 Levels of noise are measured in the band of the features and over the clip's own samples: pink and
 brown noise have most of their power below the lowest frequency of the band, which features ignore.
@@ -44,8 +44,7 @@ Windows = npt.NDArray[np.bool_]
 def prepare_speech(knobs: KnobValues) -> Splits:
     """Prepare audio; with a `recognizer`, label each clip that the corpus itself does not label.
 
-    Raises:
-        BundleError: `recognizer` is no speech recognizer.
+    Raises BundleError if `recognizer` is not a speech recognizer.
     """
     if knobs["recognizer"] is None:
         return prepare_audio(knobs)
@@ -58,7 +57,7 @@ def prepare_speech(knobs: KnobValues) -> Splits:
 
 
 def _align(split: Dataset, rate: int, recognizer: Bundle) -> Iterator[str]:
-    """Yield the value of the column for each row."""
+    """Yield the value of the column `speech` for each row."""
     for row in read_rows(split, range(len(split))):
         (words,) = recognizer.align([row["audio"]], [row["text"]])
         speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
@@ -67,7 +66,7 @@ def _align(split: Dataset, rate: int, recognizer: Bundle) -> Iterator[str]:
 
 
 def speech_of(row: Row, sample_rate: int) -> Windows:
-    """Label the windows of a clip as speech, by its column or by its level: -> (W,)."""
+    """Label the windows of a clip by its column `speech`, or else by its level: -> (W,)."""
     if SPEECH not in row:
         return find_speech(row["audio"], sample_rate)
     return read_speech(row[SPEECH], len(row["audio"]) // (sample_rate // WINDOWS_PER_SECOND))
@@ -176,7 +175,7 @@ def take_noise(colored: Tensor, voices: Tensor, draws: Tensor, samples: int) -> 
 
 
 def _cut(noise: Tensor, start: int, samples: int) -> Tensor:
-    """Return a number of samples of a noise, which repeats after its end."""
+    """Cut samples out of a noise, which is repeated after its end."""
     part = noise[start : start + samples]
     missing = samples - len(part)
     return torch.cat([part, _cut(noise, 0, missing)]) if missing else part

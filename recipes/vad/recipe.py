@@ -46,7 +46,7 @@ NUM_BABBLE_CLIPS = 500  # training clips that babble is made from
 
 @dataclass(frozen=True, kw_only=True)
 class SpeechBatch(Batch):
-    """Audio, and which of its windows of 20 ms are speech."""
+    """Audio, with a label for each window of 20 ms: speech or not."""
 
     ON_DEVICE = (*Batch.ON_DEVICE, SPEECH)
 
@@ -54,7 +54,7 @@ class SpeechBatch(Batch):
 
 
 class Scored(NamedTuple):
-    """The outputs for a batch, and their targets."""
+    """The outputs for a batch, with their targets."""
 
     log_probs: Tensor  # (B, U, 2) of silence and speech
     speech: Tensor  # (B, U)
@@ -135,12 +135,10 @@ class VoiceActivityBrain(Brain):
         return Loss(sums * batch.weights, scored.mask.sum(1) * batch.weights)
 
     def on_fit_start(self) -> None:
-        """Find the last checkpoint; without one, measure the features first."""
         super().on_fit_start()
         self.measure_features(self.detector.features)
 
     def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
-        """Count the frames of each utterance."""
         detected, speech, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask
         frames = (
             *(speech & mask, speech & ~detected & mask),

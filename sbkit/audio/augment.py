@@ -58,7 +58,7 @@ class SpeedGroup:
 
 
 class AudioBatch(Protocol):
-    """The audio of a batch (B, S), its lengths (B,), and the speeds of its utterances in order."""
+    """Audio (B, S), its lengths (B,), and the speeds of its utterances in order."""
 
     @property
     def audio(self) -> Tensor: ...
@@ -69,9 +69,8 @@ class AudioBatch(Protocol):
 
 
 class Augmentation:
-    """The `wave_augment` and `spec_augment` that a YAML may declare, and the speed of utterances.
+    """The speed of utterances and, in training, the `wave_augment` and `spec_augment` of a YAML.
 
-    Except for the speed, it is applied in training only.
     features: the part that computes features; None for a model that takes audio.
     """
 
@@ -139,7 +138,7 @@ def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Ten
 
 @lru_cache
 def resampler(percent: int, device: torch.device) -> nn.Module:
-    """Make the resampler of a speed once: torchaudio makes the host wait for its kernel."""
+    """Return the resampler of a speed, made once: torchaudio makes the host wait for its kernel."""
     # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
     transforms = import_torchaudio("torchaudio.transforms")
     resample: nn.Module = transforms.Resample(percent, 100, dtype=torch.float32)
@@ -149,7 +148,7 @@ def resampler(percent: int, device: torch.device) -> nn.Module:
 class Compose(nn.Module):
     """Apply augmentations of audio in order: (B, S), (B,) -> (B, S), (B,).
 
-    Each part maps (audio, lengths) to the same, keeps the shape, and leaves the padding zero.
+    Each part maps audio and lengths to others of the same shapes, and leaves the padding zero.
     """
 
     def __init__(self, *, parts: Sequence[nn.Module]) -> None:
@@ -171,7 +170,7 @@ class Clips(NamedTuple):
 
 
 class _FolderAugmentation(nn.Module):
-    """Augment each utterance with a chance of ``prob`` by a file of a folder."""
+    """Augment each utterance, with a chance of ``prob``, by a random file of a folder."""
 
     RANGES: ClassVar = {"prob": SHARE}
 
@@ -320,7 +319,10 @@ class SpecAugment(nn.Module):
         max_width = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
         for draw in draws[: self.time_masks]:
             time_mask = time_mask | _random_spans(draw, max_width, lengths, frames, device)
-        max_width, num_bins = (torch.full_like(lengths, n) for n in (self.freq_width, bins))
+        max_width, num_bins = (
+            torch.full_like(lengths, self.freq_width),
+            torch.full_like(lengths, bins),
+        )
         for draw in draws[self.time_masks :]:
             freq_mask = freq_mask | _random_spans(draw, max_width, num_bins, bins, device)
         is_masked = time_mask.unsqueeze(2) | freq_mask.unsqueeze(1)
@@ -333,9 +335,9 @@ class SpecAugment(nn.Module):
 def _random_spans(
     draws: Tensor, max_width: Tensor, lengths: Tensor, size: int, device: torch.device
 ) -> Tensor:
-    """Mark one span in each row, from two draws below 1: (B, 2), (B,), (B,) -> (B, size).
+    """Mark one span in each row by two draws below 1: (B, 2), (B,), (B,) -> (B, size) of bool.
 
-    Every width from 0 to ``max_width`` is equally likely, and then every position within.
+    Every width from 0 to ``max_width`` is equally likely, and so is every position of that width.
     """
     width = (draws[:, 0] * (max_width + 1)).floor()
     start = (draws[:, 1] * (lengths - width + 1)).floor()

@@ -1,6 +1,6 @@
-"""Random numbers by utterance: the same in any batch, on any number of processes, and resumed.
+"""Random numbers of an utterance: equal in any batch, on any number of processes, and resumed.
 
-They follow from the seed, the epoch and the utterance's id, which the Brain sets for each batch; a
+They follow from the seed, the epoch and the utterance's id, which the Brain sets for each batch. A
 step of the optimizer has random numbers of its own. SplitMix64 (Steele et al. 2014) computes any
 number of a sequence directly, so a batch takes a few operations of NumPy.
 """
@@ -32,7 +32,7 @@ class _BatchKeys:
 def seeded_draws(
     ids: Sequence[str], *, seed: int = 0, epoch: int = 0, step: int = 0
 ) -> Iterator[None]:
-    """Draw for a batch of utterances in this context; in evaluation the epoch is 0.
+    """Set the utterances that `draw_uniform` and `draw_for_step` draw for; evaluation has epoch 0.
 
     Without ids, and outside the context, torch's generator draws.
 
@@ -55,7 +55,7 @@ def seeded_draws(
 def draw_uniform(utterances: int, *shape: int) -> Tensor:
     """Draw numbers from 0 to below 1 for each utterance of the batch: -> (B, *shape) on the CPU.
 
-    Each call returns other numbers. For another number of rows than the batch has, torch draws.
+    Each call returns other numbers. If ``utterances`` is not the size of the batch, torch draws.
     """
     return _draw(_batch.utterances, utterances, shape)
 

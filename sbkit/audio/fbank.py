@@ -1,4 +1,4 @@
-"""Log-mel filterbanks as Kaldi defines them, batched and on the device of the audio.
+"""Log-mel filterbanks as Kaldi defines them, for batches, on the device of the audio.
 
 Legend: B utterances, S samples, T frames, M mel bins.
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import count_windows, length_mask
-from sbkit.base.arrays import Float32s, Int64s
 from sbkit.base.imports import import_torchaudio
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
@@ -25,8 +24,8 @@ PREEMPHASIS = 0.97
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate
 MIN_SAMPLE_RATE = 1000  # Hz; below, no mel filter is left above MIN_HZ
 EPSILON = torch.finfo(torch.float32).eps  # the floor under the logarithm
-# Windows that a trained model transforms at a time on the CPU: all of 30 s take 62 MB instead of
-# 20, and, in one thread, 1.2 times as long. In training it would gain nothing.
+# Windows that a trained model transforms at a time on the CPU. All of 30 s at once take 62 MB
+# instead of 20 and, in one thread, 1.2 times as long. Training would gain nothing from parts.
 MAX_WINDOWS = 256
 MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 
@@ -34,8 +33,8 @@ MIN_ROW_SAMPLES = 8  # with shorter rows, the products of MelProducts are large
 class Fbank(nn.Module):
     """Compute log-mel filterbanks: audio (B, S), lengths (B,) -> (B, T, M), lengths (B,).
 
-    Holds no tensors: window and filters follow from the definition, so nothing can be left behind
-    on another device or missing from a checkpoint.
+    The module has no tensors, since window and filters follow from the definition. So nothing can
+    be left behind on another device or be missing from a checkpoint.
 
     >>> features, lengths = Fbank()(torch.zeros(1, 16_000), torch.tensor([16_000]))
     >>> features.shape, lengths
@@ -61,9 +60,9 @@ class Fbank(nn.Module):
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
 
-        A trained model on the CPU computes its spectra in float64, at the same speed: in float32
-        the quietest bins of real speech are wrong by up to 0.005 in the logarithm, differently in
-        every runtime, whose log-probabilities then differ by up to 2e-4.
+        A trained model on the CPU computes its spectra in float64, at the same speed. In float32
+        the quietest bins of real speech are wrong by up to 0.005 in the logarithm. The error
+        differs between runtimes, so their log-probabilities would differ by up to 2e-4.
         """
         is_exact = not self.training and audio.device.type == "cpu"
         with torch.autocast(audio.device.type, enabled=False):
@@ -71,12 +70,12 @@ class Fbank(nn.Module):
             missing = window_samples(self.sample_rate) - audio.shape[-1]
             if missing > 0:  # so that a frame exists
                 audio = nn.functional.pad(audio, (0, missing))
-            features = self._mel(audio).clamp(min=EPSILON).log()
+            features = self._energies(audio).clamp(min=EPSILON).log()
         frames = self.frame_lengths(lengths)
         mask = length_mask(frames, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frames
 
-    def _mel(self, audio: Tensor) -> Tensor:
+    def _energies(self, audio: Tensor) -> Tensor:
         """Compute the energies of mel bins: (B, S) -> (B, T, M)."""
         rate = self.sample_rate
         if audio.dtype == torch.float64:
@@ -124,9 +123,9 @@ def povey_window(sample_rate: int, device: torch.device) -> Tensor:
 def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     """Return triangles of equal width on Kaldi's mel scale, as a matrix: (514, M) at 16 kHz.
 
-    Each has two rows, for the squares of the real and the imaginary part.
-    Window and filters are computed in float32, like torchaudio's: in float64 they differ by one
-    part in 10^7, which in the quietest bins of real speech came to 0.0026 in the logarithm.
+    A bin of the spectrum has two equal rows, for the squares of its real and imaginary part. Window
+    and filters are computed in float32, like torchaudio's. In float64 they differ by one part in
+    10^7, which in the quietest bins of real speech changed the logarithm by 0.0026.
     """
     size, highest, no_warping = fft_samples(sample_rate), sample_rate / 2, (100.0, -500.0, 1.0)
     kaldi = import_torchaudio("torchaudio.compliance.kaldi")
@@ -137,7 +136,7 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=8)
 def mel_products(n_mels: int, sample_rate: int) -> "MelProducts | None":
-    """Return the products of an exported graph; None at rates at which they would be slower."""
+    """Return what an exported graph computes instead; None at rates at which it would be slower."""
     sizes = (window_samples(sample_rate), shift_samples(sample_rate), fft_samples(sample_rate))
     return None if math.gcd(*sizes) < MIN_ROW_SAMPLES else MelProducts(n_mels, sample_rate)
 
@@ -147,11 +146,11 @@ class MelProducts:
 
     Legend: F samples of the transform, P samples in a row, Q rows in a window, K = F / P / 2 + 1.
 
-    onnxruntime's DFT is a loop over single numbers: with the preparation of the windows it took 1.6
-    ms per second of audio on one core, and this takes 0.5. If window, shift and F have a common
-    divisor P (16 at 16 kHz: 400, 160, 512), samples are rows of P, windows are Q rows each, and the
-    transform is one over the rows of a window and then one over its columns (Cooley and Tukey
-    1965). PyTorch's FFT is twice as fast as this.
+    onnxruntime's DFT is a loop over single numbers. With the preparation of the windows it took 1.6
+    ms per second of audio on one core; this takes 0.5, and PyTorch's FFT half of that. Window,
+    shift and F have a common divisor P (16 at 16 kHz: 400, 160, 512). So samples are split into
+    rows of P, a window is Q rows, and its transform is one over its rows and then one over its
+    columns (Cooley and Tukey 1965).
     """
 
     def __init__(self, n_mels: int, sample_rate: int) -> None:
@@ -165,13 +164,17 @@ class MelProducts:
         turns = np.exp(-2j * np.pi * np.outer(ends, np.arange(len(self._window))) / rows)
         row_parts = np.stack([turns.real, turns.imag], 1)
         self._row_transform = torch.from_numpy(row_parts.reshape(2 * len(ends), -1))  # (2K, Q)
-        bins = ends[:, None] + rows * np.arange(row)  # (K, P)
+        bins = ends[:, None] + rows * np.arange(row)  # (K, P), some of them twice
         turns = np.exp(-2j * np.pi * bins[:, None] * np.arange(row)[:, None] / size)  # (K, P, P)
         parts = np.stack([turns, 1j * turns], 1)
         columns = np.stack([parts.real, parts.imag], -1)  # (K, 2, P, P, 2) -> (K, 2P, 2P)
         self._column_transform = torch.from_numpy(columns.reshape(len(ends), 2 * row, 2 * row))
+        order = np.minimum(bins, size - bins).ravel()
+        is_repeated = np.ones(order.size, bool)
+        is_repeated[np.unique(order, return_index=True)[1]] = False
         filters = mel_filters(n_mels, sample_rate, cpu).numpy()[::2]
-        self._filters = torch.from_numpy(_reorder(filters, np.minimum(bins, size - bins)))
+        filters = np.where(is_repeated[:, None], np.float32(0), filters[order])
+        self._filters = torch.from_numpy(np.repeat(filters, 2, axis=0))  # (2KP, M)
 
     def __call__(self, audio: Tensor) -> Tensor:
         shift, row, count = self._shift // self._row, self._row, len(self._window)
@@ -192,12 +195,3 @@ class MelProducts:
         spectra = torch.matmul(spectra, self._column_transform)  # (K, B * T, 2P)
         squares = spectra.float().square().transpose(0, 1)  # (B * T, K, 2P)
         return squares.reshape(audio.shape[0], -1, len(self._filters)) @ self._filters
-
-
-def _reorder(filters: Float32s, bins: Int64s) -> Float32s:
-    """Return the filters of both parts of each bin in (K, P), zero where it repeats: (2KP, M)."""
-    order = bins.ravel()
-    is_repeated = np.ones(order.size, bool)
-    is_repeated[np.unique(order, return_index=True)[1]] = False
-    ordered = np.where(is_repeated[:, None], np.float32(0), filters[order])
-    return np.repeat(ordered, 2, axis=0)

@@ -2,8 +2,8 @@
 
 file -> blocks (S, channels) float32 -> (S,) mono -> resampled -> int16
 
-libsndfile reads a truncated file up to its end, and for most formats at most logs that the header
-declared more. So the length that the header declares is compared with the file.
+libsndfile reads a truncated file to its end; for most formats it only logs that the header declares
+more. So the declared length is compared with the file.
 """
 
 import io
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from io import IOBase
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers
 MAX_CHANNELS = 32  # large microphone arrays have as many
 BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
-SUFFIXES = (  # the files that are taken from folders
+SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64"),
 )
@@ -58,7 +59,7 @@ class AudioError(DataError):
 
 
 def find_audio_files(folder: Path) -> list[Path]:
-    """List the audio files below a folder, sorted, except hidden ones, which macOS leaves."""
+    """List the audio files below a folder, sorted; hidden ones, which macOS leaves, are skipped."""
     return sorted(
         file
         for file in folder.rglob("*")
@@ -143,11 +144,11 @@ def convert_array(
 
 
 def to_samples(array: npt.NDArray[np.generic]) -> Samples:
-    """Convert an array of audio to (S,) int16; everything that takes samples calls this.
+    """Convert an array of audio to (S,) int16; every public function that takes samples calls this.
 
     array: int16, or floats between -1 and 1, or such a tensor on the CPU, of shape (S,), (S,
-        channels) as from soundfile, or (channels, S) as from torchaudio. Channels are averaged. The
-        side of the channels is 1, or at most MAX_CHANNELS if the other is longer than that.
+        channels) as from soundfile, or (channels, S) as from torchaudio. Channels are averaged.
+        There is one, or there are at most MAX_CHANNELS, and more samples than that.
 
     Raises:
         AudioError: the array is not finite, or has another type or shape.
@@ -161,7 +162,7 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
 
 
 def _average_channels(samples: npt.NDArray[np.generic]) -> Signal:
-    """Average the channels of an array, checked as in `to_samples`: -> (S,) between -1 and 1."""
+    """Check an array as `to_samples` documents; average its channels: -> (S,) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
     has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
@@ -197,17 +198,14 @@ def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
 
 
 class _UnseekableFile(soundfile.SoundFile):  # type: ignore[misc]
-    """A file that is read from its start to its end.
-
-    It denies being seekable: soundfile seeks after each read, which fails if the length is unknown.
-    """
+    """A file in which soundfile does not seek after each read: without a length, seeking fails."""
 
     def seekable(self) -> bool:
         return False
 
 
 def check_rate(name: str, rate: int) -> None:
-    """Raise AudioError for a rate in Hz that no recording has; ``name`` is its source."""
+    """Raise AudioError for a rate in Hz that no recording has; ``name`` says what declares it."""
     if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
         raise AudioError(
             "sample rate out of range",
@@ -219,7 +217,7 @@ def check_rate(name: str, rate: int) -> None:
 def _mono_blocks(
     source: Source, name: str, file: soundfile.SoundFile, seconds: float
 ) -> Iterator[Signal]:
-    """Yield the averaged channels (S, channels) -> (S,); raise AudioError for a truncated file."""
+    """Yield blocks with averaged channels, (S,); raise AudioError for a truncated file."""
     max_frames = min(round(seconds * file.samplerate), MAX_BLOCK_VALUES // file.channels)
     buffer = np.empty((max(1, min(max_frames, file.frames)), file.channels), np.float32)
     frames_read = 0
@@ -244,7 +242,7 @@ def _check_values(name: str, block: npt.NDArray[np.float32]) -> None:
 
 
 def _is_truncated(source: Source, file: soundfile.SoundFile, frames_read: int) -> bool:
-    """Return whether a file, read to its end, has fewer frames or bytes than it declares."""
+    """Check whether a file that was read to its end has fewer frames or bytes than it declares."""
     padding = MP3_PADDING if file.format == "MP3" else 0
     chunks = _CHUNK.findall(file.extra_info)
     return (
@@ -256,7 +254,7 @@ def _is_truncated(source: Source, file: soundfile.SoundFile, frames_read: int) -
 
 
 def _ogg_is_truncated(source: Source) -> bool:
-    """Return whether the last ogg page is incomplete: libsndfile silently drops such a page.
+    """Check whether the last ogg page is incomplete: libsndfile silently drops such a page.
 
     A page has a header of 27 bytes, whose last byte counts the segments, a table with the size of
     each segment, and their bytes (RFC 3533).
@@ -269,21 +267,20 @@ def _ogg_is_truncated(source: Source) -> bool:
 
 
 def _nist_is_truncated(source: Source) -> bool:
-    """Compare a NIST/SPHERE header with the size of the file.
+    """Check whether a NIST/SPHERE file is smaller than its header declares.
 
     The header is text: "NIST_1A", its size in bytes, then a line "name -type value" per field.
     """
     with _bytes_of(source) as file:
         header, length = file.read(1024).decode("latin-1"), file.seek(0, os.SEEK_END)
-    size = int(header.split("\n")[1])
+    header_bytes = int(header.split("\n")[1])
     fields = dict(re.findall(r"^(\w+) -\w+ (\S+)", header, re.MULTILINE))
     names = ("sample_count", "channel_count", "sample_n_bytes")
-    count, channels, width = (int(fields.get(name, 1)) for name in names)
-    return bool(length < size + count * channels * width)
+    return bool(length < header_bytes + prod(int(fields.get(name, 1)) for name in names))
 
 
 def _bytes_of(source: Source) -> AbstractContextManager[IOBase]:
-    """Open a file at its start, to be closed unless it was open before."""
+    """Open a file at its start; a file that was open before stays open."""
     if isinstance(source, IOBase):
         source.seek(0)
         return nullcontext(source)
@@ -291,7 +288,7 @@ def _bytes_of(source: Source) -> AbstractContextManager[IOBase]:
 
 
 def _describe(source: Source, name: str, error: Exception) -> AudioError:
-    """Tell a truncated file, which can be downloaded again, from one that is not audio."""
+    """Return the error of a file: truncated, unreachable, or not audio."""
     if re.search("lost sync|malformed", getattr(error, "error_string", str(error))):
         return _cut_short(name)
     is_readable = isinstance(source, IOBase) or os.access(source, os.R_OK)

@@ -13,14 +13,14 @@ BUCKETS_PER_OCTAVE = 32  # padded lengths from one power of two to the next
 
 
 def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tensor:
-    """Return the mask of lengths: (B,) -> (B, T) of bool on a device, true within."""
+    """Return a mask on a device that is true within each length: (B,) -> (B, T) of bool."""
     positions = torch.arange(max_length, device=device)
     # Copy lengths, not masks: CUDA makes the host wait for more than 64 kB that is not pinned.
     return positions < lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
 def count_windows(lengths: Tensor, size: int, shift: int) -> Tensor:
-    """Count the windows of a size, one every shift, that lie within lengths: (B,) -> (B,)."""
+    """Count the windows that fit into each length, one every ``shift``: (B,) -> (B,)."""
     # Clamped first: integer division rounds towards zero in ONNX, and down in torch.
     return (lengths - size + shift).clamp(min=0) // shift
 
@@ -33,16 +33,16 @@ def to_relative(lengths: Tensor, max_length: int) -> Tensor:
 def bucket_of(length: int) -> int:
     """Round a length up to one of 32 per octave.
 
-    What is compiled, tuned or allocated for a shape then serves many batches: three epochs of
-    8,000 clips of 1.5 to 10.5 s, joined and at three speeds, in batches of 32 s have 125 shapes
-    instead of 1,279, for 1.1 % more padding.
+    Kernels and memory of one shape then serve many batches: three epochs of 8,000 clips of 1.5 to
+    10.5 s, joined and at three speeds, in batches of 32 s, have 125 shapes instead of 1,279, for
+    1.1 % more padding.
     """
     step = max(1, (1 << max(0, length - 1).bit_length() >> 1) // BUCKETS_PER_OCTAVE)
     return -(-length // step) * step
 
 
 def pad_to_bucket(x: Tensor) -> Tensor:
-    """Pad (B, T, D) with zeros to a bucket; not on the CPU, where all lengths are as fast."""
+    """Pad (B, T, D) with zeros to a bucket, except on the CPU, where no length is slow."""
     if x.device.type == "cpu":
         return x
     return pad(x, (0, 0, 0, bucket_of(x.shape[1]) - x.shape[1]))

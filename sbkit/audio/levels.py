@@ -10,10 +10,10 @@ from sbkit.audio.io import Samples
 
 WINDOWS_PER_SECOND = 50
 SHORT_PAUSE_SECONDS = 0.2  # the closure of a stop consonant lasts up to 0.15
-NOISE_PERCENTILE, SPEECH_PERCENTILE = 5, 95  # in the levels of a clip's windows
+NOISE_AND_SPEECH_PERCENTILES = (5, 95)  # of the levels of a clip's windows
 
-# A window is a pause if it is 35 dB below speech, within 6 dB of noise that is itself 15 dB below
-# speech, or at most 3 steps of int16.
+# A window is a pause if it is at most 3 steps of int16 or 35 dB below speech, or, where noise is 15
+# dB below speech, within 6 dB of the noise.
 PAUSE_BELOW_SPEECH_DB, PAUSE_ABOVE_NOISE_DB, MIN_SNR_DB, SILENCE_DB = 35.0, 6.0, 15.0, 10.0
 
 Levels = npt.NDArray[np.float32]
@@ -27,14 +27,8 @@ def window_levels(samples: Samples, window: int) -> Levels:
     return levels
 
 
-def level_range(levels: Levels) -> tuple[float, float]:
-    """Return the levels of noise and of speech, in dB."""
-    noise, speech = np.percentile(levels, (NOISE_PERCENTILE, SPEECH_PERCENTILE)).tolist()
-    return noise, speech
-
-
 def estimate_snr(samples: Samples, sample_rate: int) -> float | None:
-    """Return by how many dB speech exceeds noise in a clip (S,); None if shorter than a window.
+    """Return how many dB speech is above noise in a clip (S,); None if shorter than a window.
 
     The estimate compares the loudest and the quietest twentieth of the windows, so it is too low
     for speech without pauses.
@@ -42,8 +36,8 @@ def estimate_snr(samples: Samples, sample_rate: int) -> float | None:
     levels = window_levels(samples, sample_rate // WINDOWS_PER_SECOND)
     if not len(levels):
         return None
-    noise, speech = level_range(levels)
-    return speech - noise
+    noise, speech = np.percentile(levels, NOISE_AND_SPEECH_PERCENTILES).tolist()
+    return float(speech - noise)
 
 
 def find_pauses(samples: Samples, window: int) -> list[list[int]]:
@@ -55,7 +49,7 @@ def find_pauses(samples: Samples, window: int) -> list[list[int]]:
     if len(samples) < window:
         return []
     levels = window_levels(samples, window)
-    noise, speech = level_range(levels)
+    noise, speech = np.percentile(levels, NOISE_AND_SPEECH_PERCENTILES).tolist()
     threshold = max(speech - PAUSE_BELOW_SPEECH_DB, SILENCE_DB)
     if speech - noise >= MIN_SNR_DB:
         threshold = max(threshold, noise + PAUSE_ABOVE_NOISE_DB)

@@ -1,4 +1,4 @@
-"""Resampling in blocks, with the result of resampling the whole signal.
+"""Resampling of a signal in blocks, which gives the same result as resampling it whole.
 
 Legend: S samples, N frames of the signal, K samples of the kernel.
 """
@@ -24,7 +24,7 @@ Signal = npt.NDArray[np.float32]  # (S,)
 END: Signal = np.empty(0, np.float32)
 
 # torchaudio's Resample has the same kernel.
-ZERO_CROSSINGS = 6  # the windowed sinc has as many on each side
+ZERO_CROSSINGS = 6  # of the windowed sinc, on each side
 ROLLOFF = 0.99  # its cutoff, as a share of the lower Nyquist frequency
 MAX_FRAMES = 1 << 16  # frames convolved at a time: 11 MB from 48 kHz to 16 kHz
 MAX_KERNEL_VALUES = 1 << 20  # 4 MB; the largest of the usual ones, 11,025 Hz to 16 kHz, has 0.3 M
@@ -38,10 +38,7 @@ Convolve = Callable[[Signal, int, int], Signal]  # a whole signal, old and new r
 
 
 def resample_blocks(blocks: Iterable[Signal], rate: int, new_rate: int) -> Iterator[Signal]:
-    """Resample blocks of a mono signal (S,), and yield blocks (S',).
-
-    A signal of one block is resampled whole.
-    """
+    """Resample the blocks (S,) of a mono signal, and yield blocks (S',)."""
     # torchaudio's transform is faster, but a server that only runs bundles has no torch.
     convolve = resample_by_numpy if find_spec("torchaudio") is None else _resample_by_torch
     resampler = Resampler(rate, new_rate, convolve)
@@ -55,9 +52,9 @@ class Resampler:
     """Resample a mono signal whose blocks are pushed one after another, by default with numpy.
 
     The output lags by the length of the kernel, since a block needs the next samples. The exact
-    kernel of a rate like 22,051 Hz takes gigabytes. The nearest ratio of small numbers is exact for
-    the usual rates, and within 0.05 % for any other, such as 11,127 Hz of old Macs; its kernel has
-    at most about MAX_KERNEL_VALUES.
+    kernel of a rate like 22,051 Hz takes gigabytes, so the nearest ratio of small numbers is used.
+    It is exact for the usual rates, and within 0.05 % for any other, such as 11,127 Hz of old Macs;
+    its kernel has at most about MAX_KERNEL_VALUES.
 
     >>> resampler = Resampler(48_000, 16_000)
     >>> first = resampler.push(np.zeros(4800, np.float32))
@@ -75,7 +72,7 @@ class Resampler:
         self._lead_in = 0  # samples at the start of the buffer that are already resampled
 
     def push(self, block: Signal, *, is_last: bool = False) -> Signal:
-        """Return the samples that a block completes: (S,) -> (S',); the last ends the signal."""
+        """Return the samples that a block completes: (S,) -> (S',)."""
         old, new = self._old, self._new
         if new == old:
             return block
@@ -85,10 +82,10 @@ class Resampler:
             self._buffer = buffer
             return END
         resampled = self._convolve(buffer, old, new)
-        resampled = resampled[self._lead_in // old * new : -(-end * new // old)]
+        completed = resampled[self._lead_in // old * new : -(-end * new // old)]
         start = max(0, end - self._context)
         self._buffer, self._lead_in = buffer[start:], end - start
-        return resampled
+        return completed
 
 
 def _half_width(old: int, new: int) -> int:
@@ -98,8 +95,7 @@ def _half_width(old: int, new: int) -> int:
 def _resample_by_torch(signal: Signal, old: int, new: int) -> Signal:
     import torch
 
-    resampled = _transform(old, new)(torch.from_numpy(signal)).numpy()
-    return np.asarray(resampled, np.float32)
+    return np.asarray(_transform(old, new)(torch.from_numpy(signal)).numpy(), np.float32)
 
 
 @lru_cache(MAX_CACHED_KERNELS)

@@ -1,15 +1,15 @@
-"""What glibc's allocator does with freed memory.
+"""Control what glibc's allocator does with freed memory.
 
-glibc maps large tensors one by one and returns free memory at the end of its heap to the system, so
-the same buffers are mapped and zeroed again, page by page, in every step. `keep_freed_memory` keeps
-freed memory in the process. The heap grows by a gigabyte at once, in pages of 2 MB where the system
-has them; only the part that is used takes memory. Measured with the joint model on two cores, in
-alternating rounds (`tools/bench_train` has the model):
+By default glibc maps each large tensor separately and returns free memory at the end of its heap to
+the system, so every step maps and zeroes the same buffers again, page by page. `keep_freed_memory`
+keeps freed memory in the process. The heap then grows by a gigabyte at once, in pages of 2 MB if
+the system has them; only the part in use takes memory. Measured with the joint model of
+`tools/bench_train` on two cores, in alternating rounds:
 
                            RTFx    page faults per step    peak memory
     glibc's defaults        214                    2091        1.55 GB
-    memory kept             233                     506        1.55 GB
-    in large pages too      238                      73        1.58 GB
+    freed memory kept       233                     506        1.55 GB
+    and large pages         238                      73        1.58 GB
 """
 
 import ctypes
@@ -24,57 +24,63 @@ LARGE_PAGE_BYTES = 2 << 20
 FIRST_HEAP_BYTES = 1 << 30  # the heap grows by this at first, and then by HEAP_STEP_BYTES
 HEAP_STEP_BYTES = 64 << 20
 MAX_HEAP_TENSOR_BYTES = 32 << 20  # glibc maps larger tensors in any case
-VARIABLES = (
-    *("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_"),
-    *("GLIBC_TUNABLES", "LD_PRELOAD"),
+# The environment variables that choose glibc's options or another allocator.
+ALLOCATOR_VARIABLES = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
 )
 
-_is_kept = False
+_keeps_freed_memory = False
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory, unless the user has set one of VARIABLES."""
-    global _is_kept
+    """Make glibc keep freed memory, unless the user has set one of `ALLOCATOR_VARIABLES`."""
+    global _keeps_freed_memory
     options = (
         (M_MMAP_THRESHOLD, MAX_HEAP_TENSOR_BYTES),
         (M_TRIM_THRESHOLD, 2**31 - 1),
         (M_TOP_PAD, FIRST_HEAP_BYTES),
     )
     with suppress(AttributeError, OSError):  # no glibc
-        if not _set_variables() and all(_glibc().mallopt(*option) for option in options):
-            _grow_in_large_pages(_glibc())
-            _is_kept = bool(_glibc().mallopt(M_TOP_PAD, HEAP_STEP_BYTES))
+        glibc = _glibc()
+        if not _user_variables() and all(glibc.mallopt(*option) for option in options):
+            _grow_in_large_pages(glibc)
+            _keeps_freed_memory = bool(glibc.mallopt(M_TOP_PAD, HEAP_STEP_BYTES))
 
 
 def share_free_memory() -> None:
-    """Let many threads use each other's free memory, if there is glibc.
+    """Let many threads share two heaps of glibc.
 
-    By default glibc gives them up to eight heaps per core. In a minute of 64 clients on two cores
-    `sbkit serve` grew by 96 MB, and with two heaps by 12 MB (`tools/bench_serve --soak`).
+    By default there are up to eight heaps per core. With 64 clients on two cores, `sbkit serve`
+    grew by 96 MB in a minute, and with two heaps by 12 MB (`tools/bench_serve --soak`).
     """
     with suppress(AttributeError, OSError):
         _glibc().mallopt(M_ARENA_MAX, 2)
 
 
 def return_freed_memory() -> None:
-    """Return free memory to the system, if there is glibc, which keeps some of it."""
+    """Make glibc return the free memory that it keeps to the system."""
     with suppress(AttributeError, OSError):
         _glibc().malloc_trim(0)
 
 
 def describe_allocator() -> str:
     """Describe for the log what happens to freed memory."""
-    if _is_kept:
+    if _keeps_freed_memory:
         return "freed memory is kept"
-    return f"memory is allocated as {' and '.join(_set_variables()) or 'the system'} has it"
+    variables = " and ".join(_user_variables())
+    return f"memory is allocated by {variables or 'the defaults of the system'}"
 
 
-def _set_variables() -> list[str]:
-    return [name for name in VARIABLES if name in os.environ]
+def _user_variables() -> list[str]:
+    return [name for name in ALLOCATOR_VARIABLES if name in os.environ]
 
 
 def _grow_in_large_pages(glibc: ctypes.CDLL) -> None:
-    """Make the heap grow now, and ask for large pages in the new part."""
+    """Make the heap grow now, and request large pages for the new part."""
     glibc.sbrk.restype = glibc.malloc.restype = ctypes.c_void_p
     start = glibc.sbrk(ctypes.c_ssize_t(0))
     glibc.free(ctypes.c_void_p(glibc.malloc(ctypes.c_size_t(MAX_HEAP_TENSOR_BYTES // 2))))

@@ -1,4 +1,4 @@
-"""Types of numpy arrays, each with one name and one meaning in all of sbkit."""
+"""Types of numpy arrays; each name has one meaning in all of sbkit."""
 
 from typing import Any
 
@@ -11,4 +11,4 @@ Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]  # ids and indices
 Counts = npt.NDArray[np.int64]  # counts and lengths
 Bools = npt.NDArray[np.bool_]
-LogProbs = npt.NDArray[np.floating]  # natural logarithms, mostly (U, V): frames by tokens
+LogProbs = npt.NDArray[np.floating]  # natural logarithms; usually (U, V): frames by tokens

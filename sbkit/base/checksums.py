@@ -1,6 +1,6 @@
-"""Checksums: whether the files of a folder are still the ones that were written into it.
+"""Checksums show whether the files of a folder are as they were written.
 
-Nothing is unpickled here, and a pipe or a device in place of a file cannot block its reader.
+Nothing is unpickled here, and a pipe or a device in place of a file cannot block the reader.
 """
 
 import hashlib
@@ -12,10 +12,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-SAVED = "hold what training saved"  # the `requirement` of `reading`, for a checkpoint's file
+# What `reading` requires of a file in a checkpoint.
+CHECKPOINT_CONTENT = "hold what training saved"
 MAX_CHECKSUMS_BYTES = 1 << 24
-# Errors of a file, of its encoding, or of its contents: no mapping, or without an expected key.
-UNREADABLE = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
+# Errors of reading a file, decoding it, or finding an expected key in it.
+READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
 def checksum(file: Path) -> str:
@@ -25,23 +26,25 @@ def checksum(file: Path) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksum of every file in a folder beside them."""
+    """Write the checksum of every file in a folder into `CHECKSUMS`."""
     sums = {name: checksum(folder / name) for name in sorted(_files(folder))}
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
 
-def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, of: Path) -> None:
+def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, folder: Path) -> None:
     """Compare the bytes that will be parsed with the checksums written beside the files.
 
     A checksum finds accidents; it is not a signature. Raises SbkitError.
     """
-    with reading(of / CHECKSUMS, f"be the list of checksums of {of}", fix="Export it again."):
+    with reading(
+        folder / CHECKSUMS, f"be the list of checksums of {folder}", fix="Export it again."
+    ):
         expected = json.loads(checksums.decode())
     for name, content in contents.items():
         digest = expected.get(name) if isinstance(expected, dict) else None
         if digest != hashlib.sha256(content).hexdigest():
             damage = "has no checksum" if digest is None else "is not what was written"
-            raise SbkitError(f"{of} is damaged: {name} {damage}. Export it again.")
+            raise SbkitError(f"{folder} is damaged: {name} {damage}. Export it again.")
 
 
 def find_damage(folder: Path) -> str | None:
@@ -53,24 +56,22 @@ def find_damage(folder: Path) -> str | None:
     if unknown:
         return f"{unknown[0]} has no checksum"
     for name, digest in expected.items():
-        if not (folder / name).is_file():  # a device would never end, and a pipe never begin
-            return f"{name} is not there"
+        if not (folder / name).is_file():  # reading a device would never end, a pipe never begin
+            return f"{name} is missing"
         if checksum(folder / name) != digest:
             return f"{name} is not what was written"
     return None
 
 
 def _files(folder: Path) -> set[str]:
-    """List the files of a folder, without its checksums."""
     return {file.name for file in folder.iterdir() if not file.is_dir()} - {CHECKSUMS}
 
 
 def listed_checksums(folder: Path) -> Mapping[str, str]:
-    """Return the digest of each file; nothing if no list can be read."""
+    """Return the listed digest of each file; an empty mapping if the list cannot be read."""
+    file = folder / CHECKSUMS
     try:
-        content = read_regular(
-            folder / CHECKSUMS, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums"
-        )
+        content = read_regular(file, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums")
         return {**json.loads(content)}
-    except UNREADABLE:
+    except READ_ERRORS:
         return {}

@@ -1,10 +1,10 @@
-"""The exceptions that a user of sbkit is meant to read, and the exit codes of commands."""
+"""Exceptions whose messages are written for users, and the exit codes of commands."""
 
 from sbkit.base.messages import printable
 
-FAILED = 1  # as Python exits after a traceback
-BAD_INPUT = 2  # wrong options, too
-FILES_FAILED = 3  # some files could not be transcribed or classified; the results of others are out
+FAILED = 1  # Python's own after a traceback
+BAD_INPUT = 2  # also for wrong options
+FILES_FAILED = 3  # some files could not be transcribed or classified; the others have results
 STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -14,8 +14,8 @@ PIPE_CLOSED = 141  # 128 + SIGPIPE
 class SbkitError(Exception):
     """Raised for an error that a user can fix; says what must hold, what was given, what to do.
 
-    A command prints the message without a traceback and exits with code 2. Control characters in
-    quoted names are escaped: an escape sequence could clear the screen.
+    A command prints the message without a traceback and exits with code 2. Control characters are
+    escaped: a quoted name with an escape sequence could clear the screen.
     """
 
     def __str__(self) -> str:

@@ -21,12 +21,12 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
-ABANDONED_SECONDS = 86_400  # an unfinished folder this old is the remains of a killed process
+ABANDONED_SECONDS = 86_400  # an unfinished folder of this age was left by a killed process
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add ``path`` to an OSError raised inside: the error of a full disk names no file."""
+    """Name ``path`` in any OSError raised inside: the error of a full disk names no file."""
     try:
         yield
     except OSError as error:
@@ -36,9 +36,10 @@ def naming(path: Path) -> Iterator[None]:
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write a file under another name, then rename it.
 
-    A reader sees the old file or the new one, never a part; after an error, the old one.
+    A reader sees the whole old file or the whole new one; after an error, the old one.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A process id is shared by threads, and by processes of other machines that share the folder.
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
     with naming(path):
         try:
             with temporary.open("wb") as file:
@@ -56,10 +57,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def require_writable(folder: Path, *, option: str) -> None:
-    """Create a folder and check that it can be written to.
-
-    Raises SbkitError, which names the command-line option, if it cannot.
-    """
+    """Create a folder and check that it can be written to; the SbkitError names the option."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -83,6 +81,7 @@ def to_json(value: object, *, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> object:
+    """Replace non-finite numbers in nested data by None."""
     if getattr(value, "ndim", None) == 0:  # a number of NumPy or torch
         value = value.item()
     if isinstance(value, float):
@@ -108,23 +107,22 @@ def fsync_tree(folder: Path) -> None:
 def building(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; rename it to ``folder`` at the end, or remove it on an error.
 
-    If another process has finished ``folder`` first, that one stays and ours is removed. The
-    remains of killed processes are removed after a day.
+    If another process has finished ``folder`` first, its result stays and ours is removed. Folders
+    that killed processes left are removed after a day.
 
-    Raises:
-        SbkitError: nothing can be written there.
-        OSError: the disk fills up, say; the error names ``folder``.
+    Raises SbkitError if the parent folder cannot be written to. A later OSError, such as that of a
+    full disk, names ``folder``.
     """
     temporary = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.tmp")
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
         raise SbkitError(
-            f"{folder.parent} must be a folder that can be written to, but cannot "
-            f"({error.strerror}). Choose another one; for prepared data, set SBKIT_CACHE."
+            f"{folder.parent} cannot be written to ({error.strerror}). Choose another folder; for "
+            "prepared data, set SBKIT_CACHE."
         ) from error
     for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        with suppress(FileNotFoundError):  # finished by now
+        with suppress(FileNotFoundError):  # finished in the meantime
             if time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
     try:
@@ -132,7 +130,7 @@ def building(folder: Path) -> Iterator[Path]:
         if not folder.is_dir():
             temporary.rename(folder)
     except OSError as error:
-        if error.errno is not None:  # else it is gzip's, whose text would be lost
+        if error.errno is not None:  # an error of gzip has only a text, which a name would hide
             error.filename = error.filename or str(folder)
         raise
     finally:
@@ -142,7 +140,7 @@ def building(folder: Path) -> Iterator[Path]:
 def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
     """Lock an open file or folder for this process, and return whether that succeeded.
 
-    ``without_locks`` is returned if the file system has no locks, as on some clusters.
+    without_locks: the result if the file system has no locks, as on some clusters.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,30 +152,31 @@ def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
 
 
 def share_lock(descriptor: int) -> None:
-    """Wait for a shared lock of an open file or folder; ignore a file system without locks."""
+    """Wait for a shared lock of an open file or folder; do nothing if there are no locks."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def read_regular(path: Path, *, max_bytes: int, subject: str) -> bytes:
-    """Read a regular file, never a pipe that blocks, a device that does not end, or a link.
+def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:
+    """Read a regular file, never a pipe that blocks or a device that does not end.
 
-    ``subject`` begins the sentence of an error.
-    Raises SbkitError if the file is missing, larger, or not a regular file.
+    subject: begins the sentence of an error.
+
+    Raises SbkitError if the file is missing, larger, or not a regular file. Unless `follow_links`,
+    a symbolic link is not a regular file.
     """
     try:
-        facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode):
+        status = path.stat(follow_symlinks=follow_links)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
-        content = path.read_bytes() if facts.st_size <= max_bytes else b""
-    except (OSError, ValueError) as error:
+        if status.st_size <= max_bytes:
+            return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise _unreadable(subject, path, error) from error
-    if facts.st_size > max_bytes:
-        raise SbkitError(
-            f"{subject} must have at most {max_bytes} bytes, but {path} has {facts.st_size}. "
-            "Restore the file."
-        )
-    return content
+    raise SbkitError(
+        f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}. Restore "
+        "the file."
+    )
 
 
 @contextmanager
@@ -188,7 +187,7 @@ def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
     except SbkitError:
         raise
     except Exception as error:
-        # Only the first sentence: torch's errors continue with bad advice.
+        # Quote only the first sentence: torch's errors continue with bad advice.
         reason = " ".join(str(error).partition("\n")[0].partition(". ")[0].split())
         raise SbkitError(
             f"{file} must {requirement}, but cannot be read ({type(error).__name__}: {reason}). "
@@ -197,17 +196,14 @@ def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
 
 
 def read_text(path: Path, *, max_bytes: int, subject: str) -> list[str]:
-    """Read the lines of a UTF-8 file like `read_regular`, but follow links.
-
-    Raises SbkitError if `read_regular` does, and for another encoding.
-    """
-    content = read_regular(path.resolve(), max_bytes=max_bytes, subject=subject)
+    """Read the lines of a UTF-8 file, which may be a link; raise SbkitError like `read_regular`."""
+    content = read_regular(path, max_bytes=max_bytes, subject=subject, follow_links=True)
     with reading(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
 
 
 def read_lines(path: Path, *, subject: str) -> Iterator[bytes]:
-    """Yield the lines of a file; raises SbkitError, which ``subject`` begins, if it cannot."""
+    """Yield the lines of a file; the SbkitError of an unreadable one begins with ``subject``."""
     try:
         with path.open("rb") as file:
             yield from file

@@ -1,26 +1,26 @@
-"""Imports at run time: public names of a package, optional packages, and modules of the user's."""
+"""Imports at run time: public names of a package, optional packages, and the user's modules."""
 
 import logging
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import decode_source, find_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError
-from sbkit.base.files import read_regular
 
 logger = logging.getLogger(__name__)
 
-MAX_SOURCE_BYTES = 1 << 24
-
 
 def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
-    """Return a ``__getattr__`` for a package that imports each public name when it is first used.
+    """Return a ``__getattr__`` that imports each public name of a package on first use.
 
-    A server without torch imports `sbkit.audio.io`, so `sbkit/audio/__init__.py` must not import
-    torch.
+    homes: the module that defines each name. A server without torch imports `sbkit.audio.io`, so
+    `sbkit/audio/__init__.py` must not import torch.
 
     >>> __getattr__ = lazy_names("sbkit.base", SbkitError="errors")
     >>> __getattr__("SbkitError").__module__
@@ -36,7 +36,7 @@ def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
 
 
 def require_package(name: str, *, extra: str) -> ModuleType:
-    """Import a package of an optional extra; raises SbkitError if it is not installed."""
+    """Import a package of an optional extra, or raise SbkitError."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -48,12 +48,10 @@ def require_package(name: str, *, extra: str) -> ModuleType:
 
 
 def import_torchaudio(name: str = "torchaudio") -> ModuleType:
-    """Import a module of torchaudio.
+    """Import a module of torchaudio, or raise DeviceError: it may be built for another CUDA.
 
-    Raises:
-        DeviceError: torchaudio was built for another CUDA than torch, or for none. Wheels of torch
-            2.15 contain CUDA 13.2, those of torchaudio 2.11.0 refuse any but 13.0, and beside a
-            torch without CUDA their library cannot be loaded.
+    Wheels of torch 2.15 contain CUDA 13.2; those of torchaudio 2.11.0 refuse any but 13.0, and
+    their library cannot be loaded beside a torch without CUDA.
     """
     try:
         return import_module(name)
@@ -62,63 +60,99 @@ def import_torchaudio(name: str = "torchaudio") -> ModuleType:
 
 
 def explain_torchaudio(error: Exception) -> str:
-    """Say in a sentence why torchaudio cannot be imported, and which command cures it."""
+    """Explain why torchaudio cannot be imported, and which commands help."""
     from sbkit.base.versions import versions  # importlib.metadata takes 30 ms
 
-    installed = versions()
+    torch, torchaudio = (versions()[name] for name in ("torch", "torchaudio"))
     reason = " ".join(str(error).split())[:200]
+    if torchaudio is None:
+        fault = f"torchaudio is not installed, and torch is {torch}"
+    else:
+        fault = f"torchaudio {torchaudio} cannot be used with torch {torch} ({reason})"
     return (
-        f"torchaudio {installed['torchaudio']} cannot be used with torch {installed['torch']} "
-        f"({reason}). To keep this torch, install the torchaudio of the index that it came from: "
+        f"{fault}. To keep this torch, install torchaudio from the index that torch came from: "
         "pip install --force-reinstall --no-deps --index-url INDEX torchaudio. Or install a pair "
         "from the default index: pip install --force-reinstall 'torch>=2.11,<2.15' torchaudio"
     )
 
 
-def import_user_modules(names: Collection[str], bundle: Path | None = None) -> frozenset[str]:
+@dataclass(frozen=True)
+class BundledModule(InspectLoader):
+    """A user's module in a bundle, which runs exactly these bytes, and never a compiled file."""
+
+    file: Path
+    source: bytes
+
+    def get_source(self, fullname: str) -> str:
+        return decode_source(self.source)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.source, str(self.file), "exec", dont_inherit=True)
+
+
+class _BundledModules(MetaPathFinder):
+    """Find the modules of bundles, so that one of them can import another."""
+
+    def __init__(self, modules: Mapping[str, BundledModule]) -> None:
+        self._modules = modules
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+        if (module := self._modules.get(fullname)) is not None:
+            return spec_from_file_location(fullname, module.file, loader=module)
+        is_package = any(name.startswith(f"{fullname}.") for name in self._modules)
+        return ModuleSpec(fullname, None, is_package=True) if is_package else None
+
+
+def import_user_modules(
+    names: Collection[str], bundles: Mapping[Path, Mapping[str, bytes]] = MappingProxyType({})
+) -> frozenset[str]:
     """Import the modules that `--import` names, and return their names.
 
-    The working folder and then a bundle are searched last. sbkit imports no other module because a
-    file names it. The path of each module that runs is logged.
+    The working folder and then bundles are searched last. sbkit imports a module that a
+    file names only if `--import` names it, too. The path of each module that runs is logged.
+
+    bundles: the verified source of the modules in each bundle, by folder and module. Python must
+        not search these folders, even if one is the working folder: it would run other files.
 
     Raises:
-        ConfigError: a module cannot be imported.
+        ConfigError: a module cannot be imported, or two bundles hold different modules of a name.
     """
-    if names and str(Path.cwd()) not in sys.path:  # the installed command does not search there
+    if not names:
+        return frozenset()
+    if str(Path.cwd()) not in sys.path:  # the installed command does not search there
         sys.path.append(str(Path.cwd()))
-    for name in names:
-        try:
-            _import_user_module(name, None if bundle is None else bundle / f"{name}.py")
-        except Exception as error:  # the user's module may fail in any way
+    folders = {folder.resolve() for folder in bundles}
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() not in folders]
+    bundled = [
+        (name, BundledModule(folder / f"{name}.py", source))
+        for folder, sources in bundles.items()
+        for name, source in sources.items()
+    ]
+    finder = _BundledModules(dict(reversed(bundled)))  # the first bundle wins
+    sys.meta_path.append(finder)
+    try:
+        for name in names:
+            _import_user_module(name)
+    finally:
+        sys.meta_path.remove(finder)
+    for name, module in bundled:
+        running = getattr(sys.modules[name], "__loader__", None)
+        if isinstance(running, BundledModule) and running.source != module.source:
             raise ConfigError(
-                f"--import must name a module that can be imported, but `{name}` raised "
-                f"{type(error).__name__} ({error}). Start in the folder of {name}.py, or put that "
-                "folder on PYTHONPATH."
-            ) from error
+                f"--import {name} runs {running.file}, but {module.file} is another module of that "
+                "name. Use these bundles in different processes, or restart this one."
+            )
     return frozenset(names)
 
 
-def _import_user_module(name: str, bundled_source: Path | None) -> None:
-    """Import a module, or run the source of that name that a bundle holds."""
-    if name in sys.modules:
-        return
+def _import_user_module(name: str) -> None:
     try:
-        spec = find_spec(name)  # imports the parent packages of a dotted name
-    except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # an import of a parent package failed
-            raise
-        spec = None
-    if spec is not None or bundled_source is None or not bundled_source.exists():
-        if spec is not None:
+        if name not in sys.modules and (spec := find_spec(name)) is not None:
             logger.info(f"--import {name}: running {spec.origin}")
         import_module(name)
-        return
-    source = read_regular(bundled_source, max_bytes=MAX_SOURCE_BYTES, subject="A module")
-    logger.info(f"--import {name}: running {bundled_source}")
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__ = str(bundled_source)
-    try:
-        exec(compile(source, str(bundled_source), "exec"), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
+    except Exception as error:  # the user's module may fail in any way
+        raise ConfigError(
+            f"--import must name a module that can be imported, but `{name}` raised "
+            f"{type(error).__name__} ({error}). Start in the folder of {name}.py, or put that "
+            "folder on PYTHONPATH."
+        ) from error

@@ -1,4 +1,4 @@
-"""The machine as this process may use it: cores and memory."""
+"""The cores and the memory that this process may use, and the name of the processor."""
 
 import os
 import platform
@@ -26,12 +26,12 @@ def affine_cores() -> int:
     """Count the cores that this process may be scheduled on."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # no Linux
+    except AttributeError:  # not Linux
         return os.cpu_count() or 1
 
 
 def available_memory() -> int:
-    """Return how many bytes this process may still allocate; `sys.maxsize` without /proc."""
+    """Return the most bytes that this process could allocate; `sys.maxsize` without /proc."""
     limits = (file.read_text().strip() for file in _cgroup_files("memory.max"))
     byte_limits = [int(limit) for limit in limits if limit != "max"]
     if MEMORY_INFO.exists():
@@ -41,18 +41,18 @@ def available_memory() -> int:
 
 
 def _cgroup_files(name: str) -> Iterator[Path]:
-    """Yield the files of that name in this process's version 2 cgroup and in its parents.
+    """Yield the files of that name in this process's version 2 cgroup and its parents.
 
-    Inside a container its own group is the root.
+    Inside a container the process's own group appears as the root.
     """
     membership = CGROUP_OF_PROCESS.read_text() if CGROUP_OF_PROCESS.exists() else ""
-    if own_path := re.search(r"^0::/(.*)$", membership, re.MULTILINE):
-        group = CGROUPS / own_path[1]
+    if path := re.search(r"^0::/(.*)$", membership, re.MULTILINE):
+        group = CGROUPS / path[1]
         yield from filter(Path.exists, (parent / name for parent in (group, *group.parents)))
 
 
 def cpu_name() -> str:
-    """Return the processor's name as Linux has it, or at least its architecture."""
+    """Return the processor's model name from Linux, else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

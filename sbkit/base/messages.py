@@ -1,16 +1,16 @@
-"""Text for people: counts and lists of names, and characters that move no cursor."""
+"""Format text for people: counts, lists of names, and escaped control characters."""
 
 import json
 import unicodedata
 from collections.abc import Iterable
 
-MAX_LISTED_NAMES = 3  # unless a sentence has room for more
-JOINERS = "\u200c\u200d"  # invisible, and part of words in Persian and Hindi
+MAX_LISTED_NAMES = 3
+JOINERS = "\u200c\u200d"  # invisible parts of words in Persian and Hindi
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def plural(count: int, word: str, words: str = "") -> str:
-    """Write a number of things; `words` is the plural, if it is irregular.
+    """Write a count with its noun; `words` is an irregular plural.
 
     >>> plural(1, "row"), plural(2000, "row")
     ('1 row', '2,000 rows')
@@ -21,7 +21,7 @@ def plural(count: int, word: str, words: str = "") -> str:
 def listed(
     names: Iterable[object], *, max_names: int = MAX_LISTED_NAMES, separator: str = ", "
 ) -> str:
-    """Write the first names of a list, and how many more there are.
+    """Write the first names of a list and the number of the others.
 
     >>> listed("abcde")
     'a, b, c and 2 more'
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    r"""Escape in JSON what `printable` escapes, except its own line ends: ESC stays ``\u001b``."""
+    r"""Escape hidden characters in JSON, but not its line ends: ESC becomes ``\u001b``."""
     return "".join(json.dumps(c)[1:-1] if c != "\n" and _is_hidden(c) else c for c in text)
 
 

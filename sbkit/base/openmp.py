@@ -1,20 +1,20 @@
-"""How OpenMP's threads wait between two operations: awake while nobody else needs the cores.
+"""Let OpenMP's threads spin between operations, or sleep while other processes need the cores.
 
-A thread that spins is ready at once, and a sleeping thread has to be woken. But spinning threads
-take the cores from other processes that have work, and then from each other. RTFx of the default
-YAML on two cores, the median of several rounds:
+A spinning thread is ready at once; a sleeping thread has to be woken. But spinning threads take the
+cores from other processes that have work, and then from each other. RTFx of the default YAML on two
+cores, the median of several rounds:
 
-                                          idle machine    beside a busy process
+                                          idle machine       with a busy process
     GNU OpenMP's defaults                          151                        9
     OMP_WAIT_POLICY=active                         157                       10
     OMP_WAIT_POLICY=passive                         89                       88
     this module                                    157                       85
 
-GNU OpenMP spins GOMP_SPINCOUNT times, or as often as its throttled count says while it has more
-threads than the machine has processors; with OMP_WAIT_POLICY=passive the throttled count is zero
-(libgomp's env.c and config/linux/wait.h). So if both are set, starting one more team of threads,
-asleep, turns spinning off, and ending that team turns it on again. Results do not change, because
-the work is divided among the same threads.
+GNU OpenMP spins GOMP_SPINCOUNT times. While it has more threads than the machine has processors, it
+spins by a throttled count instead, which OMP_WAIT_POLICY=passive makes zero (libgomp's env.c and
+config/linux/wait.h). So if both variables are set, starting one more team of sleeping threads turns
+spinning off, and ending that team turns it on again. Results do not change, because the work is
+divided among the same threads.
 """
 
 import ctypes
@@ -28,10 +28,9 @@ from sbkit.base.machine import affine_cores, usable_cores
 
 SETTINGS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000000"}  # about 50 ms awake
 CHECK_SECONDS = 0.25
-BUSY_SHARE = 0.1  # of the time, threads here waited for a core; on an idle machine 0.01 to 0.04
+BUSY_SHARE = 0.1  # of the time that threads wait for a core; an idle machine has 0.01 to 0.04
 QUIET_CHECKS = 8  # in a row, before threads spin again
-# sentencepiece brings another libgomp.
-LIBRARY_PATHS = ("/torch/lib/libgomp", "/torch.libs/libgomp")
+LIBRARY_PATHS = ("/torch/lib/libgomp", "/torch.libs/libgomp")  # sentencepiece has its own libgomp
 
 
 def prepare_waiting() -> bool:
@@ -45,39 +44,38 @@ def prepare_waiting() -> bool:
     """
     if usable_cores() < affine_cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cores()))
-    # A parent of this process may have set SETTINGS here.
-    if _user_settings() not in ({}, SETTINGS) or os.environ.get("OMP_NUM_THREADS") == "1":
-        return False
-    if seconds_without_core() is None:
+    is_set_by_user = _settings() not in ({}, SETTINGS)  # a parent process may have set SETTINGS
+    has_one_thread = os.environ.get("OMP_NUM_THREADS") == "1"
+    if is_set_by_user or has_one_thread or seconds_without_core() is None:
         return False
     os.environ.update(SETTINGS)
     return True
 
 
 def describe_waiting(num_threads: int) -> str:
-    """Describe for the log how threads wait between two operations."""
+    """Describe for the log how threads wait between operations."""
     if num_threads == 1:
         return "one thread"
-    settings = _user_settings()
+    settings = _settings()
     if settings == SETTINGS:
         return f"{num_threads} threads, which sleep between operations while others need the cores"
-    written = " ".join(f"{name}={value}" for name, value in settings.items())
-    return f"{num_threads} threads, which wait as {written or 'OpenMP does by itself'}"
+    policy = " ".join(f"{name}={value}" for name, value in settings.items())
+    return f"{num_threads} threads, which wait by {policy or 'the defaults of OpenMP'}"
 
 
-def _user_settings() -> dict[str, str]:
+def _settings() -> dict[str, str]:
     return {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
 def seconds_without_core() -> float | None:
-    """Return for how many seconds threads of this process were ready to run and had no core.
+    """Return the seconds that threads of this process were ready to run and had no core.
 
-    None if the system does not report it. Threads that have ended are not counted.
+    None if the system does not report it. Ended threads are not counted.
     """
     total = 0
     try:
         for task in Path("/proc/self/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 total += int((task / "schedstat").read_text().split()[1])
     except (OSError, IndexError, ValueError):
         return None
@@ -85,7 +83,7 @@ def seconds_without_core() -> float | None:
 
 
 class ThreadWaiting:
-    """Watch whether others need the cores while a command runs, and switch spinning off and on."""
+    """Switch spinning off and on while a command runs, as other processes need the cores."""
 
     def __init__(self) -> None:
         self._quiet_checks = 0
@@ -106,7 +104,7 @@ class ThreadWaiting:
         self.spin()
 
     def sleep(self) -> None:
-        """Start a second team of threads, which sleeps; do nothing before OpenMP is loaded."""
+        """Start a second team of threads, which sleeps; do nothing if OpenMP is not loaded."""
         library = loaded_library()
         if self._end_of_team is None and library is not None:
             self._end_of_team, ready = threading.Event(), threading.Event()
@@ -124,7 +122,7 @@ class ThreadWaiting:
         """Sleep or spin, given the share of the time in which threads waited for a core."""
         self._quiet_checks = 0 if share > BUSY_SHARE else self._quiet_checks + 1
         if self._quiet_checks == 0:
-            self.sleep()  # again and again: OpenMP may not have been loaded before
+            self.sleep()  # at every busy check: OpenMP may not have been loaded at the last one
         elif self._quiet_checks >= QUIET_CHECKS:
             self.spin()
 
@@ -137,7 +135,7 @@ class ThreadWaiting:
 
 
 def loaded_library() -> ctypes.CDLL | None:
-    """Open torch's OpenMP if it is loaded and is GNU's."""
+    """Return torch's GNU OpenMP library, or None if it is not loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if any(path in line for path in LIBRARY_PATHS):
             return ctypes.CDLL(line.split(maxsplit=5)[-1])
@@ -145,9 +143,9 @@ def loaded_library() -> ctypes.CDLL | None:
 
 
 def _hold_team(library: ctypes.CDLL, end: threading.Event, ready: threading.Event) -> None:
-    """Start one thread more than OpenMP may use processors; they live as long as this thread."""
+    """Start one OpenMP thread more than there are processors, until `end` is set."""
     num_threads = affine_cores() + 1
-    harmless = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # called by every thread
-    library.GOMP_parallel(harmless, None, num_threads, 0)
+    function = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)  # harmless in every thread
+    library.GOMP_parallel(function, None, num_threads, 0)
     ready.set()
     end.wait()

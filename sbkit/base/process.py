@@ -1,4 +1,4 @@
-"""How a command ends: its signals, the message of an error, and the exit code."""
+"""End a command: handle its signals, print the message of an error, return the exit code."""
 
 import errno
 import gc
@@ -32,8 +32,8 @@ from sbkit.base.openmp import ThreadWaiting
 SignalHandler = Callable[[int, FrameType | None], object]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-# The other ranks print their errors this much later than the first one; beside busy processes one
-# rank was more than 3 s late.
+# The first rank prints its error this much earlier than the others. On a busy machine it was more
+# than 3 s later than another one.
 OTHER_RANKS_DELAY = 10.0  # seconds
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
@@ -41,8 +41,7 @@ OS_ERROR_FIXES = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
-# How torchaudio says that it was built for another torch: by its CUDA check, by the loader of its
-# library beside a torch without CUDA; or it is missing.
+# torchaudio was built for another CUDA; torch has no CUDA; torchaudio is missing.
 TORCHAUDIO = re.compile("TorchAudio were compiled|/torchaudio/lib/|No module named 'torchaudio")
 SHORTAGES = re.compile(
     "Cannot allocate memory|can't allocate memory|can't start new thread|map segment|out of memory"
@@ -50,18 +49,18 @@ SHORTAGES = re.compile(
 
 
 class StopRequestedError(SystemExit):
-    """Raised by a stop signal while no training runs that would have to be saved."""
+    """Raised by a stop signal outside of training, when there is nothing to save."""
 
 
 def run_main(main: Callable[[], int | None]) -> NoReturn:
     """Run a command and exit with its code.
 
-    Bad input is reported by one sentence, without a traceback. So are SIGTERM, SIGUSR1 and SIGHUP,
-    which `Brain.fit` handles itself while it trains.
+    Bad input and stop signals are reported by one sentence, without a traceback. While it trains,
+    `Brain.fit` handles the signals itself.
     """
     # Imports make 450,000 objects that stay: scanning them took 0.9 of 5.8 s at the start.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
-    if isinstance(sys.stdout, TextIOWrapper):  # an ASCII terminal, or a file name of other bytes
+    if isinstance(sys.stdout, TextIOWrapper):  # for an ASCII terminal, or undecodable file names
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with handle_signals(STOP_SIGNALS, _stop), ThreadWaiting():
@@ -81,7 +80,8 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
         if user_error is None:
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            # The first rank prints it: torchrun ends all ranks within a second of the first exit.
+            # Leave the printing to the first rank: torchrun ends all ranks within a second of the
+            # first exit.
             time.sleep(OTHER_RANKS_DELAY)
         print(user_error, file=sys.stderr, flush=True)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
@@ -91,13 +91,13 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _report_to_torchrun(message: str, file: Path) -> None:
-    """Write the message that torchrun prints last, below its own traceback."""
+    """Write the message that torchrun prints below its own traceback."""
     details = {"py_callstack": message, "timestamp": str(int(time.time()))}
     file.write_text(to_json({"message": {"message": message, "extraInfo": details}}))
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a command that an error ends."""
+    """Return the exit code of a command that ends with this error."""
     match error:
         case Exception() if LOST_RANK.search(str(error)):
             return FAILED
@@ -111,7 +111,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _as_user_error(error: Exception) -> SbkitError | None:
-    """Explain an error that a user can fix: input, files, memory, a lost rank; else return None."""
+    """Return an explanation if a user can fix the error: input, files, memory, a lost rank."""
     reason = str(error).partition("\n")[0][:200] or type(error).__name__
     if isinstance(error, SbkitError):
         return error
@@ -141,8 +141,8 @@ def _as_user_error(error: Exception) -> SbkitError | None:
 def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) -> Iterator[None]:
     """Handle signals inside the block, and restore their handlers afterwards.
 
-    Does nothing outside the main thread, where Python has no signals, nor with SIGHUP if `nohup`
-    made this process ignore it.
+    Outside the main thread nothing is handled, because Python forbids it. SIGHUP stays ignored if
+    `nohup` made this process ignore it.
     """
     with ExitStack() as stack:
         for number in signals if threading.current_thread() is threading.main_thread() else ():
@@ -152,7 +152,7 @@ def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) ->
 
 
 def detach_from_lost_terminal() -> None:
-    """Print to /dev/null if the terminal was closed: writing to it would end the process."""
+    """Redirect output from a closed terminal to /dev/null: writing to it would end the process."""
     for stream in (1, 2):
         if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
             null = os.open(os.devnull, os.O_WRONLY)
@@ -161,7 +161,7 @@ def detach_from_lost_terminal() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise StopRequestedError, so that open resources are closed on the way out."""
+    """Raise StopRequestedError, so that resources are closed before the command ends."""
     for other in STOP_SIGNALS:  # a second signal would interrupt the cleanup
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGHUP:

@@ -1,6 +1,6 @@
-"""The private parts of torch that sbkit uses, tried with torch 2.11.0.
+"""The private parts of torch that sbkit uses, tested with torch 2.11.0.
 
-Whoever changes the version of torch reads this file and runs tests/base/test_torch_internals.py.
+Before you change the version of torch, read this file and run tests/base/test_torch_internals.py.
 """
 
 import threading
@@ -26,34 +26,34 @@ def multiply_gradients(gradients: list[Tensor], factor: Tensor) -> None:
 
 
 def found_inf_tensors(scaler: GradScaler, optimizer: Optimizer) -> Iterable[Tensor]:
-    """Return the tensors, one per device, that make a scaler skip the step of an optimizer."""
+    """Return the flags, one tensor per device, that make a scaler skip an optimizer's step."""
     return scaler._found_inf_per_device(optimizer).values()
 
 
 def batch_norms(modules: nn.Module) -> Iterator[_BatchNorm]:
-    """Yield the batch normalizations of any dimension, synchronized ones included."""
+    """Yield the batch normalizations of any dimension, including synchronized ones."""
     return (module for module in modules.modules() if isinstance(module, _BatchNorm))
 
 
 def assume(condition: object) -> None:
-    """Tell a tracer that a condition on a size holds, which it cannot derive from the data."""
+    """Tell a tracer that a condition on a size holds: it cannot derive this from the data."""
     torch._check(condition)  # type: ignore[no-untyped-call]
 
 
 def set_recompile_limit(limit: int) -> None:
-    """Set how many variants of a class of modules torch.compile makes before it gives up."""
+    """Set how many variants of a module class torch.compile makes before it gives up."""
     import_module("torch._dynamo").config.recompile_limit = limit
 
 
 def leave_uncompiled(function: Callable[..., object]) -> None:
-    """Call a function from compiled code as it is."""
+    """Make compiled code call a function without compiling it."""
     import_module("torch._dynamo").disallow_in_graph(function)
 
 
 def own_cuda_graphs() -> None:
     """Create this thread's store for the CUDA graphs of compiled code.
 
-    torch creates it for the thread that imports the module, and asserts in any other one
+    torch creates it only in the thread that imports the module, and fails an assertion in others
     (`assert torch._C._is_key_in_tls`, pytorch #123177).
     """
     local = import_module("torch._inductor.cudagraph_trees").local
@@ -66,16 +66,17 @@ def own_cuda_graphs() -> None:
 def keep_device_guard() -> None:
     """Make torch's stand-in for CUDA's device guard in a thread that never ends; once.
 
-    Without a GPU, the first tracing (torch.compile, torch.export) makes it in its own thread and
-    writes its address into a table of the process (`c10::impl::ensureCUDADeviceGuardSet`). The
-    address stays when that thread ends, and the next tracing was a segmentation fault.
+    Without a GPU, the first tracing (torch.compile, torch.export) makes the stand-in in its own
+    thread, and writes its address into a table of the process
+    (`c10::impl::ensureCUDADeviceGuardSet`). The address outlives the thread, so the next tracing
+    caused a segmentation fault.
     """
-    is_made = threading.Event()
+    is_ready = threading.Event()
 
     def make_and_keep() -> None:
         torch._C._ensureCUDADeviceGuardSet()
-        is_made.set()
+        is_ready.set()
         threading.Event().wait()
 
     threading.Thread(target=make_and_keep, name="device guard", daemon=True).start()
-    is_made.wait()
+    is_ready.wait()

@@ -1,16 +1,14 @@
-"""Seconds, samples and frames: the only file that converts between them.
+"""Convert between seconds, samples and frames: no other file does.
 
-The rates are those of Kaldi's filterbanks, which deployed runtimes compute: a window of 25 ms every
-10 ms, and only windows that lie entirely within the audio.
+Windows are those of Kaldi's filterbanks, which deployed runtimes compute: 25 ms every 10 ms, and
+only windows that lie entirely within the audio.
 """
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from sbkit.base.arrays import Counts
 
-Samples = TypeVar("Samples", "int", "npt.NDArray[np.int64]")  # one count, or an array of them
+Samples = TypeVar("Samples", int, Counts)  # one count, or an array of them
 
 SAMPLE_RATE = 16_000  # samples per second, unless a YAML says otherwise
 WINDOW_MS = 25
@@ -37,6 +35,6 @@ def samples_to_seconds(samples: int, sample_rate: int) -> float:
     return samples / sample_rate
 
 
-def at_speed(samples: Samples, percent: "Samples | int") -> Samples:
+def at_speed(samples: Samples, percent: Samples | int) -> Samples:
     """Count the samples left after a change of speed: 110 % leaves ten elevenths."""
     return samples * 100 // percent

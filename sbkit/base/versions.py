@@ -1,4 +1,4 @@
-"""The versions and the commit that a result was made with."""
+"""The versions and the commit that produced a result."""
 
 import platform
 import subprocess
@@ -12,7 +12,7 @@ PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "
 
 
 def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that a run depends on, None if absent."""
+    """Return the versions of Python and of the packages that a run needs; None if not installed."""
     packages = (*PACKAGES, *more_packages)
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
@@ -25,9 +25,9 @@ def _version(package: str) -> str | None:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit that ``folder`` is checked out from, "-dirty" if tracked files changed.
+    """Return the commit of a checkout, with "-dirty" if tracked files have changed.
 
-    None outside a checkout, and for a folder inside a checkout that git does not track.
+    None for a folder outside a checkout, and for one inside it that git does not track.
     """
     if _git(folder, "ls-files", "--error-unmatch", ".") is None:
         return None

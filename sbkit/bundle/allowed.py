@@ -1,11 +1,11 @@
 """The classes and activations that a bundle may name, by exact name.
 
 A name may mislead: `speechbrain.core.os.system` is `posix.system`. So a bundle names everything by
-the module that defines it, and nothing is imported before its name has been found on this list.
+the module that defines it, and a name is looked up on this list before anything is imported.
 
-Nothing is listed by prefix. The source of each entry was read: building and calling it only
-computes on tensors. No entry opens a file, a connection or a pickle, and if one looks up a name
-that it is passed, then only in a fixed table.
+The list has no prefixes. The source of each entry was read: building and calling it only computes
+on tensors. No entry opens a file, a connection or a pickle. An entry that takes names looks them up
+in a fixed table only.
 """
 
 import inspect
@@ -95,13 +95,13 @@ MODULES = {
     "speechbrain.processing.features": "ContextWindow DCT Deltas DynamicRangeCompression "
     "Filterbank GlobalNorm ISTFT InputNormalization MinLevelNorm STFT",
 }
-ACTIVATIONS = {  # functions that a part may take as arguments, by `!name:`
+ACTIVATIONS = {  # functions that `!name:` may pass to a part
     "torch._C._nn": "gelu log_sigmoid softplus",
     "torch.nn.functional": "celu elu glu hardsigmoid hardswish hardtanh leaky_relu log_softmax "
     "mish relu relu6 selu sigmoid silu softmax softsign tanh tanhshrink",
 }
 
-ALLOWED_TAGS = {  # by name
+ALLOWED_TAGS = {  # of each name
     f"{module}.{name}": tags
     for table, tags in ((MODULES, ("!new", "!name")), (ACTIVATIONS, ("!name",)))
     for module, names in table.items()
@@ -117,7 +117,7 @@ ALLOWED_MODULES = {  # with their packages
 def canonical(name: str) -> str:
     """Return the name that a class or function has in the module that defines it.
 
-    Names outside the modules of the list are returned unchanged: nothing else is imported.
+    A name from a module that is not on the list is returned unchanged: that module is not imported.
 
     >>> canonical("torch.nn.Linear")
     'torch.nn.modules.linear.Linear'
@@ -131,11 +131,11 @@ def canonical(name: str) -> str:
 def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozenset()) -> Any:
     """Return the class or activation that a bundle names by the tag `!new` or `!name`.
 
-    This is the only way from a name in a bundle to an object. ``user_modules`` are the modules that
-    `--import` names: the torch.nn.Module classes that they define are allowed.
+    Nothing else turns a name in a bundle into an object. ``user_modules`` are the modules that
+    `--import` names: the torch.nn.Module classes that they define are allowed, too.
 
     Raises:
-        BundleError: the name is not on the list. Nothing is imported.
+        BundleError: the name is not on the list; then nothing is imported.
     """
     module, _, attribute = name.rpartition(".")
     if tag in ALLOWED_TAGS.get(name, ()):

@@ -2,14 +2,14 @@
 
     config.json        the parts as plain data, and where they come from
     model.safetensors  the weights of the one ModuleList
-    tokenizer.model    the labels of the task, if it has any: a recognizer's are sentencepiece
+    tokenizer.model    the labels of the task, if it has any (sentencepiece for a recognizer)
     lm.safetensors     the language models of the decoder, if it has any
     MODULE.py          the source of user modules, which only `--import MODULE` runs
     checksums.json     SHA-256 of the other files
 
-Loading a bundle is safe, whoever made it: every file is read once, as a regular file, and the bytes
-that were hashed are the bytes that are parsed; weights are safetensors; and only classes on the
-list of `sbkit.bundle.allowed` are built.
+Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
+are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on
+the list of `sbkit.bundle.allowed` are built.
 """
 
 import logging
@@ -52,20 +52,19 @@ logger = logging.getLogger(__name__)
 class BundleContents:
     """What the files of a bundle hold.
 
-    Attributes:
-        config: the parsed config.json.
-        task: what the model predicts.
-        labels: the object that the task makes from its label file, such as a Tokenizer.
-        decoder: None for greedy decoding.
-        lm: the decoder's word language model, which word confidences need with any decoder.
-        weights: the bytes of the weights, if they were read too.
+    config: the parsed config.json.
+    task: what the model predicts.
+    labels: the object that the task makes from its label file, such as a Tokenizer.
+    decoder: None for greedy decoding.
+    word_lm: the n-gram model of words. Word confidences use it even with greedy decoding.
+    weights: the bytes of the weights, if they were requested.
     """
 
     config: BundleConfig
     task: Task
     labels: Labels = None
     decoder: BeamDecoder | None = None
-    lm: NgramModel | None = None
+    word_lm: NgramModel | None = None
     weights: bytes = b""
 
 
@@ -73,10 +72,9 @@ class BundleContents:
 class Bundle:
     """A bundle whose model is ready to run. This module does not import torch.
 
-    Attributes:
-        config, task, labels, decoder, lm: as in `BundleContents`.
-        model: runs on clips.
-        refused_hotwords: phrases that the model's tokens cannot spell.
+    config, task, labels, decoder, word_lm: as in `BundleContents`.
+    model: runs on clips.
+    refused_hotwords: phrases that the model's tokens cannot spell.
     """
 
     config: BundleConfig
@@ -84,22 +82,29 @@ class Bundle:
     labels: Labels
     model: RunnableModel
     decoder: BeamDecoder | None = None
-    lm: NgramModel | None = None
+    word_lm: NgramModel | None = None
     refused_hotwords: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, other: "BundleContents | Bundle", model: RunnableModel) -> Self:
-        """Combine a bundle, without its hotwords, with a model that runs it."""
-        return cls(other.config, other.task, other.labels, model, other.decoder, other.lm)
+    def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
+        """Combine the contents of a bundle with the model that runs it."""
+        return cls(
+            contents.config,
+            contents.task,
+            contents.labels,
+            model,
+            contents.decoder,
+            contents.word_lm,
+        )
 
     # Recognition
 
     def transcribe(self, clips: Sequence[Samples]) -> list[str]:
-        """Transcribe clips at the bundle's rate, in one batch; `to_samples` says their types."""
+        """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them."""
         return [recognized.text for recognized in self.recognize(clips)]
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
-        """Transcribe clips as `transcribe` does; ``times`` adds their timed words."""
+        """Transcribe clips as `transcribe` does; with ``times``, also time their words."""
         pool, clips = self.decoder_pool, [*map(to_samples, clips)]
         inputs = [
             self.decoder_input(encoded, samples=len(clip))
@@ -118,94 +123,91 @@ class Bundle:
 
     def decoder_input(self, encoded: Encoded, *, samples: int, start: float = 0.0) -> DecoderInput:
         """Turn the encoder's output of a clip into the decoder's input."""
+        rescores = self.decoder is not None and self.decoder.attention_rescoring
         return DecoderInput(
             log_probs=encoded.log_probs,
             samples=samples,
             start=start,
-            attention=self.attention_decoder(encoded) if self._rescores else None,
+            attention=self.attention_decoder(encoded) if rescores else None,
         )
 
-    @property
-    def _rescores(self) -> bool:
-        return self.decoder is not None and self.decoder.attention_rescoring
-
     def attention_decoder(self, encoded: Encoded) -> AttentionDecoder:
-        """Return the attention decoder of a clip."""
+        """Return the attention decoder that scores hypotheses of a clip."""
         score = partial(self.model.decoder_log_probs, encoded.states)
         return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:
-        """The decoder of the encoder's output, with word times and confidences."""
+        """The decoder of this bundle, with word times and confidences."""
+        decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
         aligner = WordAligner(
             tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
-            lm=self.lm,
-            confidence=self.config.confidence.get(
-                GREEDY if self.decoder is None else self.decoder.decoder_type
-            ),
-            unjudged=frozenset() if self.decoder is None else self.decoder.hotwords,
+            word_lm=self.word_lm,
+            confidence=self.config.confidence.get(decoder_type),
+            hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(CtcDecoder.of(self.decoder, aligner), processes=usable_cores())
+        return DecoderPool(CtcDecoder(self.decoder, aligner), processes=usable_cores())
 
     # Decoder and hotwords
 
     def with_decoder(self, name: str | None) -> Self:
-        """Return the bundle with its own decoder (None), or without one (greedy).
+        """Return the bundle with the decoder that `--decoder` names; None keeps the bundle's.
 
         Raises:
-            ConfigError: another decoder is named, for which the bundle has no weights, or the
-                decoder cannot be run.
+            ConfigError: the bundle was not tuned for that decoder, or a package that the decoder
+                needs is missing.
         """
         if name == GREEDY:
             return replace(self, decoder=None)
-        own_name = None if self.decoder is None else self.decoder.decoder_type
-        if name not in (None, own_name):
+        tuned = None if self.decoder is None else self.decoder.decoder_type
+        if name not in (None, tuned):
             raise ConfigError(
                 f"`--decoder {name}` needs language models and weights, but this model's are for "
-                f"{own_name or 'greedy decoding'}. Tune it first: sbkit tune RUN --decoder {name}, "
+                f"{tuned or 'greedy decoding'}. Tune it first: sbkit tune RUN --decoder {name}, "
                 f"or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
             )
         if self.decoder is not None:
             self.decoder.check_graph()
         return self
 
-    def with_hotwords(self, phrases: str | None) -> Self:
-        """Return the bundle with hotwords: a file of phrases, or phrases separated by commas.
+    def with_hotwords_option(self, source: str | None) -> Self:
+        """Return the bundle with the hotwords of `--hotwords`: comma-separated, or a file of them.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
 
         Raises:
             ConfigError: no phrase can be spelled, or decoding is greedy.
         """
-        if phrases is None:
+        if source is None:
             return self
         if self.decoder is None:
             raise ConfigError(
                 "`--hotwords` needs a decoder with language models, but decoding is greedy. Export "
                 "a run with language models, and do not pass --decoder greedy."
             )
-        bundle = self.with_phrases(read_hotwords(phrases))
-        for phrase in bundle.refused_hotwords:
+        phrases = read_hotwords(source)
+        spelled, refused = self.split_phrases(phrases)
+        for phrase in refused:
             logger.warning(
                 f"hotword {phrase[:100]} is ignored: the model has no tokens to spell it."
             )
-        if bundle.decoder is None or not bundle.decoder.phrases:
+        if not spelled:
             raise ConfigError(
-                f"`--hotwords {phrases[:100]}` has no phrase in the letters of the model's "
+                f"`--hotwords {source[:100]}` has no phrase in the letters of the model's "
                 "language. Correct the list."
             )
-        return bundle
+        return self.with_more_hotwords(phrases)
 
-    def with_phrases(self, phrases: Iterable[str]) -> Self:
+    def with_more_hotwords(self, phrases: Iterable[str]) -> Self:
         """Return the bundle with more hotwords; unchanged if decoding is greedy."""
         if self.decoder is None:
             return self
         spelled, refused = self.split_phrases(phrases)
         decoder = self.decoder.with_hotwords([*self.decoder.phrases, *spelled])
-        return replace(self, decoder=decoder, refused_hotwords=refused)
+        return replace(self, decoder=decoder, refused_hotwords=(*self.refused_hotwords, *refused))
 
     def split_phrases(self, phrases: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Normalize phrases; return those that the tokens can spell, and the others."""
@@ -214,13 +216,13 @@ class Bundle:
     # Text
 
     def normalizer(self) -> Callable[[str], str]:
-        """Return the function that normalized the transcripts that the model was trained on."""
+        """Return the text normalization that the training transcripts went through."""
         language, table = self.config.language or "und", self.config.normalizer
         return partial(normalize, language=language, table=table)
 
     @property
     def blank(self) -> int:
-        """Return the label of a frame without a token, or without speech."""
+        """Return the output that means "no token" in a recognizer, "no speech" in a detector."""
         return 0 if self.labels is None else int(self.tokenizer.vocabulary.blank)
 
     @property
@@ -234,40 +236,38 @@ class Bundle:
 def read_bundle(
     folder: Path, *, with_weights: bool = False, user_modules: frozenset[str] = frozenset()
 ) -> BundleContents:
-    """Read the files of a bundle, each once, and compare them with their checksums.
+    """Read the files of a bundle, and compare their bytes with the checksums.
 
-    ``user_modules`` are those that `--import` names, one of which may hold the task: they are
-    imported from the bundle if they are not installed.
+    user_modules: the modules that `--import` names; one of them may define the task. A module that
+        cannot be imported from elsewhere runs from the bundle.
 
     Raises:
         SbkitError: a file is missing or damaged, or the task cannot be imported.
     """
     files = BundleFiles(folder)
     config = files.config
-    for module in sorted(user_modules):
-        if (folder / f"{module}.py").exists():
-            files.read(f"{module}.py")
-    import_user_modules(sorted(user_modules), folder)
+    import_user_modules(sorted(user_modules), {folder: files.read_modules(user_modules)})
     task = load_task(config.task, user_modules=user_modules)
     weights = files.read(WEIGHTS_FILE) if with_weights else b""
     labels: Labels = None
     if task.labels is not None:
         name = task.labels.name
         labels = task.labels.read(folder / name, files.read(name))
-    if (chosen := config.decoder) is None:
+    options = config.decoder
+    if options is None:
         return BundleContents(config, task, labels, weights=weights)
     language_models = load_language_models(
         folder / LANGUAGE_MODELS, labels, files.read(LANGUAGE_MODELS)
     )
     with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
-        require_in_range({"beam_size": chosen["beam_size"]}, BeamDecoder.RANGES)
+        require_in_range({"beam_size": options["beam_size"]}, BeamDecoder.RANGES)
         decoder = BeamDecoder(
             tokenizer=labels,
             language_models=language_models,
-            beam_size=chosen["beam_size"],
-            weights=chosen["weights"],
-            attention_rescoring=chosen["attention_rescoring"],
-            decoder_type=chosen["decoder_type"],
+            beam_size=options["beam_size"],
+            weights=options["weights"],
+            attention_rescoring=options["attention_rescoring"],
+            decoder_type=options["decoder_type"],
         )
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
 

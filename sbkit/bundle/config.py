@@ -1,7 +1,7 @@
 """The files of a bundle, and its configuration, config.json, as typed fields."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,20 @@ Plain = Any  # what JSON can hold
 
 @dataclass(frozen=True)
 class BundleConfig:
-    """The fields of config.json that running a bundle needs.
+    """The fields of config.json that are needed to run a bundle.
 
-    Attributes:
-        task: the dotted path of its `sbkit.tasks.task.Task`.
-        sample_rate: in Hz.
-        model: the keys of the parts that the one ModuleList owns, in order.
-        parts: every part as plain data, by key.
-        language: of the transcripts.
-        normalizer: the table that normalized the transcripts, and normalizes references and
-            hotwords; None for this sbkit's table of the language.
-        decoder: its type, beam size, weights and use of the attention decoder, and its error rates
-            on the validation set; None for greedy decoding.
-        confidence: by decoder, the model that turns features of words into probabilities.
-        word_offsets: from the frames of tokens to the times of words.
-        provenance: the record that scores of the bundle carry.
+    task: the dotted path of its `sbkit.tasks.task.Task`.
+    sample_rate: in Hz.
+    model: the keys of the parts in the ModuleList, in order.
+    parts: every part as plain data, by key.
+    language: of the transcripts.
+    normalizer: the normalization table of the training transcripts, also applied to references and
+        hotwords; None for the table that this sbkit has for the language.
+    decoder: its type, beam size, weights and use of the attention decoder, and its error rates on
+        the validation set; None for greedy decoding.
+    confidence: for each decoder, the model that turns features of words into probabilities.
+    word_offsets: from the frames of tokens to the times of words.
+    provenance: the record that is copied into scores of the bundle.
     """
 
     task: str
@@ -53,38 +52,41 @@ class BundleConfig:
 
     @property
     def has_words(self) -> bool:
-        """Check whether its language writes spaces between words."""
+        """Return whether its language writes spaces between words."""
         return separates_words(self.language or "und")
 
 
 class BundleFiles:
-    """The files of a bundle, each read once, with its checksum compared, as `read` is called.
+    """The files of a bundle: `read` returns the bytes of one that match its checksum.
 
-    Attributes:
-        folder: of the bundle.
-        config: the parsed config.json.
+    config: the parsed config.json.
     """
 
     def __init__(self, folder: Path) -> None:
         """Read the checksums and the configuration.
 
         Raises:
-            BundleError: the folder is no bundle, or a file is damaged.
+            BundleError: the folder is not a bundle, or a file is damaged.
         """
         if not (folder / CONFIG_FILE).exists():
             raise BundleError(
-                f"{folder} is no bundle: it has no {CONFIG_FILE}. Make a bundle of a run: sbkit "
+                f"{folder} is not a bundle: it has no {CONFIG_FILE}. Make a bundle of a run: sbkit "
                 "export RUN --out BUNDLE"
             )
         self.folder = folder
         self._checksums = _read_bytes(folder / CHECKSUMS)
-        self.config = parse_config(self.read(CONFIG_FILE), of=folder / CONFIG_FILE)
+        self.config = parse_config(self.read(CONFIG_FILE), file=folder / CONFIG_FILE)
 
     def read(self, name: str) -> bytes:
         """Read a regular file; raises SbkitError if it is missing or has another checksum."""
         content = _read_bytes(self.folder / name)
-        check_unchanged({name: content}, self._checksums, of=self.folder)
+        check_unchanged({name: content}, self._checksums, folder=self.folder)
         return content
+
+    def read_modules(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Read the source of those modules that the bundle holds; raises SbkitError as `read`."""
+        stored = [name for name in names if (self.folder / f"{name}.py").exists()]
+        return {name: self.read(f"{name}.py") for name in stored}
 
 
 def _read_bytes(file: Path) -> bytes:
@@ -92,14 +94,14 @@ def _read_bytes(file: Path) -> bytes:
     return read_regular(file, max_bytes=largest, subject=f"A bundle's {file.name}")
 
 
-def parse_config(content: bytes, *, of: Path) -> BundleConfig:
-    """Parse config.json from its bytes; ``of`` is the file that an error names.
+def parse_config(content: bytes, *, file: Path) -> BundleConfig:
+    """Parse the content of config.json; errors name the file.
 
     Raises:
         SbkitError: a field is missing, or is not what an export writes.
     """
     fix = "Export it again with this version of sbkit."
-    with reading(of, "be what `sbkit export` writes", fix=fix):
+    with reading(file, "be what `sbkit export` writes", fix=fix):
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")
@@ -107,7 +109,7 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
         if type(rate) is not int or not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
             raise ValueError(f"its sample rate is {str(rate)[:20]}")
         if not isinstance(language, str | None):
-            raise ValueError("its language is no text")
+            raise ValueError("its language is not a string")
         normalizer, confidence = values.get("normalizer"), values.get("confidence") or {}
         return BundleConfig(
             task=str(values["task"]),
@@ -118,10 +120,10 @@ def parse_config(content: bytes, *, of: Path) -> BundleConfig:
             normalizer=None if normalizer is None else read_stored_table(normalizer)[1],
             decoder=values.get("decoder"),
             confidence={
-                name: Confidence.of(fit["weights"])
+                name: Confidence.from_plain(fit["weights"])
                 for name, fit in confidence.items()
                 if fit["weights"] is not None
             },
-            word_offsets=WordOffsets.of(values.get("word_offsets") or {}),
+            word_offsets=WordOffsets.from_plain(values.get("word_offsets") or {}),
             provenance=values.get(PROVENANCE),
         )

@@ -10,9 +10,9 @@ name in the module that defines it; so does a partial `!name:`. The grammar, in 
     object   {"new": NAME, "arguments": list or mapping}, built by calling NAME
              {"name": NAME, "arguments": list or mapping}, NAME itself or a partial of it
 
-NAME is on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH levels are nested. One
-traversal reads and builds: a name only becomes an object through `find_allowed`, and anything
-outside the grammar is refused.
+NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH levels may be nested. One
+traversal reads and builds: only `find_allowed` turns a name into an object, and anything outside
+the grammar is refused.
 """
 
 import math
@@ -38,17 +38,18 @@ MAX_DEPTH = 32
 def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
     """Turn a node of a resolved YAML into plain data.
 
-    ``objects``, by the identity of their nodes, are those whose attributes may be used.
+    key: the YAML key that errors name.
+    objects: the built objects whose attributes the node may refer to, by the `id` of their nodes.
 
     Raises:
-        ConfigError: its value is only known by running code.
+        ConfigError: code would have to run to know the value.
     """
     tag = tag_of(node)
     if tag == ATTRIBUTE:
         return _attribute(node, key, objects)
     if tag.startswith(("!new:", "!name:")):
         keyword, name = tag[1:].split(":", 1)
-        arguments: object = {} if not isinstance(node, CommentedMap | CommentedSeq) else node
+        arguments: object = node if isinstance(node, CommentedMap | CommentedSeq) else {}
         return {keyword: canonical(name), ARGUMENTS: _children(arguments, key, objects)}
     if tag and tag != "!tuple":
         raise ConfigError(
@@ -88,10 +89,9 @@ def build(plain: Plain, *, user_modules: frozenset[str] = frozenset(), depth: in
     >>> build({"new": "torch.nn.modules.linear.Linear", "arguments": [2, 3]})
     Linear(in_features=2, out_features=3, bias=True)
 
-    Args:
-        plain: of the grammar above.
-        user_modules: those that --import names.
-        depth: the number of levels above.
+    plain: data in the grammar above.
+    user_modules: the modules that `--import` names.
+    depth: how deep ``plain`` is nested in the data.
 
     Raises:
         BundleError: a name is not on the list, or the data is outside the grammar.
@@ -113,7 +113,7 @@ def build(plain: Plain, *, user_modules: frozenset[str] = frozenset(), depth: in
 def _bind(
     tag: str, name: str, arguments: Plain, user_modules: frozenset[str], depth: int
 ) -> Callable[..., Any]:
-    """Return the class or activation of a name, with its arguments bound."""
+    """Return the class or activation that a name stands for, with its arguments bound."""
     target = find_allowed(tag, name, user_modules=user_modules)
     built = _build_collection(arguments, user_modules, depth)
     if not built:

@@ -1,31 +1,28 @@
-"""The seams of a bundle: what a model that runs it must be able to do, and what it returns.
+"""The protocols of models that run a bundle, and the types that they return.
 
-Torch, onnxruntime and the thread around either implement these protocols; none is imported here.
+The models in torch and onnxruntime and the thread around them implement the protocols; this module
+imports neither library.
 
 Legend: B sessions, S samples, U frames of 40 ms, V tokens, D model width, N hypotheses, L tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples
 from sbkit.audio.resample import Signal
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 
-ModelState = Any  # of one session between two chunks; only the model that returned it reads it
-DeviceArray = Any  # an array on the device of the model, which only that model reads
-Arrays = npt.NDArray[np.generic]
+ModelState = Any  # of a session between two chunks, for the model that returned it
+DeviceArray = Any  # an array on the device of a model, for that model only
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """The encoder's output for a clip: log_probs (U, V) of CTC, and states (U, D).
+    """The encoder's output for a clip: CTC log_probs (U, V), and states (U, D).
 
-    The attention decoder needs the states. Only torch returns them, on the device of the model.
+    The states are the attention decoder's input. Only models in torch return them.
     """
 
     log_probs: LogProbs
@@ -42,8 +39,8 @@ class ChunkSizes:
     """The chunk of a streaming model, in samples.
 
     step: from the start of one chunk to the start of the next.
-    window: audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
-    shortest: the least audio that yields a frame, where a session ends.
+    window: the audio that a chunk is computed from: ``step`` and the beginning of the next chunk.
+    shortest: the least audio that yields a frame at the end of a session.
     """
 
     step: int
@@ -110,31 +107,15 @@ class StreamingModel(Protocol):
         """Run one chunk (S,) of each session in one batch; return (U, V) and the new state."""
 
 
-class GraphRunner(Protocol):
-    """A model whose task has graphs of its own, such as those of a codec."""
+@dataclass(frozen=True)
+class Speech:
+    """The speech of a text; iterating over the audio synthesizes it sentence by sentence."""
 
-    @property
-    def effective(self) -> Effective:
-        """Where and how the graphs run."""
+    audio: Iterator[Signal]  # (S,) between -1 and 1: sentences, and pauses between them
+    notes: Sequence[str]  # remarks for the caller, such as which characters were omitted
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The plain data that callers of the graphs need."""
-
-    def run(self, graph: str, *arrays: Arrays) -> list[Arrays]:
-        """Run a graph of the task: arrays in, arrays out."""
-
-
-class SynthesizedSpeech(Protocol):
-    """The speech of a text; its sentences are synthesized while it is iterated over."""
-
-    @property
-    def audio(self) -> Iterable[Signal]:
-        """Blocks (S,) between -1 and 1."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Remarks on how the text is read."""
+    def __iter__(self) -> Iterator[Signal]:
+        return self.audio
 
 
 class SpeechSynthesizer(Protocol):
@@ -148,8 +129,8 @@ class SpeechSynthesizer(Protocol):
     def sample_rate(self) -> int:
         """The rate of the speech in Hz."""
 
-    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> SynthesizedSpeech:
-        """Read a text and synthesize it a sentence at a time.
+    def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> Speech:
+        """Check a text, and return its speech, which is synthesized a sentence at a time.
 
         Raises:
             SbkitError: the text cannot be spoken, or would take more than ``max_seconds``.

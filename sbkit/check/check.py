@@ -39,52 +39,63 @@ FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
-def check_planned_run(planned: PlannedRun, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """Return all findings, each once, and last the steps that failed.
+def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+    """Run the checks, and return each finding once; the steps that failed come last.
 
-    If a value is out of its range nothing is built: the consequences would be reported beside it.
+    If a value is out of its range, nothing is built, and only the checks of values run: the others
+    would report consequences of that value.
     """
-    is_in_range = not any(settings.check_ranges(planned))
-    if is_in_range:
+    if any(finding.stops for finding in _run(settings.check_ranges, planned)):
+        checks = [check for check in checks if check in CHECKS_OF_VALUES]
+    else:
         planned.take_steps()
-    chosen = [check for check in checks if is_in_range or check in CHECKS_OF_VALUES]
     findings: list[Finding] = []
-    with progress_bar("checking the run", len(chosen)) as advance:
-        for check in chosen:
+    with progress_bar("checking the run", len(checks)) as advance:
+        for check in checks:
             findings += _run(check, planned)
             advance(1)
-    stopping = {finding.where for finding in findings if finding.stops}
-    findings += [
-        _from_error(error, name, planned)
-        for name, error in planned.faults.items()
-        if stopping.isdisjoint(_places(error, planned))
-    ]
-    return list({finding.problem: finding for finding in findings}.values())
+    errors = [finding for finding in findings if finding.stops]
+    reported = {error.where for error in errors} | {error.problem for error in errors}
+    for step, error in planned.faults.items():
+        failure = _from_error(error, step, planned)
+        if reported.isdisjoint([failure.problem, *_places_of_keys(error, planned)]):
+            findings.append(failure)
+    return _without_repeats(findings)
+
+
+def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
+    """Keep one finding of each problem at each place: an error rather than a note."""
+    unique: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first = unique.setdefault((finding.where, finding.problem), finding)
+        if finding.stops and not first.stops:
+            unique[finding.where, finding.problem] = finding
+    return list(unique.values())
 
 
 def check_before_training(run: Run) -> None:
-    """Check a run before its first step: log notes, and raise ConfigError if there are errors."""
+    """Check a run before its first step: log the notes, and raise ConfigError for errors."""
     with (
         single_rank(),
         PlannedRun(run.yaml_file, run.overrides, recipe=run.load_recipe()) as planned,
     ):
         findings = check_planned_run(planned)
-    stopping = [finding for finding in findings if finding.stops]
-    if len(stopping) == 1:
-        raise ConfigError(stopping[0].as_sentence())
-    for finding in stopping:
-        print(finding, file=sys.stderr)
-    if stopping:
+    errors = [finding for finding in findings if finding.stops]
+    for finding in findings:
+        if not finding.stops:
+            logger.info(f"note: {finding.as_sentence()}")
+    if len(errors) == 1:
+        raise ConfigError(errors[0].as_sentence())
+    if errors:
+        print(*errors, sep="\n", file=sys.stderr)
         raise ConfigError(
-            f"`sbkit check` found {len(stopping)} errors, printed above. Fix them, or pass "
+            f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or pass "
             "--check=False."
         )
-    for finding in findings:
-        logger.info(f"note: {finding.as_sentence()}")
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Count findings by severity: "2 errors and 1 note"."""
+    """Write how many errors and notes there are: "2 errors and 1 note"."""
     counts = Counter(finding.severity for finding in findings)
     parts = [plural(counts[word], word) for word in ("error", "note") if counts[word]]
     return " and ".join(parts) or "Nothing found."
@@ -110,14 +121,14 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
-    """Make a finding of an error, at the line or the key that it names."""
+    """Turn an error into a finding: at the line that it names, else at the first key it quotes."""
     message = str(error).replace(str(planned.folder), str(planned.run_folder))
-    place, keys = FILE_AND_LINE.search(message), _places(error, planned)
-    where = place[0] if place else next(iter(keys), planned.place())
+    line, places = FILE_AND_LINE.search(message), _places_of_keys(error, planned)
+    where = line[0] if line else next(iter(places), planned.place())
     return Finding(check=check, where=where, problem=message.rstrip("."))
 
 
-def _places(error: SbkitError, planned: PlannedRun) -> list[str]:
-    """Locate the keys that an error names."""
+def _places_of_keys(error: SbkitError, planned: PlannedRun) -> list[str]:
+    """Locate the keys that an error quotes."""
     paths = [key.split(".") for key in QUOTED_KEY.findall(str(error))]
     return [planned.place(*path) for path in paths if path[0] in planned.document.root]

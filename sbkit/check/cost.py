@@ -50,7 +50,7 @@ PROBED_SECONDS = 3600.0  # `batch_seconds` of the plan that is probed; only its 
 MEMORY_SHARE = 0.9  # free memory for a step: the allocator has gaps, and others allocate
 MIN_GROWTH = 1.1  # a batch must be this much larger than the largest that fits to be tried
 CPU_SECONDS = 60  # audio: 98 s are trained per second at 35, 104 at 60, 102 at 120, 65 at 240
-MIN_STEPS = 20  # in an epoch
+MIN_AUTO_STEPS = 20  # in an epoch, with `batch_seconds: auto`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +109,15 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def measure_cost(planned: PlannedRun) -> Cost:
-    """Train the largest batch; the time of the others follows from their audio."""
+    """Train the largest batch, and estimate the time of the others from their audio."""
     num_processes = planned.count_processes()
-    parts = num_processes * planned.accumulation
+    micro_batches_per_step = num_processes * planned.accumulation
     steps_of_epoch = planned.require_sampler().steps()
-    # The micro-batches of the first process:
-    plan = [b for step in steps_of_epoch for b in split_batch(step, parts)[::num_processes]]
+    plan = [  # of the first process
+        batch
+        for step in steps_of_epoch
+        for batch in split_batch(step, micro_batches_per_step)[::num_processes]
+    ]
     samplers = [loader.batch_sampler for loader in planned.make_loaders().valid.values()]
     evaluated = [batch for sampler in samplers for batch in sampler or ()]
     largest = max(plan, key=padded_samples)
@@ -147,7 +150,7 @@ class RealSteps:
 
     def __init__(self, planned: PlannedRun) -> None:
         self.brain = planned.build_again()
-        self._bytes_of_plan = _tensor_bytes(planned.require_model())  # which training does not hold
+        self._check_bytes = _tensor_bytes(planned.require_model())  # training has no second model
         self._loader = planned.make_loaders().train
         self._accumulates = planned.accumulation > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
@@ -183,11 +186,11 @@ class RealSteps:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes held so far, without those that only the check holds."""
+        """The most bytes held so far, without the model of the check."""
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
         held = KILOBYTE * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return held - self._bytes_of_plan
+        return held - self._check_bytes
 
     @property
     def saved_bytes(self) -> int:
@@ -235,7 +238,7 @@ def _megabytes(count: float) -> str:
 
 @dataclass(frozen=True)
 class FittingBatch:
-    """The padded audio of one process's micro-batch, in seconds, and why it is not larger."""
+    """The padded audio of a process's micro-batch in seconds, and why it is not larger."""
 
     seconds: int
     reason: str
@@ -267,27 +270,27 @@ def find_batch_seconds(
         before = float(read_run_config(run.folder).values[BATCH_SECONDS])
         logger.info(f"{BATCH_SECONDS}: {AUTO} -> {before:g}, as the run started")
         return {**overrides, BATCH_SECONDS: before}
-    parts = world_size() * int(knobs.get("grad_accumulation_factor", 1))
+    micro_batches_per_step = world_size() * int(knobs.get("grad_accumulation_factor", 1))
     with main_rank_first(), single_rank(), quiet():
         probed_seconds = max(PROBED_SECONDS, float(knobs.get("max_seconds") or 0))
         with PlannedRun(
             yaml_file, {**overrides, BATCH_SECONDS: probed_seconds}, recipe=recipe
         ) as planned:
             try:
-                fitting = _find(planned, parts)
-            except MissingPartError:  # which the checks report
+                fitting = _find_fitting(planned, micro_batches_per_step)
+            except MissingPartError:  # the checks report the reason
                 reason = "no step can be tried: see the errors of `sbkit check`"
                 fitting = FittingBatch(CPU_SECONDS, reason)
     fitting = min(gather_over_ranks(fitting), key=lambda batch: batch.seconds)
-    seconds = float(parts * fitting.seconds)
+    seconds = float(micro_batches_per_step * fitting.seconds)
     logger.info(f"{BATCH_SECONDS}: {AUTO} -> {seconds:g} ({fitting.reason})")
     return {**overrides, BATCH_SECONDS: seconds}
 
 
-def _find(planned: PlannedRun, parts: int) -> FittingBatch:
-    """Find the largest micro-batch of a process, one of ``parts`` in a step."""
+def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBatch:
+    """Find the largest micro-batch of a process."""
     device, batches = planned.choose_placement().device, ProbeBatches(planned)
-    max_seconds = batches.total_seconds / MIN_STEPS / parts
+    max_seconds = batches.total_seconds / MIN_AUTO_STEPS / micro_batches_per_step
     if device.type == "cpu":
         seconds = max(math.ceil(batches.longest_seconds), min(CPU_SECONDS, int(max_seconds)))
         return FittingBatch(seconds, "more is not faster on the CPU")

@@ -1,8 +1,8 @@
-"""Small steps of training and an evaluation, watched: two short utterances, on the CPU.
+"""A dry run: small steps of training and an evaluation on two short utterances, on the CPU.
 
-They show whether the parts fit each other, what learns, whether a checkpoint holds all that
-training changes, and what an output depends on. (A statistic that is neither parameter nor buffer,
-such as the mean of SpeechBrain's InputNormalization, is in no checkpoint.)
+It shows whether the parts fit each other, what learns, whether a checkpoint holds all that training
+changes, and what an output depends on. (A statistic that is neither parameter nor buffer, such as
+the mean of SpeechBrain's InputNormalization, is in no checkpoint.)
 
 Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 """
@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.check.ownership import reached
+from sbkit.check.ownership import reachable
 from sbkit.check.planned_run import CPU_OPTIONS, Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
@@ -47,7 +47,7 @@ MAX_LOGIT_CHANGE = 1e-4  # relative to the largest logit: sums may be taken in a
 
 @dataclass
 class DryRun:
-    """The results of small steps.
+    """What small steps show.
 
     Attributes:
         error: what a part raised, if the steps broke off.
@@ -74,7 +74,7 @@ class DryRun:
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
-    """Return what small steps show; they run once."""
+    """Return what small steps show, which are taken once."""
     return planned.take("dry_run", lambda: _take_small_steps(planned))
 
 
@@ -88,7 +88,7 @@ def completed_dry_run(planned: PlannedRun) -> DryRun:
 
 def _take_small_steps(planned: PlannedRun) -> DryRun:
     brain, batch, run = planned.make_cpu_brain(), small_batch(planned), DryRun()
-    paths = {id(part): keys for keys, part in reached(planned)}  # before `forward` makes parts
+    paths = {id(part): keys for keys, part in reachable(planned)}  # before `forward` makes parts
     eager = nullcontext()
     if "torch._dynamo" in sys.modules:  # compiled parts would fail under the hooks
         eager = torch.compiler.set_stance("force_eager")
@@ -112,7 +112,7 @@ def _take_small_steps(planned: PlannedRun) -> DryRun:
 
 
 def _train(brain: Brain, batch: object) -> None:
-    """Take two steps, as the first may break the second, and more if layers were dropped."""
+    """Take two steps, as the first may break the second, and more if layers are dropped."""
     inactive = _inactive(brain)
     for index in range(MAX_STEPS):
         parameters = list(brain.modules.parameters())
@@ -206,7 +206,7 @@ def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
     run = dry_run(planned)
     if run.error is not None:
         failing = [id(module) for module in run.running[-1:]]
-        path = next((keys for keys, part in reached(planned) if id(part) in failing), ())
+        path = next((keys for keys, part in reachable(planned) if id(part) in failing), ())
         keys = path if path and path[0] in planned.document.root else ()
         name = f"`{dotted(keys)}`" if keys else "the recipe"
         reason = str(run.error).strip().partition("\n")[0]
@@ -268,7 +268,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
 def _largest_dead(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
     """Yield the largest modules with only dead parameters, then the parameters left."""
     remaining = set(dead)
-    for keys, part in reached(planned):
+    for keys, part in reachable(planned):
         inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
         if inside and inside <= remaining:
             remaining -= inside
@@ -276,9 +276,9 @@ def _largest_dead(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, o
 
 
 def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a learning rate at which the loss of a batch grows many times in two steps on it.
+    """Find a learning rate at which two steps on a batch multiply its loss.
 
-    They are taken at the highest rate of the schedule, from weights as they are initialized.
+    They are taken at the highest rate of the schedule, from the initial weights.
     """
     run, trained = completed_dry_run(planned), planned.make_cpu_brain()
     if run.created or trained.optimizers_dict is None:
@@ -309,7 +309,7 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_padding(planned: PlannedRun) -> Iterator[Finding]:
-    """Find states of an utterance that change beside a longer utterance."""
+    """Find states of an utterance that change in a batch with a longer one."""
     completed_dry_run(planned)
     brain, batch = planned.make_cpu_brain(), small_batch(planned)
     if not isinstance(batch, Batch):
@@ -349,7 +349,7 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
 
 
 def check_causality(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a decoder whose scores of a token change with a later one: it learns to copy them."""
+    """Find a decoder whose scores of a token depend on later tokens: it learns to copy them."""
     completed_dry_run(planned)
     brain, batch = planned.make_cpu_brain(), small_batch(planned)
     if not isinstance(batch, TextBatch) or not batch.tokens.numel():

@@ -1,13 +1,14 @@
 """Checks of who owns a parameter: the one ModuleList, one group of an optimizer, the checkpointer.
 
 A parameter outside the ModuleList stays on the CPU, in no optimizer and in no checkpoint
-(SpeechBrain #2804). To find one, everything that can be reached is walked: modules, containers,
-partials and attributes. What the walk cannot reach, such as a closure, the dry run finds.
+(SpeechBrain #2804). To find one, a walk visits all that can be reached from the hparams and the
+Brain: modules, containers, partials and attributes. The dry run finds what the walk cannot reach,
+such as a closure.
 """
 
 import types
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from logging import Logger
@@ -30,116 +31,127 @@ LEAF_TYPES = (
 )
 
 
-def reached(planned: PlannedRun) -> list[tuple[Keys, object]]:
-    """Return all objects within a run's hparams and its Brain, once, with their shortest paths."""
+def reachable(planned: PlannedRun) -> list[tuple[Keys, object]]:
+    """List every object within a run's hparams and its Brain once, with its shortest path."""
     roots = dict(planned.build_hparams().items())
     with suppress(MissingPartError):
         roots["brain"] = planned.make_cpu_brain()
-    return planned.take("reached", lambda: list(_reach(roots)))
+    return planned.take("reachable", lambda: list(_walk(roots)))
 
 
-def _reach(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
+def _walk(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
     """Walk breadth first, so that shorter paths come first."""
     waiting: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
-    seen: dict[int, object] = {}  # holds the objects themselves, or an id would come twice
+    seen: dict[int, object] = {}  # keeps each object alive: the id of a freed one is used again
     while waiting:
-        keys, holder = waiting.popleft()
-        if id(holder) in seen:
+        path, parent = waiting.popleft()
+        if id(parent) in seen:
             continue
-        seen[id(holder)] = holder
-        yield keys, holder
-        for name, child in _children(holder):
+        seen[id(parent)] = parent
+        yield path, parent
+        for name, child in _children(parent):
             if not isinstance(child, LEAF_TYPES):
-                waiting.append(((*keys, name), child))
+                waiting.append(((*path, name), child))
 
 
-def _children(holder: object) -> Iterator[tuple[str | int, object]]:
-    match holder:
+def _children(parent: object) -> Iterator[tuple[str | int, object]]:
+    match parent:
         case Tensor():
             return
         case nn.Module():
-            yield from (item for table in MODULE_TABLES for item in vars(holder)[table].items())
+            for table in MODULE_TABLES:
+                yield from vars(parent)[table].items()
         case Mapping():
-            yield from ((str(key), value) for key, value in list(holder.items()))
+            yield from ((str(key), value) for key, value in list(parent.items()))
         case list() | tuple() | set() | frozenset() | deque():
-            yield from enumerate(holder)
+            yield from enumerate(parent)
         case partial():
-            yield from {"func": holder.func, "args": holder.args, **holder.keywords}.items()
-    for name, value in list(getattr(holder, "__dict__", {}).items()):
-        if not (isinstance(holder, nn.Module) and name in MODULE_TABLES):
+            yield from {"func": parent.func, "args": parent.args, **parent.keywords}.items()
+    for name, value in list(getattr(parent, "__dict__", {}).items()):
+        if not (isinstance(parent, nn.Module) and name in MODULE_TABLES):
             yield name, value
 
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
-    objects, root = dict(reached(planned)), planned.document.root
-    for holder, size in _unowned(planned).items():
-        fix = f"Add `!ref <{holder[0]}>` to the list of `model`, or take it out."
-        if isinstance(objects[holder], list | tuple | dict) or holder[0] not in root:
-            fix = f"Make `{dotted(holder)}` a torch.nn.ModuleList or a part of `model`."
+    objects, root = dict(reachable(planned)), planned.document.root
+    for path, size in _count_unowned(planned).items():
+        is_in_yaml, name = path[0] in root, dotted(path)
+        fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
+        if isinstance(objects[path], list | tuple | dict) or not is_in_yaml:
+            fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
         yield planned.finding(
-            *(holder if holder[0] in root else ("model",)),
-            problem=f"`{dotted(holder)}` holds {plural(size, 'parameter')} outside the one "
-            "ModuleList `model`, that is on the CPU, in no optimizer and in no checkpoint",
+            *(path if is_in_yaml else ("model",)),
+            problem=f"`{name}` holds {plural(size, 'parameter')} outside `model`, the one "
+            "ModuleList: they would stay on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
         )
     for part_id, count in Counter(map(id, planned.require_model())).items():
         if count > 1:
-            name = next(keys for keys, part in objects.items() if id(part) == part_id)
+            path = next(path for path, part in objects.items() if id(part) == part_id)
             yield planned.finding(
                 "model",
-                problem=f"The list of `model` holds `{dotted(name)}` {count} times",
+                problem=f"The list of `model` holds `{dotted(path)}` {count} times",
                 fix="Take all but one out of the list.",
             )
 
 
-def _unowned(planned: PlannedRun) -> Counter[Keys]:
-    """Count the numbers in parameters outside the list, by the largest module around them."""
-    model = planned.require_model()
-    inside = {id(part) for part in (*model.modules(), *model.parameters())}
-    owned = {keys for keys, part in reached(planned) if id(part) in inside}
-    modules = {keys for keys, part in reached(planned) if isinstance(part, nn.Module)} - owned
+def _count_unowned(planned: PlannedRun) -> Counter[Keys]:
+    """Count the values of parameters outside the ModuleList, by the object to report."""
+    model, objects = planned.require_model(), reachable(planned)
+    owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
+    owned = {path for path, part in objects if id(part) in owned_ids}
+    modules = {path for path, part in objects if isinstance(part, nn.Module)} - owned
     unowned = Counter[Keys]()
-    for keys, parameter in reached(planned):
-        if id(parameter) not in inside and isinstance(parameter, nn.Parameter):
-            above = [keys[:depth] for depth in range(1, len(keys))]
-            owners = [path for path in above if path in owned]
-            hidden = keys[: len(owners[-1]) + 1] if owners else None  # in a part of `model`
-            holder = hidden or next((path for path in above if path in modules), keys)
-            unowned[holder] += parameter.numel()
+    for path, parameter in objects:
+        if isinstance(parameter, nn.Parameter) and path not in owned:
+            unowned[_outermost_unowned(path, owned, modules)] += parameter.numel()
     return unowned
 
 
+def _outermost_unowned(path: Keys, owned: Set[Keys], modules: Set[Keys]) -> Keys:
+    """Return the path of the largest object to report for the parameter at a path.
+
+    Within a part of the ModuleList it is an attribute that torch does not search, such as a list.
+    Elsewhere it is the outermost module, or else the parameter itself.
+    """
+    ancestors = [path[:depth] for depth in range(1, len(path))]
+    owners = [ancestor for ancestor in ancestors if ancestor in owned]
+    if owners:
+        return path[: len(owners[-1]) + 1]
+    return next((ancestor for ancestor in ancestors if ancestor in modules), path)
+
+
 def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parameters that would not be trained, and state that would not be saved."""
+    """Find parameters that would not be trained once in a step, and state that is not saved."""
     optimizers, model = planned.make_optimizers(), planned.require_model()
     grouped = [p for opt in optimizers for group in opt.param_groups for p in group["params"]]
     counts = Counter(map(id, grouped))
     trainable = [p for p in model.parameters() if p.requires_grad]
     owned = set(map(id, model.parameters()))
     for parameters, problem in (
-        ([p for p in trainable if not counts[id(p)]], "in no group, and would never train them"),
-        ([p for p in trainable if counts[id(p)] > 1], "in more than one group, and steps twice"),
-        ([p for p in grouped if id(p) not in owned], "in a group, though not in the model"),
+        ([p for p in trainable if not counts[id(p)]], "No optimizer updates"),
+        ([p for p in trainable if counts[id(p)] > 1], "More than one group of parameters has"),
+        ([p for p in grouped if id(p) not in owned], "Outside `model`, an optimizer updates"),
     ):
         if parameters:
             yield planned.finding(
                 "opt_class",
-                problem=f"The optimizer has {_first_of(planned, parameters)} {problem}",
+                problem=f"{problem} {_describe_tensors(planned, parameters)}",
                 fix="Give each parameter of `model` to one group of one optimizer, and no others.",
             )
-    yield from _unsaved(planned, optimizers)
+    yield from _find_unsaved(planned, optimizers)
 
 
-def _unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Finding]:
-    """Find tensors of the model, epochs and optimizers that the checkpointer does not save."""
+def _find_unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Finding]:
+    """Find tensors of the model, and states of epochs and optimizers, that are not saved."""
     checkpointer, model = planned.make_cpu_brain().checkpointer, planned.require_model()
     recoverables: dict[str, object] = getattr(checkpointer, "recoverables", {})
     modules = [part for part in recoverables.values() if isinstance(part, nn.Module)]
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}
     saved |= set(map(id, recoverables.values()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in saved]
-    unsaved = [_first_of(planned, tensors)] if tensors else []
+    unsaved = [_describe_tensors(planned, tensors)] if tensors else []
     states = (planned.build_hparams()["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
@@ -152,8 +164,8 @@ def _unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Findi
         )
 
 
-def _first_of(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
+def _describe_tensors(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
     """Name the first of some tensors, and count the others."""
-    paths = (keys for keys, value in reached(planned) if value is tensors[0])
-    name = next((f"`{dotted(keys)}`" for keys in paths), "a parameter outside the YAML")
-    return listed([name, *tensors[1:]], max_names=1)
+    paths = (path for path, value in reachable(planned) if value is tensors[0])
+    name = next((f"`{dotted(path)}`" for path in paths), "a parameter outside the YAML")
+    return name if len(tensors) == 1 else f"{name} and {len(tensors) - 1:,} more"

@@ -1,7 +1,7 @@
 """The run that is checked, in a scratch folder.
 
-A check asks a planned run for the results of steps and yields findings. Each step is taken once.
-If it fails that is reported once, and the checks that need its result are left out.
+A check asks a planned run for the results of steps, and yields findings. Each step is taken once.
+If a step fails, that is reported once, and the checks that need its result are left out.
 """
 
 import os
@@ -95,7 +95,7 @@ class PlannedRun(Run):
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder, self.target = self.folder, target
-        self.document, self.given = read_document(yaml_file), overrides
+        self.document, self.user_overrides = read_document(yaml_file), overrides
         self.faults: dict[str, SbkitError] = {}
         self._scratch = TemporaryDirectory(prefix="sbkit-check")
         self.overrides["output_folder"] = self._scratch.name
@@ -110,8 +110,7 @@ class PlannedRun(Run):
     def take(self, name: str, step: Callable[[], Result]) -> Result:
         """Take a step without a trace: nothing is logged, and no random number is drawn.
 
-        Raises:
-            MissingPartError: the step failed now or before; its error is in `faults`.
+        Raises MissingPartError if the step failed, now or before; its error is in `faults`.
         """
         if name in self.faults:
             raise MissingPartError(name)
@@ -212,7 +211,7 @@ class PlannedRun(Run):
         """Return --KEY if the command line has the key, else FILE:LINE."""
         if keys == ("data_folder",) and self.knobs.get("manifest"):
             keys = ("manifest",)  # which is read instead
-        override: object = self.given
+        override: object = self.user_overrides
         declared: object = self.document.root
         for depth, key in enumerate(keys, start=1):
             if not isinstance(override, Mapping) or key not in override:

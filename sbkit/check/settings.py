@@ -1,16 +1,16 @@
 """Checks of the values, the machine and the run folder.
 
-Code reads keys from a `Knobs`, which remembers them: a key that the dry run has not read, and that
-no reference reaches, does nothing. The dry run calls no hook at the end of a stage, so names in the
-code of the recipe count, too: in the modules of its Brain and the modules beside them.
+A `Knobs` remembers which keys code has read from it. A key has no effect if the dry run did not
+read it and no reference names it. But the dry run does not call the hooks at the end of a stage, so
+a key also counts as read if the source of the recipe mentions it.
 """
 
+import ast
 import sys
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
-from inspect import isclass, isfunction
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
@@ -40,7 +40,8 @@ from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
 from sbkit.train.optimizers import ALWAYS, FREEZE
 
-READ_BEFORE = {"check", "recipe"}  # by the command, before it checks and trains
+COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
+LIBRARIES = {*sys.stdlib_module_names, "sbkit", "speechbrain", "torch"}  # read no key of a recipe's
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
 INITIAL_WEIGHTS = "initial weights"  # among a planned run's results: lines about loaded weights
@@ -76,7 +77,7 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     missing = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
     is_complete = not planned.faults and dry_run(planned).error is None
     candidates = names - set(planned.document.root) if is_complete else missing
-    declared = {*planned.document.own_keys, *planned.given}
+    declared = {*planned.document.own_keys, *planned.user_overrides}
     for key in unread(planned.document, names):
         if key in declared and (is_complete or nearest(key, missing)):
             yield planned.finding(
@@ -87,54 +88,64 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def names_in_code(brain: type) -> set[str]:
-    """Return the names and texts in the code of a Brain's modules and of modules beside them.
+    """Return all attributes and strings in the source of a Brain, and of the modules in its folder.
 
-    sbkit's own and SpeechBrain's do not count.
+    A Brain may have bases in other folders, which count, too, unless they are of `LIBRARIES`.
+    Raises MissingPartError for a Brain without a source file, as in a REPL.
     """
-    modules = {name: vars(m) for name, m in sys.modules.items() if isinstance(m, ModuleType)}
-    folder_of = {name: Path(str(m.get("__file__") or "/")).parent for name, m in modules.items()}
-    names = {class_.__module__ for class_ in brain.__mro__ if class_ is not object}
-    folders = {folder_of[n] for n in names if not n.startswith(("sbkit.", "speechbrain."))}
-    beside = {name for name, folder in folder_of.items() if folder in folders}
-    values = [value for name in beside for value in modules[name].values()]
-    values += [member for v in values if isclass(v) for member in vars(v).values()]
-    codes = [v.__code__ for v in values if isfunction(v) and v.__module__ in beside]
-    for code in codes:  # grows by nested functions
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {n for c in codes for n in (*c.co_names, *c.co_consts) if isinstance(n, str)}
+    files = {
+        name: Path(vars(module).get("__file__") or name).absolute()
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType)
+    }
+    modules = {class_.__module__ for class_ in brain.__mro__}
+    own_files = [files[name] for name in modules if name.partition(".")[0] not in LIBRARIES]
+    if not all(file.is_file() for file in own_files):
+        raise MissingPartError("source")
+    folders = {file.parent for file in own_files}
+    names: set[str] = set()
+    for file in {*files.values()}:
+        if file.parent in folders and file.suffix == ".py":
+            for node in ast.walk(ast.parse(file.read_bytes())):
+                if isinstance(node, ast.Attribute):
+                    names.add(node.attr)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    names.add(node.value)
+    return names
 
 
 def unread(document: Document, names_read: Set[str]) -> Iterator[str]:
-    """Yield the keys that no reference reaches and no code has read.
+    """Yield the keys that no reference names and no code has read.
 
-    An object reads all its arguments: it would have refused the others.
+    Only keys of the root are tested: a class refuses arguments that it does not take.
     """
     referred = {str(keys[0]) for _, node in walk(document.root) for keys in referenced(node)}
+    used = names_read | referred | COMMAND_KEYS
     for key, node in document.root.items():
-        was_called = tag_of(node).startswith("!apply:")  # and may have had its effect
-        if not (key in names_read | referred | READ_BEFORE or key.startswith("_") or was_called):
+        is_call = tag_of(node).startswith("!apply:")  # whose effect may be all that is wanted
+        if not (key in used or key.startswith("_") or is_call):
             yield key
 
 
 def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parts whose freezing ends after the last step: a small corpus may have fewer steps."""
-    declared = planned.knobs.get(FREEZE)
-    if not isinstance(declared, Mapping):
+    """Find parts that stay frozen for more steps than the run has, as with a small corpus."""
+    frozen_steps = planned.knobs.get(FREEZE)
+    if not isinstance(frozen_steps, Mapping):
         return
     num_steps = len(planned.require_sampler().steps()) * planned.knobs["number_of_epochs"]
-    late = [path for path, end in declared.items() if end != ALWAYS and end >= num_steps]
-    if late:
+    parts = [part for part, end in frozen_steps.items() if end != ALWAYS and end >= num_steps]
+    if parts:
         yield planned.finding(
             FREEZE,
-            problem=f"`freeze` of {', '.join(late)} does not end within the run, which has about "
-            f"{num_steps:,} steps: they never learn",
+            problem=f"The run has about {num_steps:,} steps, but `freeze` keeps "
+            f"{', '.join(parts)} frozen for longer, so that they never learn",
             fix=f"Lower their number of steps, or write `{ALWAYS}`.",
             stops=False,
         )
 
 
 def check_placement(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a device that is not there, and precisions that it does not have."""
+    """Find a device that the machine lacks, and precisions that the device lacks."""
     device = choose_device(planned.knobs.get("device"), planned.count)
     for key in ("device", "precision", "eval_precision"):
         try:
@@ -150,7 +161,7 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
     """Find batches too large for an epoch, or too small to share among the machine's processes."""
     steps, batch_seconds = planned.require_sampler().steps(), planned.knobs["batch_seconds"]
     num_processes = planned.count_processes()
-    num_parts = num_processes * planned.accumulation
+    micro_batches_per_step = num_processes * planned.accumulation
     seconds = samples_to_seconds(
         int(sample_counts(planned.prepare_splits().train).sum()), planned.knobs["sample_rate"]
     )
@@ -162,7 +173,8 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
             fix="Lower --batch_seconds.",
             stops=False,
         )
-    empty_share = sum(max(num_parts - len(s), 0) for s in steps) / (num_parts * len(steps))
+    num_empty = sum(max(micro_batches_per_step - len(step), 0) for step in steps)
+    empty_share = num_empty / (micro_batches_per_step * len(steps))
     if empty_share > MAX_EMPTY_SHARE:
         yield planned.finding(
             "batch_seconds",
@@ -189,7 +201,7 @@ def check_run_folder(planned: PlannedRun) -> None:
 
 
 def check_initial_weights(planned: PlannedRun) -> None:
-    """Refuse, as training does, `pretrained` and `init_from` without the weights of the model."""
+    """Refuse, as training does, a `pretrained` or `init_from` without weights for the model."""
     if newest_checkpoint(planned.run_folder / CHECKPOINTS) is None:
         planned.results[INITIAL_WEIGHTS] = planned.load_initial_weights()
 

@@ -1,7 +1,8 @@
 """Checkpoints that are whole or absent, and the average of the best ones.
 
 SpeechBrain's Checkpointer writes its marker file first, so a killed save looks like a good
-checkpoint. This one writes a folder beside, checksums it, and renames it: the name is the marker.
+checkpoint. This one fills a folder under another name, adds checksums, and renames it: the name is
+the marker.
 """
 
 import json
@@ -19,7 +20,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
-from sbkit.base.checksums import CHECKSUMS, SAVED, find_damage
+from sbkit.base.checksums import CHECKPOINT_CONTENT, CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import reading, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
@@ -32,7 +33,7 @@ from sbkit.checkpoint.folder import (
 )
 from sbkit.checkpoint.weights import (
     average,
-    check_same_model,
+    check_fits,
     check_weights,
     modules_of,
     restore_declared,
@@ -95,7 +96,7 @@ class AveragedCheckpoints:
 def choose_averaged(
     ranked: Sequence[Checkpoint], score: Callable[[int], float]
 ) -> AveragedCheckpoints:
-    """Score the means of the first checkpoints; take the best, and among equals the largest mean.
+    """Score means of the first checkpoints, and choose the best; of equal ones, the largest mean.
 
     score(count): the error on the validation set of the mean of the first ``count``, such as CER:
     lower is better, NaN the worst. It is called at most log2(len(ranked)) + 1 times.
@@ -144,7 +145,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     # -- saving -------------------------------------------------------------------------------
 
     def claim(self) -> None:
-        """Lock the folder for this run, on all ranks, and remove what a killed one left.
+        """Lock the folder for this run, and clean up after a killed one; every rank calls this.
 
         Raises ConfigError when another run is saving there.
         """
@@ -157,7 +158,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         self._is_claimed = True
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
-        """Save beside, checksum, and rename; return the checkpoint on rank 0, None elsewhere."""
+        """Save a whole checkpoint or none; return it on rank 0, None elsewhere."""
         self.claim()
         checkpoint: Checkpoint | None = None
         trouble: SbkitError | None = None
@@ -178,9 +179,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def save_and_keep_only(
         self, *arguments: Any, importance_keys: Sequence[Any] = (), **options: Any
     ) -> None:
-        """Save, and delete what is neither best nor recent.
+        """Save, and delete checkpoints that are neither the best nor the newest.
 
-        SpeechBrain's appends to its own default list, so every save takes longer than the last.
+        SpeechBrain's method appends to its own default list, so that each save takes longer.
         """
         super().save_and_keep_only(*arguments, importance_keys=[*importance_keys], **options)
 
@@ -197,12 +198,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def find_checkpoints(
         self, *, max_key: str | None = None, min_key: str | None = None, **keys: Any
     ) -> list[Checkpoint]:
-        """Rank by a number of the meta file; NaN, as of data without labels, comes last."""
+        """Rank by a number of the meta file; NaN, the score of data without labels, comes last."""
         if key := max_key or min_key:
 
             def rank_by_key(checkpoint: Checkpoint) -> float:
-                value = float(checkpoint.meta[key])
-                return -math.inf if math.isnan(value) else value if max_key else -value
+                value = float(checkpoint.meta[key]) * (1 if max_key else -1)
+                return -math.inf if math.isnan(value) else value
 
             predicate = keys.pop("ckpt_predicate", None) or bool
             keys["ckpt_predicate"] = lambda checkpoint: (
@@ -215,7 +216,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def find_whole(self, count: int, **keys: Any) -> list[Checkpoint]:
         """Find the ``count`` best undamaged checkpoints, and log which better ones are damaged.
 
-        Raises BundleError when there are checkpoints and all of them are damaged.
+        Raises BundleError if all checkpoints are damaged.
         """
         folders = checkpoint_folders(self.checkpoints_dir)
         for folder in folders:
@@ -232,13 +233,13 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def load_average(
         self, count: int, score: Callable[[], float] | None = None, **keys: Any
     ) -> AveragedCheckpoints | None:
-        """Load the modules with the mean weights of as many of the best checkpoints as score best.
+        """Load the mean of the best checkpoints, of as many as score best.
 
         Args:
             count: the number of checkpoints to choose from.
-            score: returns the error of the loaded modules on the validation set, lower is better;
-                every rank calls it. It is not called if the choice was made before, from the same
-                checkpoints. Without it all ``count`` are averaged.
+            score: returns the error of the loaded modules on the validation set; every rank calls
+                it. It is not called if the same checkpoints were scored before. Without it all
+                ``count`` are averaged.
             keys: rank the checkpoints, as in `find_checkpoints`.
 
         Returns:
@@ -247,7 +248,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         ranked = self.find_whole(count, **keys)
         if not ranked:
             return None
-        # Rank 0's reading for all: a slower rank would find what rank 0 has just written.
+        # Every rank takes what rank 0 reads: a slower one would read what rank 0 has just written.
         earlier = gather_over_ranks(AveragedCheckpoints.read(self.checkpoints_dir))[0]
         names = tuple(checkpoint.path.name for checkpoint in ranked)
         if score is None:
@@ -283,13 +284,13 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     def ranked_by(self) -> dict[str, str]:
         """Return the metric that the checkpoints were saved with as `max_key` or `min_key`."""
         ranked = (checkpoint.meta.get(RANKED_BY) for checkpoint in self.list_checkpoints())
-        key: dict[str, str | None] = next(filter(None, ranked), {})
-        return {direction: name for direction, name in key.items() if name}
+        keys: dict[str, str | None] = next(filter(None, ranked), {})
+        return {direction: name for direction, name in keys.items() if name}
 
     def _load_mean(self, checkpoints: Sequence[Checkpoint]) -> None:
         for name, module in modules_of(self).items():
             mean = average(checkpoints, name)
-            check_same_model(mean, module.state_dict(), of=str(self.checkpoints_dir))
+            check_fits(mean, module, source=str(self.checkpoints_dir))
             module.load_state_dict(mean)
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -298,22 +299,22 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         super().load_checkpoint(checkpoint)
 
     def check_same_model(self) -> None:
-        """Claim the folder, and refuse one of another model, before it is used."""
+        """Claim the folder, and refuse the checkpoints of another model."""
         self.claim()
         for checkpoint in self.find_whole(1):
             check_weights(self, checkpoint)
 
-    # -- inside SpeechBrain's methods ----------------------------------------------------------
+    # -- called by SpeechBrain's methods -------------------------------------------------------
 
     def _call_load_hooks(self, checkpoint: Checkpoint) -> None:
-        """Load every recoverable; optimizers with their moments and the declared parameters."""
+        """Load every recoverable; optimizers then get their declared hyperparameters again."""
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
         declared = [[dict(group) for group in o.param_groups] for o in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
-        with reading(checkpoint.path, SAVED, fix=fix):
+        with reading(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
             super()._call_load_hooks(checkpoint)
         for optimizer, groups in zip(optimizers, declared, strict=True):
-            restore_declared(optimizer, groups, of=checkpoint.path)
+            restore_declared(optimizer, groups, checkpoint=checkpoint.path)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         if not (checkpoint.path / CHECKSUMS).exists():
@@ -334,13 +335,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
 
     @staticmethod
     def _construct_checkpoint_objects(folders: Iterable[Path]) -> list[Checkpoint]:
-        checkpoints = map(read_checkpoint, folders)
-        return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+        return [*filter(None, map(read_checkpoint, folders))]
 
     def _save_checkpoint_metafile(
         self, file: Path, meta: Mapping[str, Any] | None = None, end_of_epoch: bool = True
     ) -> Mapping[str, Any]:
-        """Date it later than all existing ones, whatever the clock says: the order is progress."""
+        """Date a checkpoint later than all others even if the clock went back: dates order them."""
         dates = (checkpoint.meta["unixtime"] for checkpoint in self.list_checkpoints())
         latest = max(dates, default=0.0)
         date = {"unixtime": max(time.time(), math.nextafter(latest, math.inf))}

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: locked, listed even if some are damaged, and written whole.
+"""The folder of a run's checkpoints: locked by one run, listed with damaged ones, written whole.
 
 A checkpoint is written under another name and renamed once it is whole on the disk.
 """
@@ -11,22 +11,27 @@ from pathlib import Path
 import yaml
 from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT, Checkpoint
 
-from sbkit.base.checksums import UNREADABLE, write_checksums
+from sbkit.base.checksums import READ_ERRORS, write_checksums
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import fsync_tree, require_writable, try_lock
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
+REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
 
 # File descriptors of locked folders by device and inode, until this process ends
 _locked: dict[tuple[int, int], int] = {}
 
 
 def lock_folder(folder: Path) -> None:
-    """Create a folder and lock it for this process; a disk without locks locks nothing.
+    """Create a folder and lock it for this process.
 
     A run locks its run folder before it writes anything there, and the Checkpointer locks the
-    folder of its checkpoints. The kernel releases the lock when the process ends.
-    Raises ConfigError if another process has locked it, or if it cannot be a folder.
+    folder of its checkpoints. The kernel releases the lock when the process ends. A file system
+    without locks, as on some clusters, is used without one.
+
+    Raises:
+        ConfigError: another process has locked the folder.
+        SbkitError: nothing can be written there.
     """
     require_writable(folder, option="output_folder")
     stat = folder.stat()
@@ -41,12 +46,12 @@ def lock_folder(folder: Path) -> None:
             "for it, stop it, or choose another --output_folder."
         )
     if not _locked:
-        os.register_at_fork(after_in_child=_unlock_in_child)
+        os.register_at_fork(after_in_child=_close_inherited_locks)
     _locked[key] = descriptor
 
 
-def _unlock_in_child() -> None:
-    """Close the descriptors in a worker process, which may outlive a run that is killed."""
+def _close_inherited_locks() -> None:
+    """Close the descriptors in a forked worker, which may outlive a run that is killed."""
     for descriptor in _locked.values():
         os.close(descriptor)
     _locked.clear()
@@ -59,7 +64,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         parameter_files = {file.stem: file for file in folder.glob(f"*{PARAMFILE_EXT}")}
         is_dated = math.isfinite(meta["unixtime"])
         return Checkpoint(folder, meta, parameter_files) if is_dated else None
-    except (*UNREADABLE, yaml.YAMLError):
+    except (*READ_ERRORS, yaml.YAMLError):
         return None
 
 
@@ -80,18 +85,39 @@ def staging_path(folder: Path) -> Path:
 
 
 def publish(staged: Checkpoint) -> Checkpoint:
-    """Rename a finished folder to its name, once everything in it is on the disk."""
+    """Rename a finished folder to its name, once everything in it is on the disk.
+
+    An earlier checkpoint of that name is renamed first and removed last, so that a kill at any
+    moment leaves a whole checkpoint.
+    """
     write_checksums(staged.path)
     fsync_tree(staged.path)
     final = staged.path.with_name(staged.path.name.removeprefix(UNFINISHED))
+    replaced = final.with_name(final.name + REPLACED)
     if final.exists():
-        shutil.rmtree(final)
+        final.rename(replaced)
     staged.path.rename(final)
+    _fsync_folder(final.parent)
+    if replaced.exists():
+        replaced.rename(staged.path)  # half removed, it would be a damaged checkpoint
+        shutil.rmtree(staged.path)
     files = {name: final / file.name for name, file in staged.paramfiles.items()}
     return Checkpoint(final, staged.meta, files)
 
 
+def _fsync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed or failed save left in a folder of checkpoints."""
+    """Remove what a killed or failed save left behind, and undo a replacement that it began."""
+    for replaced in folder.glob(f"{CKPT_PREFIX}+*{REPLACED}"):
+        final = replaced.with_name(replaced.name.removesuffix(REPLACED))
+        replaced.rename(staging_path(final) if final.exists() else final)
     for unfinished in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Provenance of scores: a record beside every score, compared before the score is shown again.
+"""Provenance of scores: which weights, decoder, language models and confidences were measured.
 
-A score belongs to the weights, decoder, language models and confidences that it was measured with.
+The record is stored beside every score, and compared before the score is shown again.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ NAMES_IN_SENTENCE = {
     "language_models": "these language models",
     "confidence": "these confidences",
 }
-# Of a decoder; its other fields record how it was fitted
+# Fields of a decoder that decide its texts; the others record how it was fitted
 DECODER_SETTINGS = ("decoder_type", "beam_size", "attention_rescoring", "weights")
 NUM_HASH_DIGITS = 12
 
@@ -69,9 +69,9 @@ def settings_of(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def to_safetensors(best: Sequence[Checkpoint], parts: Sequence[int] | None = None) -> bytes:
-    """Average the model of checkpoints, adapters merged; the same ones give the same bytes.
+    """Write the mean model of checkpoints, adapters merged; equal checkpoints give equal bytes.
 
-    ``parts``: indices of the parts that are written, which are then counted from 0; None for all.
+    ``parts``: indices of the parts to write, which are then numbered from 0; None for all.
     """
     merged = merge_adapters(average(best, "model"))
     if parts is not None:
@@ -86,7 +86,7 @@ def to_safetensors(best: Sequence[Checkpoint], parts: Sequence[int] | None = Non
 
 
 def provenance_of_run(run: Path) -> Provenance | None:
-    """Return the provenance that a run has if it is exported now; None without a checkpoint."""
+    """Return the provenance of a bundle exported from a run now; None without a checkpoint."""
     best = Checkpointer(run / CHECKPOINTS).find_averaged() if (run / CHECKPOINTS).is_dir() else []
     if not best:
         return None
@@ -104,8 +104,8 @@ def describe_provenance(record: Provenance | None) -> str:
     if record is None:
         return "measured without a checkpoint"
     decoder = record["decoder"] or {"decoder_type": "none", "beam_size": None, "weights": {}}
-    chosen = {"beam": decoder["beam_size"], **decoder["weights"]}
-    settings = [f"{name} {value:g}" for name, value in chosen.items() if value is not None]
+    numbers = {"beam": decoder["beam_size"], **decoder["weights"]}
+    settings = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
     hashes = [
         f"{name.replace('_', ' ')} {value[:NUM_HASH_DIGITS]}"
         for name, value in record.items()
@@ -116,9 +116,9 @@ def describe_provenance(record: Provenance | None) -> str:
 
 
 def what_differs(measured: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str | None:
-    """Return "not measured with this decoder" and the like; None if nothing differs.
+    """Return a phrase such as "not measured with this decoder"; None if nothing differs.
 
-    A score without a run has no record, and nothing to differ from.
+    Nothing differs either if ``now`` is None: the score belongs to no run.
     """
     if now is None:
         return None

@@ -15,14 +15,14 @@ State = dict[str, Any]
 
 
 def seed_step(seed: int, *, epoch: int, step: int) -> None:
-    """Seed torch, which draws dropout, from the position in the run; different on every rank."""
+    """Seed torch, which draws dropout, from the position in the run and the rank."""
     position = (seed, epoch, step, rank())
     torch.manual_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
 
 
 @contextmanager
 def preserve_rng(device: torch.device) -> Iterator[None]:
-    """Leave every generator where it was, whatever is drawn within a `with` statement."""
+    """Restore every generator after a `with` statement."""
     state = random_state(device)
     try:
         yield
@@ -45,9 +45,9 @@ def random_state(device: torch.device) -> State:
 
 
 def restore_random_state(state: State, device: torch.device) -> None:
-    """Set the generators to a state of `random_state`, which may have been JSON since.
+    """Set the generators to a state of `random_state`, which may have been JSON in between.
 
-    The other ranks branch off it, each in its own way. A device without a saved state is left.
+    On ranks above 0, torch is then seeded anew by rank. A device without a saved state is left.
     """
     _restore(state, device)
     if rank() > 0:

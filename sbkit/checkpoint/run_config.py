@@ -1,4 +1,4 @@
-"""Which run a folder belongs to: the YAML as it takes effect, and hashes of its data and labels.
+"""The configuration that a run folder belongs to: the resolved YAML, hashes of data and labels.
 
 `run_config.json` is written before anything is trained. A resumed run is compared with it, except
 for a short list of knobs that may change.
@@ -23,24 +23,24 @@ from sbkit.distributed.ranks import gather_over_ranks
 
 FILE = "run_config.json"
 CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
-# Knobs that may change when a run is resumed: none that decides what it learns from, or what its
-# weights mean
+# Knobs that may change when a run is resumed: they decide neither what it learns from, nor what
+# its weights mean
 MAY_CHANGE = frozenset(
     {
-        # where and how fast it is computed
+        # device and speed
         *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
         *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
         *("compile", "gradient_checkpointing"),
-        # how long it trains
+        # length
         *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
-        # how it decodes
+        # decoding
         *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
         *("attention_rescoring", "decoder_type"),
-        # what is watched, logged, saved and averaged
+        # watching, logging, saving and averaging
         *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
         *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
         *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
-        # the size of the steps to come, lowered when a run diverges; the change is logged
+        # step size, lowered when a run diverges; the change is logged
         *("lr", "weight_decay", "max_grad_norm"),
     }
 )
@@ -51,7 +51,7 @@ MAX_LISTED_DIFFERENCES = 8
 NUM_HASH_DIGITS = 12
 MAX_VALUE_CHARACTERS = 60
 
-Change = tuple[str, Any, Any]  # a name, what it was, what it is
+Change = tuple[str, Any, Any]  # a name, the value before and the value now
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class RunConfig:
     """A run's YAML as it takes effect, and hashes of its data and labels.
 
     Attributes:
-        values: of the YAML, by dotted path, with every reference resolved.
-        data: a hash by split; None, and not compared, if not known yet.
-        labels: the hash of the label file; None, and not compared, if not known yet.
+        values: the values of the YAML by dotted path, with every reference resolved.
+        data: the hash of each split; None if not known yet, and then not compared.
+        labels: the hash of the label file; None if not known yet, and then not compared.
         source: the YAML and its overrides.
     """
 
@@ -87,7 +87,7 @@ class RunConfig:
         )
 
     def write(self, folder: Path) -> None:
-        """Write `run_config.json`; what may change is then compared with these values."""
+        """Write `run_config.json`."""
         record = {"values": self.values, "data": self.data, "labels": self.labels}
         write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
 
@@ -103,17 +103,14 @@ class RunConfig:
         differences = [*map(_changed, self.differences(before))]
         if differences:
             count = plural(len(differences), "thing differs", "things differ")
-            differences_listed = listed(
-                differences, max_names=MAX_LISTED_DIFFERENCES, separator="; "
-            )
+            names = listed(differences, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
             raise ConfigError(
-                f"The run in {folder} was begun with another configuration: {count} "
-                f"({differences_listed}). Give the values that it began with, or choose another "
-                "--output_folder for a new run."
+                f"The run in {folder} was begun with another configuration: {count} ({names}). "
+                "Give the values that it began with, or choose another --output_folder for a new "
+                "run."
             )
         loggable = MAY_CHANGE - {"output_folder"}
-        compared = _compare(before.values, self.values)
-        changes = [change for change in compared if change[0] in loggable]
+        changes = [c for c in _compare(before.values, self.values) if c[0] in loggable]
         lines = ["Resuming with changed values:", *map(_changed, changes)]
         if any(name == "number_of_epochs" for name, *_ in changes):
             lines.append("the learning rate follows the schedule over the new number of epochs")
@@ -147,8 +144,7 @@ class RunConfig:
     def _restored(self, before: "RunConfig", allowed: set[str]) -> Mapping[str, Any]:
         """Resolve the YAML with the earlier values of the knobs that may change."""
         names = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
-        was, now = before.values, self.values
-        restored = {name: was[name] for name in names if was[name] != now[name]}
+        restored = {k: before.values[k] for k in names if before.values[k] != self.values[k]}
         if self.source is None or not restored:
             return self.values
         yaml_file, overrides = self.source
@@ -156,7 +152,7 @@ class RunConfig:
 
 
 def read_run_config(folder: Path) -> RunConfig:
-    """Read how the run in a folder began; raises SbkitError if that cannot be read."""
+    """Read the configuration of the run in a folder; raises SbkitError if it cannot be read."""
     file = folder / FILE
     fix = "Put it back, or choose another --output_folder for a new run."
     with reading(file, "be what sbkit wrote when the run began", fix=fix):

@@ -1,8 +1,6 @@
-"""What checkpoints hold: weights, read and averaged, and the state of optimizers.
+"""Weights and optimizer states of checkpoints: read, averaged, and checked against the model.
 
-A checkpoint of a torch.nn.ModuleList numbers its modules. Another YAML may list other parts in
-another order, so weights are compared between runs by the key under which a part is declared:
-`CNN.conv1.weight` for a checkpoint's `0.conv1.weight`.
+A last section names tensors by the part that holds them, to compare the weights of two runs.
 """
 
 import threading
@@ -25,28 +23,16 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
-from sbkit.base.checksums import SAVED
+from sbkit.base.checksums import CHECKPOINT_CONTENT
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import reading
 from sbkit.base.messages import listed, plural
 
-# Written into the groups by schedules, SpeechBrain's and torch's, which resume from them
-SCHEDULED_NAMES = {
-    "lr",
-    "initial_lr",
-    "prev_lr",
-    "max_lr",
-    "min_lr",
-    "base_momentum",
-    "max_momentum",
-}
-CYCLED_NAMES = {"momentum", "betas"}  # written by schedules that leave a `base_momentum`
-
-Groups = Sequence[Mapping[str, Any]]
+# -- reading and averaging --------------------------------------------------------------------
 
 
 def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
-    """Name the modules whose file is a state_dict; others have their own savers."""
+    """Return the modules that are saved as a state_dict; modules with their own saver are not."""
     custom = {**checkpointer.custom_load_hooks, **checkpointer.custom_save_hooks}
     return {
         name: recoverable
@@ -60,23 +46,16 @@ def modules_of(checkpointer: Checkpointer) -> dict[str, nn.Module]:
 def read_weights(file: Path) -> dict[str, Any]:
     """Read a state_dict onto the CPU, under the names of this version of SpeechBrain.
 
-    Raises SbkitError for anything else, or for tensors that hold NaN.
+    Raises SbkitError for any other content, and for NaN. Infinite parameters are found by
+    `check_fits`: the file does not say which of its tensors are parameters.
     """
     fix = f"Restore it, or move {file.parent} away to resume from the one before."
-    with reading(file, SAVED, fix=fix):
+    with reading(file, CHECKPOINT_CONTENT, fix=fix):
         weights = torch.load(file, "cpu", weights_only=True)
         if not isinstance(weights, Mapping):
             raise ValueError(f"it holds a {type(weights).__name__}")
-        check_finite(weights, of=str(file))
+        check_finite(weights, source=str(file))
         return dict(hook_on_loading_state_dict_checkpoint(weights))
-
-
-def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
-    """Raise BundleError for a checkpoint whose weights do not fit the modules."""
-    for name, module in modules_of(checkpointer).items():
-        if name in checkpoint.paramfiles:
-            saved = read_weights(checkpoint.paramfiles[name])
-            check_same_model(saved, module.state_dict(), of=str(checkpoint.path))
 
 
 def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
@@ -85,54 +64,107 @@ def average(checkpoints: Sequence[Checkpoint], name: str) -> dict[str, Any]:
     Checkpoints are added one by one in float64, so memory holds two models however many there are.
     Raises BundleError when they do not all belong to one model.
     """
-    first, *later = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
+    first, *more_files = (checkpoint.paramfiles[name] for checkpoint in checkpoints)
     mean = read_weights(first)
-    types = {
+    dtypes = {
         key: value.dtype
         for key, value in mean.items()
-        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
     }
-    for key, dtype in types.items():
+    for key, dtype in dtypes.items():
         mean[key] = mean[key].to(torch.promote_types(dtype, torch.float64))
-    for file in later:
+    for file in more_files:
         weights = read_weights(file)
-        check_same_model(weights, mean, of=str(file))
-        for key in types:
+        check_same_model(weights, mean, source=str(file))
+        for key in dtypes:
             mean[key] += weights[key]
-    return mean | {key: (mean[key] / len(checkpoints)).to(types[key]) for key in types}
+    return mean | {key: (mean[key] / len(checkpoints)).to(dtypes[key]) for key in dtypes}
 
 
-def restore_declared(optimizer: Optimizer, declared: Groups, *, of: Path) -> None:
-    """Set the declared hyperparameters of a loaded optimizer, except for scheduled ones.
+# -- checking against the model ---------------------------------------------------------------
 
-    Raises ConfigError if the loaded state comes from another class of optimizers.
-    """
-    for group, own in zip(optimizer.param_groups, declared, strict=True):
-        removed, added = group.keys() - own.keys() - SCHEDULED_NAMES, own.keys() - group.keys()
-        if removed and added:  # another version of torch may cause one of the two, but not both
-            raise ConfigError(
-                f"The optimizer in {of} was saved with {listed(sorted(removed))}, but is declared "
-                f"with {listed(sorted(added))}. Use the YAML that it was trained with, or another "
-                "--output_folder."
+
+def check_weights(checkpointer: Checkpointer, checkpoint: Checkpoint) -> None:
+    """Raise BundleError for a checkpoint whose weights do not fit the modules."""
+    for name, module in modules_of(checkpointer).items():
+        if name in checkpoint.paramfiles:
+            check_fits(
+                read_weights(checkpoint.paramfiles[name]), module, source=str(checkpoint.path)
             )
-        loaded = {"params", *SCHEDULED_NAMES, *(CYCLED_NAMES if "base_momentum" in group else ())}
-        group.update({name: value for name, value in own.items() if name not in loaded})
 
 
-MAX_UNSAVED_PARAMETERS = 1 << 24  # of parts for which the file has no weights
+def check_fits(weights: Mapping[str, Any], module: nn.Module, *, source: str) -> None:
+    """Raise BundleError for weights of another model, and for weights that are not finite."""
+    check_same_model(weights, module.state_dict(), source=source)
+    parameters = {name for name, _ in module.named_parameters()}
+    check_finite(weights, source=source, parameters=parameters)
 
 
-def limit_parameters(weights: Mapping[str, torch.Tensor]) -> AbstractContextManager[object]:
-    """Raise BundleError, within a `with` statement, for modules far larger than their weights.
+def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, source: str) -> None:
+    """Raise BundleError if names, shapes or types differ, and list the first differences."""
+    differences = [
+        f"{name}: {describe_tensor(saved, name)} saved, {describe_tensor(declared, name)} declared"
+        for name in sorted({*saved, *declared})
+        if describe_tensor(saved, name) != describe_tensor(declared, name)
+    ]
+    if differences:
+        count = plural(len(differences), "tensor differs", "tensors differ")
+        raise BundleError(
+            f"The weights in {source} do not fit the declared model: {count} "
+            f"({listed(differences, separator='; ')}). Use the YAML they were trained with, or "
+            "another folder."
+        )
 
-    They are refused before their memory is written to: a file of a megabyte may come with the
-    description of a model that fills the machine. Other threads are not affected.
+
+def describe_tensor(tensors: Mapping[str, Any], name: str) -> str:
+    """Write the shape of a tensor, and its type unless it holds floats; "none" if it is missing."""
+    if name not in tensors:
+        return "none"
+    value = tensors[name]
+    if not isinstance(value, Tensor):
+        return "no tensor"
+    shape = "x".join(map(str, value.shape)) or "scalar"
+    if value.is_floating_point():
+        return shape  # any float type fits any other
+    kind = "complex" if value.is_complex() else str(value.dtype).removeprefix("torch.")
+    return f"{shape} {kind}"
+
+
+def check_finite(
+    weights: Mapping[str, Any], *, source: str, parameters: Container[str] = ()
+) -> None:
+    """Raise BundleError for a tensor with NaN, and for one of the ``parameters`` with infinity.
+
+    Other tensors may be infinite: a buffer may be a mask.
+    """
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):
+            continue
+        is_valid = value.isfinite() if name in parameters else ~value.isnan()
+        if num_invalid := value.numel() - int(is_valid.sum()):
+            raise BundleError(
+                f"Weights must be finite, but {num_invalid} of the {value.numel()} numbers of "
+                f"{name} in {source} {'is' if num_invalid == 1 else 'are'} not. Restore an earlier "
+                "checkpoint, or train again with a lower `lr`."
+            )
+
+
+# -- the size of a bundle's model -------------------------------------------------------------
+
+MAX_UNSAVED_PARAMETERS = 1 << 24  # allowed beyond the weights, for parts that the file leaves out
+
+
+def limit_parameters(weights: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+    """Refuse to build a model far larger than its weights, within a `with` statement.
+
+    A file of a megabyte may describe a model that fills the machine. BundleError is raised before
+    the memory of its parameters is written to. Only the calling thread is limited.
     """
     # A parameter is registered twice if it is parametrized, for example by a weight norm.
     budget = 2 * sum(value.numel() for value in weights.values()) + MAX_UNSAVED_PARAMETERS
     thread = threading.get_ident()
 
-    def count(_: object, name: str, parameter: torch.nn.Parameter) -> None:
+    def spend(_: object, name: str, parameter: nn.Parameter) -> None:
         nonlocal budget
         budget -= parameter.numel() if threading.get_ident() == thread else 0
         if budget < 0:
@@ -141,57 +173,45 @@ def limit_parameters(weights: Mapping[str, torch.Tensor]) -> AbstractContextMana
                 "large as its weights. Export it again."
             )
 
-    return register_module_parameter_registration_hook(count)
+    return register_module_parameter_registration_hook(spend)
 
 
-def check_finite(weights: Mapping[str, Any], *, of: str, parameters: Container[str] = ()) -> None:
-    """Raise BundleError for tensors that hold NaN, and for infinite ones among the ``parameters``.
+# -- the state of optimizers ------------------------------------------------------------------
 
-    A buffer may be infinite: it may be a mask.
+# Hyperparameters that the schedules of torch and SpeechBrain set, and read again to continue
+SCHEDULED = {"lr", "initial_lr", "prev_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+CYCLED = {"momentum", "betas"}  # set by a schedule that also sets `base_momentum`
+
+
+def restore_declared(
+    optimizer: Optimizer, declared_groups: Sequence[Mapping[str, Any]], *, checkpoint: Path
+) -> None:
+    """Set a loaded optimizer to its declared hyperparameters; scheduled ones stay as loaded.
+
+    Raises ConfigError if an optimizer of another class was saved.
     """
-    for name, value in weights.items():
-        if not isinstance(value, torch.Tensor):
-            continue
-        finite = value.isfinite() if name in parameters else ~value.isnan()
-        if not bool(finite.all()):
-            count = value.numel() - int(finite.sum())
-            raise BundleError(
-                f"Weights must be finite, but {name} in {of} holds {count} of {value.numel()} that "
-                f"{'is' if count == 1 else 'are'} not. Restore an earlier checkpoint, or train "
-                "again with a lower `lr`."
+    for group, declared in zip(optimizer.param_groups, declared_groups, strict=True):
+        removed = group.keys() - declared.keys() - SCHEDULED
+        added = declared.keys() - group.keys()
+        if removed and added:  # another version of torch may cause one of the two, but not both
+            raise ConfigError(
+                f"The optimizer in {checkpoint} was saved with {listed(sorted(removed))}, but is "
+                f"declared with {listed(sorted(added))}. Use the YAML that it was trained with, or "
+                "another --output_folder."
             )
+        scheduled = SCHEDULED | CYCLED if "base_momentum" in group else SCHEDULED
+        unchanged = {"params", *scheduled}
+        group.update({name: value for name, value in declared.items() if name not in unchanged})
 
 
-def check_same_model(saved: Mapping[str, Any], declared: Mapping[str, Any], *, of: str) -> None:
-    """Raise BundleError for weights of another model, with the first differences and sizes."""
-    differences = [
-        f"{key}: {size_in(saved, key)} saved, {size_in(declared, key)} declared"
-        for key in sorted({*saved, *declared})
-        if size_in(saved, key) != size_in(declared, key)
-    ]
-    if differences:
-        count = plural(len(differences), "tensor differs", "tensors differ")
-        raise BundleError(
-            f"The weights in {of} do not fit the declared model: {count} "
-            f"({listed(differences, separator='; ')}). Use the YAML they were trained with, or "
-            "another folder."
-        )
+# -- names of tensors by part -----------------------------------------------------------------
+#
+# A checkpoint of a torch.nn.ModuleList numbers its modules. Another YAML may list other parts, or
+# in another order, so a tensor is named after the YAML key of its part: `CNN.conv1.weight`.
 
 
-def size_in(tensors: Mapping[str, Any], key: str) -> str:
-    """Write the size of a tensor, and its type unless it holds floats; "none" if it is missing."""
-    if key not in tensors:
-        return "none"
-    value = tensors[key]
-    size = "x".join(map(str, getattr(value, "shape", ()))) or "1"
-    if not isinstance(value, torch.Tensor) or value.is_floating_point():
-        return size  # any float type fits any other
-    kind = "complex" if value.is_complex() else str(value.dtype).removeprefix("torch.")
-    return f"{size} {kind}"
-
-
-def part_names(hparams: Mapping[str, Any]) -> list[str]:
-    """Name the parts of the ModuleList in order; a part without a key keeps its index."""
+def part_names_of_model(hparams: Mapping[str, Any]) -> list[str]:
+    """List the keys of the model's parts in order; a part without a key gets its index."""
     model = hparams.get("model")
     if not isinstance(model, nn.ModuleList):
         return []
@@ -199,8 +219,11 @@ def part_names(hparams: Mapping[str, Any]) -> list[str]:
     return [keys.get(id(module), str(index)) for index, module in enumerate(model)]
 
 
-def part_names_in(root: CommentedMap) -> list[str]:
-    """Name the parts in order from a resolved YAML, in which an alias is the node itself."""
+def part_names_of_yaml(root: CommentedMap) -> list[str]:
+    """List the keys of the model's parts in order, without building anything.
+
+    ``root`` is a resolved YAML: an alias in it is the same object as its anchor.
+    """
     keys = {id(node): str(key) for key, node in root.items()}
     arguments = root.get("model")  # by position, or as `modules`
     is_map = isinstance(arguments, CommentedMap)
@@ -221,6 +244,6 @@ def tensors_by_part(hparams: Mapping[str, Any]) -> dict[str, Tensor]:
     model = hparams.get("model")
     if not isinstance(model, nn.Module):
         return {}
-    parts = part_names(hparams)
+    parts = part_names_of_model(hparams)
     tensors = model.state_dict(keep_vars=True)
     return {to_part_name(name, parts): tensor for name, tensor in tensors.items()}

@@ -1,14 +1,15 @@
 """The command ``sbkit``: its commands, their arguments, and how one of them runs.
 
-A command is a function from the parsed arguments to an exit code. It is imported when it runs, so
-that ``sbkit --help`` answers at once.
+A command's handler is a function from the parsed arguments to an exit code. The module that does
+the work is imported when the command runs, so that ``sbkit --help`` answers at once.
 """
 
 import argparse
+import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,14 +21,15 @@ from sbkit.base.messages import printable, printable_json
 from sbkit.base.process import run_main
 from sbkit.base.versions import __version__
 from sbkit.logs.handlers import log_to_screen
-from sbkit.tasks.task import PRECISIONS, import_object
+from sbkit.tasks.task import PRECISIONS, Task, import_object
 
-Command = Callable[[Namespace], int | None]
-AddCommand = Callable[..., Callable[..., object]]
+Handler = Callable[[Namespace], int | None]
+Add = Callable[..., object]  # adds an argument to a command: `add_argument` of its parser
+AddCommand = Callable[..., Add]
 
 LOGS_TO_STDOUT = ("prepare", "tune")  # other commands print their result on standard output
 RECIPE_FOLDERS = ("asr", "classification", "codec", "synthesis", "vad")  # in recipes/, by task
-TAKES_OVERRIDES = ("check", "config", "prepare", "run")  # or other arguments that sbkit cannot know
+TAKES_OVERRIDES = ("check", "config", "prepare")  # --KEY=VALUE for any key of a YAML
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,7 +58,10 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; raises SbkitError for bad input or no package."""
+    """Run one command and return its exit code.
+
+    Raises SbkitError for bad input, and if a package that sbkit requires is not installed.
+    """
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
     if unknown and options.command not in TAKES_OVERRIDES:
@@ -66,133 +71,130 @@ def run(arguments: Sequence[str]) -> int:
         to_stderr=options.command not in LOGS_TO_STDOUT,
         format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
     ):
-        folders = [getattr(options, name, None) for name in ("bundle", "model")]
-        folders += getattr(options, "bundles", [])
-        options.user_modules = import_user_modules(
-            getattr(options, "imports", ()), next(filter(None, folders), None)
-        )
+        options.user_modules = _import_user_modules(options)
         try:
             return options.handler(options) or 0
         except ModuleNotFoundError as error:
+            if not _is_required(error.name or ""):  # a user's module imports it
+                raise
             raise SbkitError(
                 f"`sbkit {options.command}` needs the package {error.name}, which is not "
                 "installed. Install all that sbkit needs: pip install sbkit, without --no-deps."
             ) from error
 
 
-# ---- arguments that several commands share, as parents of their parsers
+def _import_user_modules(options: Namespace) -> frozenset[str]:
+    """Import what `--import` names; the source in a bundle only runs once it is verified."""
+    names = getattr(options, "imports", [])
+    if not names:
+        return frozenset()
+    from sbkit.bundle.config import CONFIG_FILE, BundleFiles
 
-shared = partial(Parser, add_help=False)
+    folders = [getattr(options, "bundle", None), getattr(options, "model", None)]
+    sources: dict[Path, dict[str, bytes]] = {}
+    runs: list[Path] = []
+    for folder in [*filter(None, folders), *getattr(options, "bundles", [])]:
+        if (folder / CONFIG_FILE).exists() or not (folder / "hyperparams.yaml").is_file():
+            sources[folder] = BundleFiles(folder).read_modules(names)
+        else:
+            runs.append(folder)
+    sys.path += [str(folder.resolve()) for folder in (Path.cwd(), *runs)]
+    return import_user_modules(names, sources)
 
-YAML = shared()
-YAML.add_argument("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
 
-BUNDLE = shared()
-BUNDLE.add_argument("bundle", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
+def _is_required(module: str) -> bool:
+    """Return whether the package of a module is one that sbkit itself requires."""
+    from importlib.metadata import PackageNotFoundError, requires  # takes 30 ms
 
-FILES = shared()
-add = FILES.add_argument
-add(
-    *("files",),
-    metavar="FILE",
-    nargs="+",
-    help="audio files, folders or glob patterns; - reads standard input",
-)
-add(
-    "--raw-rate",
-    metavar="HZ",
-    type=int,
-    help="sample rate of standard input without a header (16-bit little-endian mono)",
-)
-add("--errors", metavar="FILE", type=Path, help="write a JSON line to FILE for each failed file")
+    try:
+        requirements = [line for line in requires("sbkit") or () if "extra ==" not in line]
+    except PackageNotFoundError:  # sbkit is not installed, as in a checkout
+        return False
+    return module.partition(".")[0] in {re.split(r"\W", line)[0] for line in requirements}
 
-DECODING = shared()
-add = DECODING.add_argument
-add(
-    "--decoder",
-    choices=("greedy", "beam", "graph"),
-    help="beam and graph use language models; the default is the decoder of the model, and "
-    "another must be tuned first: sbkit tune MODEL --decoder graph",
-)
-add(
-    "--hotwords",
-    metavar="FILE|WORDS",
-    help="phrases to expect: a file with one per line, or a comma-separated list",
-)
 
-VAD = shared()
-VAD.add_argument(
-    "--vad",
-    metavar="BUNDLE|silero",
-    help="the voice activity detector that finds speech and pauses",
-)
+# ---- arguments that several commands share
 
-RUNTIME = shared()
-add = RUNTIME.add_argument
-add("--device", default="auto", help="cpu, cuda, cuda:N or auto (default: auto)")
-add("--runtime", choices=PRECISIONS, default="torch", help="runtime of the model (default: torch)")
-add(
-    "--precision",
-    choices=tuple(dict.fromkeys(chain(*PRECISIONS.values()))),
-    default="fp32",
-    help="; ".join(f"{runtime}: {', '.join(names)}" for runtime, names in PRECISIONS.items()),
-)
-add("--compile", choices=("default", "reduce-overhead"), help="compile the model with torch first")
 
-QUIET = shared()
-QUIET.add_argument("--quiet", action="store_true", help="show no progress")
+def _yaml(add: Add) -> None:
+    add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
 
-IMPORT = shared()
-IMPORT.add_argument(
-    "--import",
-    dest="imports",
-    metavar="MODULE",
-    action="append",
-    default=[],
-    help="import a module of your own that defines parts of the model; repeatable",
-)
 
-SERVER = shared()
-add = SERVER.add_argument
-add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
-add("--alias", action="append", help="another name of the model for clients; repeatable")
-add(
-    "--api-key-file",
-    metavar="FILE",
-    type=Path,
-    help="API keys, one per line; SIGHUP reads the file again",
-)
-add("--no-key", action="store_true", help="admit clients on other machines without a key")
-add(
-    "--allow-origin",
-    metavar="URL",
-    action="append",
-    help="allow web pages of this origin (CORS), * for all; repeatable",
-)
+def _bundle(add: Add) -> None:
+    add("bundle", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
 
-LIMITS = shared()
-add = partial(LIMITS.add_argument, metavar="S", type=float)
-add("--max-batch-seconds", help="audio in a batch, including padding")
-add("--max-seconds", help="audio of a request (default: 7200)")
-add("--max-session-seconds", help="audio of a realtime session (default: 7200)")
-add("--receive-seconds", help="time for a request to arrive (default: 60)")
-add("--answer-seconds", help="time until the end of its answer (default: 600)")
-add("--drain-seconds", help="time after SIGTERM when requests are still accepted (default: 5)")
-add("--grace-seconds", help="time after that to finish running requests (default: 30)")
-add = partial(LIMITS.add_argument, metavar="N", type=int)
-add("--max-concurrent", help="requests transcribed at the same time (default: 32)")
-add("--max-queue", help="requests that may wait for those (default: 128)")
-add("--max-sessions", help="realtime sessions (default: 64)")
-add("--max-connections", help="open connections (default: 1000)")
-LIMITS.add_argument("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
-LIMITS.add_argument(
-    "--max-wait-ms",
-    metavar="MS",
-    type=float,
-    default=10.0,
-    help="time that a request waits for others to share its batch (default: 10)",
-)
+
+def _files(add: Add) -> None:
+    files = "audio files, folders or glob patterns; - reads standard input"
+    add("files", metavar="FILE", nargs="+", help=files)
+    raw_rate = "sample rate of standard input without a header (16-bit little-endian mono)"
+    add("--raw-rate", metavar="HZ", type=int, help=raw_rate)
+    add("--errors", metavar="FILE", type=Path, help="write a JSON line there per failed file")
+
+
+def _decoding(add: Add) -> None:
+    add(
+        "--decoder",
+        choices=("greedy", "beam", "graph"),
+        help="beam and graph use language models; the default is the decoder of the model, and "
+        "another must be tuned first: sbkit tune MODEL --decoder graph",
+    )
+    phrases = "phrases to expect: a file with one per line, or a comma-separated list"
+    add("--hotwords", metavar="FILE|WORDS", help=phrases)
+
+
+def _vad(add: Add) -> None:
+    detector = "the voice activity detector that finds speech and pauses"
+    add("--vad", metavar="BUNDLE|silero", help=detector)
+
+
+def _runtime(add: Add) -> None:
+    add("--device", default="auto", help="cpu, cuda, cuda:INDEX or auto (default: auto)")
+    runtime = "runtime of the model (default: torch)"
+    add("--runtime", choices=PRECISIONS, default="torch", help=runtime)
+    precisions = tuple(dict.fromkeys(chain(*PRECISIONS.values())))
+    by_runtime = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
+    add("--precision", choices=precisions, default="fp32", help=by_runtime)
+    add("--compile", choices=("default", "reduce-overhead"), help="compile the model with torch")
+
+
+def _quiet(add: Add) -> None:
+    add("--quiet", action="store_true", help="show no progress")
+
+
+def _import(add: Add) -> None:
+    module = "import a module of your own that defines parts of the model; repeatable"
+    add("--import", dest="imports", metavar="MODULE", action="append", default=[], help=module)
+
+
+def _server(add: Add) -> None:
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
+    add("--alias", action="append", help="another name of the model for clients; repeatable")
+    keys = "API keys, one per line; SIGHUP reads the file again"
+    add("--api-key-file", metavar="FILE", type=Path, help=keys)
+    add("--no-key", action="store_true", help="let other machines connect without an API key")
+    origin = "allow web pages of this origin (CORS), * for all; repeatable"
+    add("--allow-origin", metavar="URL", action="append", help=origin)
+
+
+def _limits(add: Add) -> None:
+    seconds = partial(add, metavar="S", type=float)
+    seconds("--max-batch-seconds", help="audio in a batch, including padding")
+    seconds("--max-seconds", help="audio of a request (default: 7200)")
+    seconds("--max-session-seconds", help="audio of a realtime session (default: 7200)")
+    seconds("--receive-seconds", help="time for a request to arrive (default: 60)")
+    seconds("--answer-seconds", help="time until its answer is sent (default: 600)")
+    seconds("--drain-seconds", help="time after SIGTERM to accept requests (default: 5)")
+    seconds("--grace-seconds", help="time after that to finish running requests (default: 30)")
+    count = partial(add, metavar="N", type=int)
+    count("--max-concurrent", help="requests transcribed at the same time (default: 32)")
+    count("--max-queue", help="further requests that may arrive or wait (default: 128)")
+    count("--max-sessions", help="realtime sessions (default: 64)")
+    count("--max-connections", help="open connections (default: 1000)")
+    add("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
+    wait = "time that a request waits for others to share its batch (default: 10)"
+    add("--max-wait-ms", metavar="MS", type=float, default=10.0, help=wait)
 
 
 # ---- the commands
@@ -204,18 +206,15 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 
-    def add_command(
-        name: str, handler: Command | str, help: str, *parents: Parser
-    ) -> Callable[..., object]:
-        """Add a command, and return the function that adds its arguments.
-
-        handler: a function from the parsed arguments, or its dotted path in `sbkit.commands`.
-        """
+    def add_command(name: str, handler: Handler, help: str, *groups: Callable[[Add], None]) -> Add:
+        """Add a command with groups of shared arguments; return the adder of its own."""
         # With overrides there are no abbreviations: a key of the YAML may begin like an option.
         abbreviates = name not in TAKES_OVERRIDES
-        added = commands.add_parser(name, help=help, parents=parents, allow_abbrev=abbreviates)
-        added.set_defaults(handler=_importing(handler) if isinstance(handler, str) else handler)
-        return added.add_argument
+        command = commands.add_parser(name, help=help, allow_abbrev=abbreviates)
+        command.set_defaults(handler=handler)
+        for add_group in groups:
+            add_group(command.add_argument)
+        return command.add_argument
 
     _add_training_commands(add_command)
     _add_decoder_commands(add_command)
@@ -225,27 +224,26 @@ def build_parser() -> Parser:
     return parser
 
 
-def _importing(path: str) -> Command:
+def _imported(path: str) -> Handler:
+    """Return a handler that imports a function of `sbkit.commands` by its path, and calls it."""
     return lambda options: import_object(f"sbkit.commands.{path}")(options)
 
 
 def _add_training_commands(add_command: AddCommand) -> None:
-    add = add_command("new", "new.new", "make a project with the recipes as source to edit")
+    add = add_command("new", _imported("new.new"), "make a project with recipes to edit")
     add("folder", metavar="FOLDER", type=Path, help="the new project")
-    add("--recipe", choices=RECIPE_FOLDERS, help="only what this one needs (default: all)")
+    add("--recipe", choices=RECIPE_FOLDERS, help="copy only this recipe (default: all)")
     add("--diff", action="store_true", help="show what this sbkit changed since FOLDER was made")
 
-    add = add_command("check", _check, "check a run before it starts", YAML)
+    add = add_command("check", _check, "check a run before it starts", _yaml)
     add("--json", action="store_true", help="print the findings as JSON")
-    add("--target", metavar="cuda:N", help="check for a machine with N CUDA devices")
+    add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")
 
-    add_command("config", _config, "print a YAML with its base and overrides as one file", YAML)
+    add_command("config", _config, "print a YAML with its base and overrides as one file", _yaml)
 
-    add = add_command(
-        *("prepare", "train.prepare_data"),
-        *("decode the data of a run; several processes may share the work", YAML),
-    )
+    prepare = "decode the data of a run; several processes may share the work"
+    add = add_command("prepare", _imported("train.prepare_data"), prepare, _yaml)
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
     add("--shards", metavar="DIR|URL", help="only write the data as shards there")
     add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
@@ -253,35 +251,28 @@ def _add_training_commands(add_command: AddCommand) -> None:
     add = add_command("cache", _cache, "list prepared audio, or remove what no corpus needs")
     add("action", choices=("list", "prune"), nargs="?", default="list")
 
-    add = add_command("export", _export, "write all that a model needs to run elsewhere", IMPORT)
+    add = add_command("export", _export, "write all that a model needs to run elsewhere", _import)
     add("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
     add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
-    add(
-        "--formats",
-        metavar="NAMES",
-        default="",
-        help="comma-separated: onnx, torch, sherpa-onnx, speechbrain, hub; each is compared with "
-        "the trained model first",
+    formats = (
+        "comma-separated: onnx, torch, sherpa-onnx, speechbrain, hub; each is compared with the "
+        "trained model first"
     )
+    add("--formats", metavar="NAMES", default="", help=formats)
     add("--license", default="unknown", help="license ID for the model card")
 
 
 def _add_decoder_commands(add_command: AddCommand) -> None:
-    add = add_command(
-        *("tune", "tune.tune"),
-        *("fit another decoder to a validation set, and keep the better one", IMPORT),
-    )
+    tune = "fit another decoder to a validation set, and keep the better one"
+    add = add_command("tune", _imported("tune.tune"), tune, _import)
     add("model", metavar="RUN|BUNDLE", type=Path, help="a run folder or a bundle")
     add("--lm-text", metavar="TEXT|ARPA", type=Path, help="text or ARPA of the language model")
     add("--word-lm-order", metavar="N", type=int, help="word n-grams; 0 for none")
     add("--token-lm-order", metavar="N", type=int, help="token n-grams; 0 for none")
     add("--decoder", choices=("beam", "graph"), help="graph is faster, and only uses words")
     add("--beam-size", metavar="N", type=int, help="number of hypotheses")
-    add(
-        "--attention-rescoring",
-        action=argparse.BooleanOptionalAction,
-        help="rescore with a trained attention decoder",
-    )
+    rescoring = "rescore with a trained attention decoder"
+    add("--attention-rescoring", action=argparse.BooleanOptionalAction, help=rescoring)
     add("--data", metavar="TABLE", type=Path, help="the validation set (default: the run's sets)")
     add("--out", metavar="DIR", type=Path, help="the new bundle (default: change the run)")
     add("--force", action="store_true", help="replace even a better decoder")
@@ -295,10 +286,8 @@ def _add_decoder_commands(add_command: AddCommand) -> None:
 
 
 def _add_scoring_commands(add_command: AddCommand) -> None:
-    add = add_command(
-        *("score", "score.score", "score a model on your data, without training"),
-        *(DECODING, QUIET, IMPORT),
-    )
+    score = "score a model on your data, without training"
+    add = add_command("score", _imported("score.score"), score, _decoding, _quiet, _import)
     add("model", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
@@ -315,56 +304,53 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
 
 
 def _add_inference_commands(add_command: AddCommand) -> None:
-    add = add_command(
-        *("transcribe", _transcribe, "transcribe audio files"),
-        *(BUNDLE, FILES, RUNTIME, DECODING, VAD, QUIET, IMPORT),
-    )
+    groups = [_bundle, _files, _runtime, _decoding, _vad, _quiet, _import]
+    add = add_command("transcribe", _transcribe, "transcribe audio files", *groups)
     formats = ("text", "txt", "json", "srt", "vtt", "tsv")
     add("--format", choices=formats, default="text", help="(default: text)")
-    add("--out", metavar="DIR", type=Path, help="write a file for each there, print nothing")
-    add(
-        "--live",
-        action="store_true",
-        help="print the text of one FILE, - or mic (a microphone) while it is spoken",
-    )
+    add("--out", metavar="DIR", type=Path, help="write one file per recording to DIR")
+    live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
+    add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
 
-    add = add_command(
-        *("serve", _serve, "answer OpenAI clients' requests for transcripts and speech"),
-        *(SERVER, RUNTIME, LIMITS, DECODING, VAD, IMPORT),
-    )
+    serve = "answer OpenAI clients' requests for transcripts and speech"
+    groups = [_server, _runtime, _limits, _decoding, _vad, _import]
+    add = add_command("serve", _serve, serve, *groups)
     add("bundles", metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices")
 
-    add = add_command(
-        *("classify", _classify, "print the class of audio files", BUNDLE, FILES, QUIET, IMPORT)
-    )
+    groups = [_bundle, _files, _quiet, _import]
+    add = add_command("classify", _classify, "print the class of audio files", *groups)
     add("--format", choices=("text", "json"), default="text")
 
 
 def _add_task_commands(add_command: AddCommand) -> None:
+    groups = [_bundle, _runtime, _import]
     for name, help in (("encode", "write audio as codes"), ("decode", "write the audio of codes")):
-        add = add_command(name, _run_task, help, BUNDLE, RUNTIME, IMPORT)
+        add = add_command(name, _run_task, help, *groups)
         add("file", metavar="FILE", type=Path, help="the file to read")
         add("--out", metavar="FILE", type=Path, required=True, help="the file to write")
 
-    add = add_command("speak", _run_task, "write text as speech", BUNDLE, RUNTIME, IMPORT)
+    add = add_command("speak", _run_task, "write text as speech", *groups)
     add("text", metavar="TEXT", nargs="?", help="the text to speak")
     add("--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - is standard input")
     add("--out", metavar="FILE", type=Path, required=True, help="the WAV; - is standard output")
     add("--speed", metavar="X", type=float, default=1.0, help="from 0.25 to 4 (default: 1)")
 
-    add = add_command(
-        *("run", _run_user_command, "run a command that the task of a bundle declares"),
-        *(BUNDLE, RUNTIME, IMPORT),
-    )
-    add("task_command", metavar="COMMAND", help="the command; its own arguments follow")
+    declared = "run a command that the task of a bundle declares"
+    add = add_command("run", _run_user_command, declared, *groups)
+    add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
+    add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
-    add = add_command("doctor", "doctor.doctor", "print what models can run on here", IMPORT)
+    doctor = "print which devices, packages and formats work on this machine"
+    add = add_command("doctor", _imported("doctor.doctor"), doctor, _import)
     add("bundle", metavar="BUNDLE", type=Path, nargs="?", help="try the formats of this bundle")
 
 
+# ---- handlers
+
+
 def _check(options: Namespace) -> int:
-    keep_freed_memory()  # as training does, whose memory is measured
+    keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.commands.check import check
 
     return check(options)
@@ -380,7 +366,8 @@ def _config(options: Namespace) -> None:
 def _cache(options: Namespace) -> None:
     from sbkit.data.cache import default_cache, print_entries, prune
 
-    (print_entries if options.action == "list" else prune)(default_cache())
+    action = print_entries if options.action == "list" else prune
+    action(default_cache())
 
 
 def _export(options: Namespace) -> int:
@@ -442,16 +429,14 @@ def _compare(options: Namespace) -> None:
 def _transcribe(options: Namespace) -> int:
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
-    with _opened(options.bundle, options.user_modules) as options.bundle:
+    with _with_bundle(options) as options:
         path = "listen.transcribe_live" if options.live else "transcribe.transcribe"
-        return _importing(path)(options) or 0
+        return _imported(path)(options) or 0
 
 
 def _classify(options: Namespace) -> int:
-    from sbkit.commands.transcribe import classify
-
-    with _opened(options.bundle, options.user_modules) as options.bundle:
-        return classify(options)
+    with _with_bundle(options) as options:
+        return _imported("transcribe.classify")(options) or 0
 
 
 def _serve(options: Namespace) -> int:
@@ -461,42 +446,49 @@ def _serve(options: Namespace) -> int:
 
     names = [folder.resolve().name for folder in options.bundles]
     with ExitStack() as stack:
-        folders = [
-            stack.enter_context(_opened(folder, options.user_modules)) for folder in options.bundles
-        ]
-        return serve(names, folders, options)
+        bundles = [_open_bundle(folder, options.user_modules) for folder in options.bundles]
+        return serve(names, list(map(stack.enter_context, bundles)), options)
 
 
 def _run_task(options: Namespace) -> int:
-    from sbkit.bundle.bundle import read_bundle
-
-    with _opened(options.bundle, options.user_modules) as options.bundle:
-        task = read_bundle(options.bundle, user_modules=options.user_modules).task
-        return int(import_object(task.require_command(options.command).run)(options))
-
-
-def _run_user_command(options: Namespace) -> int:
-    from sbkit.bundle.bundle import read_bundle
-
-    with _opened(options.bundle, options.user_modules) as options.bundle:
-        task = read_bundle(options.bundle, user_modules=options.user_modules).task
-        commands = {name: c for name, c in task.commands.items() if c.arguments is not None}
-        if (command := commands.get(options.task_command)) is None:
-            raise ConfigError(
-                f"`sbkit run` runs commands that a task declares with `arguments`, and {task.name} "
-                f"has no {options.task_command}. It has: {', '.join(commands) or 'none'}."
-            )
-        parser = Parser(prog=f"sbkit run {options.bundle} {options.task_command}")
-        for argument, details in command.arguments or ():
-            parser.add_argument(argument, **details)
-        parser.parse_args(options.overrides, options)
+    with _with_bundle(options) as options:
+        command = _task_of(options).require_command(options.command)
         return int(import_object(command.run)(options))
 
 
-def _opened(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
-    """Return the folder of a bundle; a run folder is exported first, which imports more."""
+def _run_user_command(options: Namespace) -> int:
+    with _with_bundle(options) as options:
+        task, name = _task_of(options), options.task_command
+        declared = {n: c.arguments for n, c in task.commands.items() if c.arguments is not None}
+        if name not in declared:
+            raise ConfigError(
+                f"`sbkit run` runs commands that a task declares with `arguments`, and {task.name} "
+                f"has no {name}. It has: {', '.join(declared) or 'none'}."
+            )
+        parser = Parser(prog=f"sbkit run {options.bundle} {name}")
+        for argument, details in declared[name]:
+            parser.add_argument(argument, **details)
+        own_options = vars(options) | vars(parser.parse_args(options.arguments))
+        return int(import_object(task.commands[name].run)(Namespace(**own_options)))
+
+
+def _task_of(options: Namespace) -> Task:
+    from sbkit.bundle.bundle import read_bundle
+
+    return read_bundle(options.bundle, user_modules=options.user_modules).task
+
+
+@contextmanager
+def _with_bundle(options: Namespace) -> Iterator[Namespace]:
+    """Yield the options with a bundle as `bundle`, made from the run if that is a run folder."""
+    with _open_bundle(options.bundle, options.user_modules) as bundle:
+        yield Namespace(**vars(options) | {"bundle": bundle})
+
+
+def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
+    """Return a context that yields the folder of a bundle; a run folder is exported first."""
     if not (folder / "hyperparams.yaml").is_file():
-        return nullcontext(folder)
+        return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
     from sbkit.export.export import as_bundle
 
     return as_bundle(folder, user_modules)

@@ -20,7 +20,7 @@ PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
 
 
 def doctor(options: Namespace) -> int:
-    """Print what models can run on here; load a bundle, if given; return the exit code."""
+    """Describe this machine, and load each format of a bundle, if given; return the exit code."""
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
     code, folder = 0, options.bundle
@@ -45,7 +45,7 @@ def doctor(options: Namespace) -> int:
 
 
 def describe_machine() -> dict[str, str]:
-    """Describe this machine, by subject."""
+    """Return the versions, devices, providers and compiler of this machine, by subject."""
     devices: list[str] = []
     packages = {name: version or "not installed" for name, version in versions(PACKAGES).items()}
     if has_torch():

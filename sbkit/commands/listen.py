@@ -20,10 +20,9 @@ def transcribe_live(options: Namespace) -> int:
     """Transcribe one source while it plays; return the exit code.
 
     Final text goes to standard output, partial text to standard error. As JSON, all events go to
-    standard output, one a line.
+    standard output, one per line.
 
-    Raises:
-        SbkitError: the bundle or the source cannot be used, or the options do not fit.
+    Raises SbkitError if the bundle or the source cannot be used, or the options do not fit.
     """
     _check_options(options)
     with StreamingRecognizer.load(options.bundle, **recognizer_options(options)) as recognizer:
@@ -43,14 +42,14 @@ def _check_options(options: Namespace) -> None:
     unsupported = [f"--{name}" for name in ("out", "errors") if getattr(options, name) is not None]
     if len(options.files) != 1 or unsupported or options.format not in (*TEXT_FORMATS, "json"):
         raise ConfigError(
-            "`--live` takes one FILE, - or mic, with --format text or json, but was given "
+            "`--live` takes one FILE, - or mic, and --format text or json, but was given "
             f"{len(options.files)} with {' and '.join([options.format, *unsupported])}. Correct "
             "that, or leave out --live."
         )
 
 
 class Display:
-    """Print events: on a terminal, partial text on one line that changes."""
+    """Print events as they arrive: on a terminal, partial text on one line that changes."""
 
     def __init__(self, as_json: bool, quiet: bool, partial: TextIO | None = None) -> None:
         self._as_json, self._quiet = as_json, quiet
@@ -58,7 +57,6 @@ class Display:
         self._clear = CLEAR_LINE if self._partial.isatty() else ""
 
     def __call__(self, events: Iterable[Event]) -> None:
-        """Print events as they arrive."""
         for event in events:
             if self._as_json:
                 line = json.dumps(event.plain(), ensure_ascii=False)
@@ -68,6 +66,6 @@ class Display:
                 print(event.text, flush=True)
             elif isinstance(event, Partial) and not self._quiet:
                 text, end = event.text, "\n"
-                if self._clear:  # of a line longer than the terminal only the last row is erased
+                if self._clear:  # it erases only one row, so the text must not be longer
                     text, end = f"{CLEAR_LINE}{text[1 - get_terminal_size().columns :]}", ""
                 print(text, end=end, file=self._partial, flush=True)

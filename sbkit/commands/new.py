@@ -1,7 +1,7 @@
-"""`sbkit new`: a project of one's own, whose recipes are source to edit.
+"""`sbkit new`: a project of your own, with the recipes as source to edit.
 
 A project keeps the files that it was made from in `.sbkit/VERSION`, so that `--diff` can show what
-a newer sbkit changed in them, whatever was edited since.
+a newer sbkit changed in them, whatever you have edited since.
 """
 
 import shutil
@@ -33,7 +33,7 @@ these files.
 
 
 def new(options: Namespace) -> int:
-    """Make a project, or show what changed since it was made; return the exit code."""
+    """Make a project, or show what sbkit changed since it was made; return the exit code."""
     if options.diff:
         print("".join(_diff(options.folder)), end="")
     else:
@@ -80,8 +80,14 @@ def project_files(recipe: str | None) -> Iterator[Path]:
 def _diff(folder: Path) -> Iterator[str]:
     """Yield a unified diff from a project's originals to the files of this sbkit."""
     versions = [path for path in (folder / ORIGINALS).glob("*") if path.is_dir()]
-    if len(versions) != 1:
+    if not versions:
         raise ConfigError(f"{folder} was not made by `sbkit new`: it has no {ORIGINALS}/VERSION.")
+    if len(versions) > 1:
+        raise ConfigError(
+            f"{folder / ORIGINALS} has the files of several versions "
+            f"({', '.join(sorted(path.name for path in versions))}). Keep only the version that "
+            "made the project."
+        )
     (originals,) = versions
     recipes = {name.name for name in (originals / "recipes").iterdir()} & {*RECIPE_FOLDERS}
     names = {file.relative_to(originals) for file in originals.rglob("*") if file.is_file()}

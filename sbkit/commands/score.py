@@ -1,7 +1,7 @@
 """`sbkit score`: score a trained model on any data, without training or writing into a run.
 
-model: a bundle, or a run, which is exported first -> data: tables, folders of Kaldi, saved datasets
--> prepared as for training -> whole clips transcribed or classified -> scored
+The model is a bundle, or a run, which is exported first. The data (tables, folders of Kaldi, saved
+datasets) is prepared as for training; whole clips are transcribed or classified, and scored.
 """
 
 from argparse import Namespace
@@ -49,20 +49,19 @@ SCORES = "scores.json"
 def score(options: Namespace) -> None:
     """Score a model on tables, or a run on its test sets; print a line for each.
 
-    Raises SbkitError if the model or a source cannot be read, or ``options.out`` has scores already
-    or cannot be written.
+    Raises SbkitError if the model or a source cannot be read, or if ``options.out`` has scores
+    already or cannot be written.
     """
     _check_output(options)
     _use_columns_of_run(options)
     entries: dict[str, Figures] = {}
     scored: dict[str, datasets.Dataset] = {}
-    with open_model(options.model, options.user_modules) as opened:
-        bundle = opened.with_decoder(options.decoder).with_hotwords(options.hotwords)
+    with open_model(options.model, options.user_modules) as loaded:
+        bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
         scorer, label = _scorer_of(bundle.task, options.label), options.label
         score_batch = partial(scorer.score, bundle, label=label, times=options.out is not None)
         for name, prepared in _prepare(bundle, options):
-            is_classified = scorer.target == "label"
-            rows = _labeled(prepared, bundle, label) if is_classified else prepared
+            rows = _labeled(prepared, bundle, label) if scorer.target == "label" else prepared
             title = f"scoring {name}"
             results = score_rows(bundle, rows, score_batch, title=title, quiet=options.quiet)
             if options.out is not None:
@@ -74,8 +73,12 @@ def score(options: Namespace) -> None:
             print(printable(line), flush=True)
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, options.model)
-        record = {PROVENANCE: provenance_of_bundle(bundle), "test": entries}
-        scores = {"model": str(options.model), **describe_decoding(bundle), **record}
+        scores = {
+            "model": str(options.model),
+            **describe_decoding(bundle),
+            PROVENANCE: provenance_of_bundle(bundle),
+            "test": entries,
+        }
         write_text_atomically(options.out / SCORES, to_json(scores, indent=2) + "\n")
 
 
@@ -92,7 +95,7 @@ def _check_output(options: Namespace) -> None:
 
 
 def _use_columns_of_run(options: Namespace) -> None:
-    """Use the columns that a run was trained on, unless the options name others."""
+    """Fill in the columns that a run was trained on, unless the options name others."""
     if not (options.model / CONFIG_FILE).exists() and (options.model / RESOLVED).is_file():
         knobs = read_document(options.model / RESOLVED).root
         for name in ("path_column", "text_column"):
@@ -109,12 +112,12 @@ def _report(
     options: Namespace,
 ) -> Figures:
     """Write the reports of a source, and return its figures."""
-    report_by = options.report_by
+    report_by: list[str] = options.report_by
     entry: Figures = {"utterances": len(rows), **scorer.report(options.out, name, results)}
     if report_by:
-        present = {name: rows[name][:] for name in report_by if name in rows.column_names}
+        values = {name: rows[name][:] for name in report_by if name in rows.column_names}
         rate, clips = bundle.config.sample_rate, read_clips(rows, range(len(rows)))
-        columns = slice_columns(report_by, present, rows["samples"][:], rate, clips)
+        columns = slice_columns(report_by, values, rows["samples"][:], rate, clips)
         entry["report_by"] = measure_slices(report_by, columns, results, scorer.measure)
         write_slices(options.out / f"report_by_{name}.tsv", entry["report_by"])
     return entry
@@ -146,19 +149,16 @@ def _write_page(
     bundle: TorchBundle,
     model: Path,
 ) -> None:
-    """Write ``report.html`` with the audio that was scored."""
     words = None if bundle.decoder is None else bundle.decoder.language_models.words
     source = "the words of the language model"
+    version = f"{model.name}, sbkit {__version__}"
     write_report(
         out / REPORT,
         [read_results(out, entries)],
         metrics=bundle.task.metrics,
         clips=partial(clips_of, scored, bundle.config.sample_rate),
         known_words=None if words is None else KnownWords(words=words, source=source),
-        notes=[
-            f"{model.name}, sbkit {__version__}",
-            describe_provenance(provenance_of_bundle(bundle)),
-        ],
+        notes=[version, describe_provenance(provenance_of_bundle(bundle))],
     )
 
 
@@ -170,35 +170,34 @@ def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Itera
 
 
 def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, datasets.Dataset]]:
-    """Yield each source with its name, prepared like training data; or a run's test sets."""
+    """Prepare each source, or else the test sets of a run; yield their rows by name."""
     names = [name_of(source) for source in options.data]
     if len({*names}) < len(names):
         raise ConfigError(
-            "Two of the files have the same name, which their reports would share. Score them one "
-            "after the other, each with its own --out."
+            "Two of the files have the same name, so their reports would overwrite each other. "
+            "Score them one after the other, each with its own --out."
         )
     if not names and (options.model / CONFIG_FILE).exists():
         raise ConfigError(
             f"{options.model} is a bundle, which has no test sets. Name the data: sbkit score "
             "BUNDLE test.csv"
         )
-    named = ("path_column", "text_column")
-    columns = {name: getattr(options, name) for name in named}
+    column_options = {name: getattr(options, name) for name in ("path_column", "text_column")}
     sources = zip(names, options.data, strict=True)
-    prepared = ((name, prepare_source(bundle, source, **columns)) for name, source in sources)
+    prepared = ((name, prepare_source(bundle, file, **column_options)) for name, file in sources)
     for name, rows in prepared if names else prepare_test_sets(options.model).items():
-        present = user_columns(rows.column_names)
-        require_columns(options.report_by, {name: present})
-        if options.label and options.label not in present:
+        columns = user_columns(rows.column_names)
+        require_columns(options.report_by, {name: columns})
+        if options.label and options.label not in columns:
             raise ConfigError(
                 f"`--label` must name a column with the right answers, but {name} has no "
-                f"`{options.label}`. It has {', '.join(present)}."
+                f"`{options.label}`. It has {', '.join(columns)}."
             )
         yield name, rows
 
 
 def name_of(source: Path) -> str:
-    """Return the name of a source for messages and reports: that of its file or folder."""
+    """Return the name of a source in messages and reports: its file or folder without suffix."""
     return source.absolute().stem
 
 
@@ -209,9 +208,9 @@ def prepare_source(
     path_column: str | None = None,
     text_column: str | None = None,
 ) -> datasets.Dataset:
-    """Prepare a source like training data; rows without text stay, as in a test set.
+    """Prepare a source like a test set: rows without text stay.
 
-    path_column, text_column: of a table; None for the usual names.
+    path_column, text_column: columns of a table; None for the usual names.
     """
     language, scorer = bundle.config.language or "und", bundle.task.scorer
     has_text = scorer is not None and scorer.target == "text"
@@ -231,7 +230,7 @@ def prepare_source(
 
 
 def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
-    """Return the rows that have a label; raise DataError if the model knows none of the labels."""
+    """Select the rows that have a label; raise DataError if the model knows none of the labels."""
     filled, labels = filled_rows(rows, label), bundle.task.labels
     classes = () if labels is None else labels.names(bundle.labels)
     labeled = rows if len(filled) == len(rows) else rows.select(filled)

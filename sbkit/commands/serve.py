@@ -34,11 +34,10 @@ ALIASES = {
 
 
 def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> int:
-    """Serve bundles by their names until a signal ends it, and return the exit code.
+    """Serve bundles by their names until a signal arrives, and return the exit code.
 
-    Raises:
-        SbkitError: a bundle cannot be used or runs on another device, two have the same name, or
-            the options do not fit.
+    Raises SbkitError if a bundle cannot be used or runs on another device, two have the same name,
+    or the options do not fit.
     """
     if len({*names}) < len(names):
         raise ConfigError(
@@ -56,8 +55,8 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
         models: list[Model] = []
         detector = open_detector(options)
         for name, folder in zip(names, folders, strict=True):
-            opened = _open(folder, options, limits, detector, workers, metrics)
-            engine = stack.enter_context(closing(opened))
+            engine = _open(folder, options, limits, detector, workers, metrics)
+            stack.enter_context(closing(engine))
             _require_device(engine.effective, options)
             created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody

@@ -1,6 +1,6 @@
 """A training run from its YAML to its results: the list of steps that train.py starts.
 
-`sbkit prepare`: the data of a run, decoded into the cache or written as shards.
+`sbkit prepare` decodes the data of a run into the cache, or writes it as shards.
 """
 
 import logging
@@ -73,7 +73,7 @@ def with_fitting_batches(run: Run) -> Run:
 
 
 def prepare(run: Run) -> None:
-    """Check the run, and make its data, labels, model and batches; raises SbkitError."""
+    """Check the run, and prepare its data, labels, model and batches; raises SbkitError."""
     with main_rank_first():
         if rank() == 0:
             lock_folder(run.folder)  # before anything in it is written
@@ -99,7 +99,7 @@ def prepare(run: Run) -> None:
 
 
 def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
-    """Describe the run in its folder, now that nothing refuses it."""
+    """Write the files that describe the run into its folder, now that all checks have passed."""
     with main_rank_first():
         text_log.open()
         if rank() == 0:
@@ -127,7 +127,7 @@ def prepare_data(options: Namespace) -> None:
     Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
     """
     if options.shards and options.report:
-        raise ConfigError("--shards only writes data; for --report, run `sbkit prepare` once more.")
+        raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
     run = Run(options.yaml, parse_overrides(options.overrides))
     run.check_ranges()
     if options.shards is not None:
@@ -167,5 +167,5 @@ def write_run_as_shards(run: Run, destination: str, shard_size: str) -> None:
     )
     roles = splits_of(corpus, run.knobs)
     sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
-    if write_shards(Storage.at(destination), options, sources, roles) is not None:
+    if write_shards(Storage(destination), options, sources, roles) is not None:
         logger.info(f"Train with --data_folder={destination}")

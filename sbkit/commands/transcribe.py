@@ -67,11 +67,10 @@ class Classification:
 def transcribe(options: Namespace) -> int:
     """Transcribe the files, and return the exit code.
 
-    Raises:
-        SbkitError: the bundle cannot be used, or the options do not fit.
+    Raises SbkitError if the bundle cannot be used, or the options do not fit.
     """
-    # oneDNN keeps what it compiles for each shape of a batch, 70 kB, 1024 times; a batch needs four
-    # of them, and in an hour hardly any shape comes twice: 60 MB.
+    # oneDNN caches 1,024 kernels, each for one shape and of 70 kB. A batch needs four of them, but
+    # hardly any shape occurs twice in an hour of audio, so the cache would take 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
     load = partial(Transcriber.load, options.bundle, **recognizer_options(options))
     times = options.format not in TEXT_FORMATS
@@ -89,9 +88,8 @@ def transcribe(options: Namespace) -> int:
 
 
 def recognizer_options(options: Namespace) -> dict[str, Any]:
-    """Return the options of `open_recognizer` that a command line has."""
-    names = (*MODEL_OPTIONS, "decoder", "hotwords")
-    return {name: getattr(options, name) for name in names}
+    """Return the options of `open_recognizer`."""
+    return {name: getattr(options, name) for name in (*MODEL_OPTIONS, "decoder", "hotwords")}
 
 
 def open_detector(options: Namespace) -> VoiceDetector | None:
@@ -109,7 +107,7 @@ def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
 def show_seconds(
     title: str, files: Sequence[Path], *, quiet: bool
 ) -> AbstractContextManager[Callable[[float], object]]:
-    """Show how many seconds of audio are done; yields a function that takes further seconds."""
+    """Show how many seconds of audio are done; yield a function that adds to them."""
     seconds = None if quiet else sum(map(declared_seconds, files))
     return progress_bar(title, seconds, quiet=quiet)
 
@@ -132,9 +130,11 @@ def write_results(
             line = json.dumps({"file": str(file), "error": str(result)}, ensure_ascii=False)
             print(printable_json(line), file=errors, flush=True)
     if len(files) > 1:
-        place = "above" if errors is None else f"in {printable(str(options.errors))}"
-        where = f"; the errors are {place}" if num_failed else ""
-        print(f"{len(files) - num_failed} written, {num_failed} failed{where}", file=sys.stderr)
+        line = f"{len(files) - num_failed} written, {num_failed} failed"
+        if num_failed:
+            place = "above" if errors is None else f"in {printable(str(options.errors))}"
+            line += f"; the errors are {place}"
+        print(line, file=sys.stderr)
     return FILES_FAILED if num_failed else 0
 
 
@@ -181,16 +181,15 @@ def _check_output(options: Namespace, files: Sequence[Path]) -> None:
 
 @contextmanager
 def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
-    """List the files that arguments name, in their order; a folder or pattern is sorted.
+    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
 
     Folders are searched to any depth for files with the suffix of an audio format. Standard input
-    is first written to a file, which is removed in the end: a pipe cannot be searched. Missing
-    files are listed too; the error is raised when they are read.
+    is first written to a temporary file: readers seek, which a pipe cannot. Missing files are
+    listed, too; the error is raised when they are read.
 
-    raw_rate: of standard input, if it is samples without a header.
+    raw_rate: the sample rate of standard input without a header.
 
-    Raises:
-        SbkitError: a folder or a pattern has no audio, or standard input is none.
+    Raises SbkitError if a folder or a pattern has no audio, or standard input is not audio.
     """
     if raw_rate is not None and STANDARD_INPUT not in arguments:
         raise ConfigError(
@@ -215,7 +214,7 @@ def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterato
 
 
 def _save_standard_input(file: Path, raw_rate: int | None) -> None:
-    """Write standard input to a file; raises SbkitError if that cannot be audio."""
+    """Write standard input to a file; raises SbkitError if it is not audio."""
     if raw_rate is None:
         with file.open("wb") as content:
             shutil.copyfileobj(sys.stdin.buffer, content)
@@ -247,8 +246,8 @@ def classify(options: Namespace) -> int:
         open_errors(options.errors) as errors,
         show_seconds("classifying", files, quiet=options.quiet) as on_seconds,
     ):
-        classify_each = partial(classify_files, options.bundle, user_modules=options.user_modules)
-        results = classify_each(files, on_seconds=on_seconds)
+        modules = options.user_modules
+        results = classify_files(options.bundle, files, user_modules=modules, on_seconds=on_seconds)
         return write_results(options, files, results, errors)
 
 
@@ -259,7 +258,7 @@ def classify_files(
     user_modules: frozenset[str] = frozenset(),
     on_seconds: Callable[[float], object] = float,
 ) -> Iterator[Classification | SbkitError]:
-    """Classify one file after the other; yield the error of a file that is no audio.
+    """Classify one file after the other; yield the error of a file that cannot be read.
 
     on_seconds: called with the seconds of audio that were classified since its last call.
     """

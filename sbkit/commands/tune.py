@@ -1,7 +1,7 @@
 """`sbkit tune`: fit another decoder to a validation set, and keep the better one.
 
-model: a run or a bundle -> log-probabilities of its validation set -> errors of its decoder
--> another decoder: language models, weights, confidences -> its errors -> kept, or written
+run or bundle -> log-probabilities of the validation set -> errors of the present decoder
+-> new decoder (language models, weights, confidences) -> its errors -> written if they are fewer
 """
 
 import logging
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import building, fsync_tree, require_writable, write_bytes_atomically
+from sbkit.base.files import require_writable, write_bytes_atomically
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
@@ -25,11 +25,7 @@ from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import (
-    DECODER_FILE,
-    LANGUAGE_MODELS,
-    BeamDecoder,
-)
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -42,7 +38,13 @@ from sbkit.decoding.fit import (
 from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import CARD, as_bundle, change_config, require_free
+from sbkit.export.export import (
+    CARD,
+    as_bundle,
+    building_bundle,
+    change_config,
+    require_free,
+)
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
     TOKENS,
@@ -83,7 +85,11 @@ def tune(options: Namespace) -> None:
             run.check_ranges()
         _make_language_models(bundle, run, options, new / LANGUAGE_MODELS)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)
-        is_better = _fit(bundle, decoder, _validation_sets(bundle, run, options), new)
+        if run is not None and options.data is None:
+            sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
+        else:
+            sets = {name_of(options.data): prepare_source(bundle, options.data)}
+        is_better = _fit(bundle, decoder, sets, new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
             logger.info(f"written with the new decoder: {options.out}")
@@ -123,7 +129,7 @@ def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
 
 
 def _orders(options: Namespace) -> dict[str, int]:
-    """Return the n-gram orders that are given, by model."""
+    """Return the n-gram orders among the options, by language model."""
     orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
     return {name: order for name, order in orders.items() if order is not None}
 
@@ -134,7 +140,7 @@ def _orders(options: Namespace) -> dict[str, int]:
 def _make_language_models(
     bundle: TorchBundle, run: Run | None, options: Namespace, file: Path
 ) -> None:
-    """Write the language models of the new decoder: the model's own, or others on request."""
+    """Write the language models of the new decoder: the present ones, or others if asked for."""
     model, orders = options.model, _orders(options)
     if (model / LANGUAGE_MODELS).is_file():
         shutil.copyfile(model / LANGUAGE_MODELS, file)
@@ -162,7 +168,7 @@ def _make_language_models(
 def _make_decoder(
     bundle: TorchBundle, run: Run | None, options: Namespace, language_models: Path
 ) -> BeamDecoder:
-    """Return the new decoder without weights: like the current one, except for the options."""
+    """Make the new decoder, without weights: like the current one, except for the options."""
     knobs = {} if run is None else run.knobs
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
@@ -190,22 +196,10 @@ def _make_decoder(
     return decoder
 
 
-# ---- a validation set
-
-
-def _validation_sets(
-    bundle: TorchBundle, run: Run | None, options: Namespace
-) -> Mapping[str, datasets.Dataset]:
-    """Prepare the table that is named, or the validation sets of the run."""
-    if run is not None and options.data is None:
-        return run.prepare_splits().valid
-    return {name_of(options.data): prepare_source(bundle, options.data)}
-
-
 def _encode(
     bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, with_attention: bool
 ) -> Iterator[ValidationUtterance]:
-    """Compute the log-probabilities of as much of the validation sets as a sample may hold."""
+    """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
     rate = bundle.config.sample_rate
     for rows in sets.values():
         ids, samples = rows["id"][:], sample_counts(rows)
@@ -239,7 +233,7 @@ def _fit(
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
     fitted = fit_decoder(
         decoder,
-        replace(current.aligner, lm=decoder.language_models.words),
+        replace(current.aligner, word_lm=decoder.language_models.words),
         utterances,
         split_sizes={name: len(rows) for name, rows in sets.items()},
         by_words=by_words,
@@ -262,7 +256,7 @@ def _describe(scores: Scores, by_words: bool) -> str:
 
 
 def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
+    """Replace the decoder of a run, and keep its files; a run that is killed midway has none."""
     earlier = run / EARLIER_DECODER
     shutil.rmtree(earlier, ignore_errors=True)
     earlier.mkdir()
@@ -276,7 +270,7 @@ def _replace(run: Path, new: Path) -> None:
 
 def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     """Copy a bundle with another decoder, without the formats that contain the earlier one."""
-    with building(out) as temporary:
+    with building_bundle(out) as temporary:
         for path in bundle.iterdir():
             if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
                 logger.info(f"{path.name} is left out: a link may lead out of the bundle")
@@ -298,8 +292,6 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
         )
         changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
         change_config(temporary, **changes)  # and the checksums
-        fsync_tree(temporary)
-        shutil.rmtree(out, ignore_errors=True)
 
 
 def _without_results(card: str) -> str:

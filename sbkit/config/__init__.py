@@ -1,4 +1,4 @@
-"""YAML files: read, override, resolve and check their values, and build their objects."""
+"""Read YAML files, override, resolve and check their values, and build their objects."""
 
 from typing import TYPE_CHECKING
 

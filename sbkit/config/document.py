@@ -1,9 +1,9 @@
-"""A HyperPyYAML file as a tree that remembers its tags and its lines; nothing in it is built.
+"""Read a HyperPyYAML file into a tree with its tags and line numbers, without building objects.
 
-A file with a key `base` holds only what differs from that file. A plain value, a list or an object
-with a tag replaces the base's. A mapping without a tag merges into the base's mapping or object by
-its keys, as `--Transformer.dropout=0.2` does. A new key stands before the base's key that follows
-it in this file, else at the end.
+A file with the key `base` holds only the differences from that file. A plain value, a list or an
+object with a tag replaces the base's value. A mapping without a tag merges into the base's mapping
+or object by its keys, as `--Transformer.dropout=0.2` does. A new key goes before the base's key
+that follows it in this file, else to the end.
 
 References are resolved in a copy of the tree. HyperPyYAML silently writes an unresolved node into
 text, and leaves ``-1 * 2`` as text: both are refused here.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from difflib import get_close_matches
 from functools import reduce
@@ -36,42 +36,46 @@ INCLUDE_TAG = "!include:"
 PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
-WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}  # never merged
+# The keys whose mappings are replaced, never merged.
+WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
 NEGATIVE = re.compile(r"(?:^|[-+*/%(])\s*-\s*[\d.(]")
-MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # share of letters that two words have in common, in order
-OBJECT = object()  # stands for an object that would be built
+MIN_SPELLING, MIN_SIMILARITY = 0.75, 0.6  # shares of letters that two words have in common
+OBJECT = object()  # a placeholder for an object that would be built
 
 
 # -- keys and nodes --------------------------------------------------------------------------------
 
 
 def nearest(word: str, words: Iterable[object]) -> str | None:
-    """Return the key that was probably meant, None if none is near.
+    """Return the key that was probably meant, or None.
 
     A key of nearly the same spelling comes first, then one with all parts of the word (`epochs`:
     `number_of_epochs`), then a similar one with the same first part (`batch_size`:
-    `batch_seconds`). A common last part is not enough: `beam_size` is no `vocab_size`.
+    `batch_seconds`). A common last part is not enough: `beam_size` does not mean `vocab_size`.
     """
     candidates = [str(candidate) for candidate in words]
     parts = word.split("_")
-    same_spelling = get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING)
     longer = [key for key in candidates if {*parts} <= {*key.split("_")}]
     same_start = [key for key in candidates if key.split("_")[0] == parts[0]]
-    similar = get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY)
-    return next(iter((*same_spelling, *sorted(longer, key=len), *similar)), None)
+    matches = [
+        *get_close_matches(word, candidates, n=1, cutoff=MIN_SPELLING),
+        *sorted(longer, key=len),
+        *get_close_matches(word, same_start, n=1, cutoff=MIN_SIMILARITY),
+    ]
+    return matches[0] if matches else None
 
 
 def did_you_mean(word: str, words: Iterable[object]) -> str:
-    """Return a question that offers the word that was probably meant, or nothing."""
+    """Return a question that offers the word that was probably meant, or an empty string."""
     candidate = nearest(word, words)
     return f" Did you mean `{candidate}`?" if candidate else ""
 
 
 def dotted(keys: Keys) -> str:
-    """Write a path of keys the way it is overridden: ``Transformer.d_model``."""
+    """Write a path of keys as an override does: ``Transformer.d_model``."""
     return ".".join(str(key) for key in keys)
 
 
@@ -86,7 +90,7 @@ def text_of(node: object) -> str:
 
 
 def referenced(node: object) -> list[Keys]:
-    """Return the path of keys of each ``<a[b]>`` in a reference, without attributes."""
+    """Return the path of keys of each ``<a[b].attribute>`` in a reference."""
     if tag_of(node) not in REFERENCE_TAGS:
         return []
     names = (name.partition(".")[0] for name in REFERENCE.findall(text_of(node)))
@@ -107,7 +111,7 @@ def _children(node: object) -> list[tuple[str | int, object]]:
 
 
 def plain_value(node: Any) -> Any:
-    """Turn a resolved node into Python's own values, and an object to be built into `OBJECT`."""
+    """Convert a resolved node to plain Python values, with `OBJECT` for an object to be built."""
     if tag_of(node):
         return OBJECT
     if isinstance(node, dict):
@@ -122,10 +126,10 @@ def plain_value(node: Any) -> Any:
 
 
 def holds_object(value: object) -> bool:
-    """Return whether a plain value has an object in it."""
-    if isinstance(value, dict | list):
-        return any(map(holds_object, value.values() if isinstance(value, dict) else value))
-    return value is OBJECT
+    """Return whether a plain value contains an object to be built."""
+    if isinstance(value, dict):
+        return any(map(holds_object, value.values()))
+    return any(map(holds_object, value)) if isinstance(value, list) else value is OBJECT
 
 
 def read_tuple(text: str) -> tuple[object, ...]:
@@ -134,17 +138,18 @@ def read_tuple(text: str) -> tuple[object, ...]:
         return tuple(yaml.safe_load(f"[{text[1:-1]}]"))
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"`{text}` is read as a tuple, because of its parentheses, but does not hold plain "
-            "values. Write it without them if it is text."
+            f"`{text}` is read as a tuple because of its parentheses, but does not contain plain "
+            "values. If it is text, write it without parentheses."
         ) from error
 
 
 @contextmanager
 def clean_ruamel() -> Iterator[None]:
-    """Restore ruamel afterwards: HyperPyYAML changes it for the whole process.
+    """Restore ruamel at the end: HyperPyYAML changes it for the whole process.
 
-    Its tuple rule goes into ruamel's global table, and after a failure every constructor stays
-    deep. The rule is also taken out while reading, for callers outside sbkit leave it behind.
+    HyperPyYAML adds a tuple rule to ruamel's global table, and after a failure leaves every
+    constructor deep. The rule is removed inside the block, too, because callers outside sbkit may
+    have left it behind.
     """
     rules = list(resolver.implicit_resolvers)
     resolver.implicit_resolvers[:] = [rule for rule in rules if rule[1] != "!tuple"]
@@ -163,42 +168,36 @@ def clean_ruamel() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Document:
-    """A file, merged with its base and with the files that they include.
-
-    Attributes:
-        root: the merged tree.
-        own_keys: the root-level keys of the file itself.
-        places: FILE:LINE by path of keys.
-        texts: the content of each file that was read.
-    """
+    """A file merged with its base and with included files."""
 
     path: Path
     root: CommentedMap
-    own_keys: Set[str]
-    places: dict[Keys, str]
-    texts: dict[Path, str]
+    own_keys: Set[str]  # root-level keys of the file itself
+    places: dict[Keys, str]  # FILE:LINE
+    texts: dict[Path, str]  # the content of each file
 
     def place(self, keys: Keys) -> str:
-        """Return the file and the line of a key, as far down as the files go."""
-        above = (keys[:depth] for depth in range(len(keys), 0, -1))
-        return next((self.places[path] for path in above if path in self.places), f"{self.path}:1")
+        """Return FILE:LINE of a key, or of its nearest parent that stands in a file."""
+        while keys and keys not in self.places:
+            keys = keys[:-1]
+        return self.places.get(keys, f"{self.path}:1")
 
 
 class TupleConstructor(RoundTripConstructor):
-    """Reads ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML."""
+    """Read ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML."""
 
 
 TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
 def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """Read a file and its base into a tree; ``above`` are the files that build on this one."""
+    """Read a file and its base into a tree; ``above`` lists the files that lead to it."""
     text = read_yaml_text(path)
     try:
         reader = YAML()
         reader.Constructor = TupleConstructor
         root = reader.load(text)
-    except Exception as error:  # ruamel.yaml raises errors of many kinds for bad YAML
+    except Exception as error:  # ruamel.yaml raises many kinds of errors for bad YAML
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."
@@ -206,8 +205,8 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
     if not isinstance(root, CommentedMap) or tag_of(root):
         kind = tag_of(root) or ("empty" if root is None else "something else")
         raise ConfigError(
-            f"{path} must consist of `key: value` lines, but its root is {kind}. Put every part "
-            "under a key of its own."
+            f"{path} must consist of `key: value` lines, but its root is {kind}. Put every value "
+            "under a key."
         )
     places = {
         (*keys, key): f"{path}:{line + 1}"
@@ -218,7 +217,7 @@ def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
     document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
-            _include(document, keys, node)
+            _include(document, keys, node, above)
     return _with_base(document, above) if BASE_KEY in root else document
 
 
@@ -227,33 +226,36 @@ def read_yaml_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        files = path.parent.glob("*.yaml")
-        candidate = did_you_mean(path.name, (file.name for file in files))  # not of another folder
+        advice = did_you_mean(path.name, (file.name for file in path.parent.glob("*.yaml")))
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}).{candidate or ' Check its name.'}"
+            f"{path} cannot be read ({error.strerror}).{advice or ' Check its name.'}"
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
-def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
-    own, chain = document.root, (*above, document.path.resolve())
-    name = str(own.pop(BASE_KEY))
-    file = document.path.parent / name
-    if file.resolve() in chain:
+def _read_linked(document: Document, keys: Keys, name: str, above: tuple[Path, ...]) -> Document:
+    """Read a document's base or an included file, unless that leads back to the document."""
+    file, above = document.path.parent / name, (*above, document.path.resolve())
+    if file.exists() and file.resolve() in above:  # a loop of symbolic links does not exist
         raise ConfigError(
-            f"`{BASE_KEY}` ({document.place((BASE_KEY,))}) leads back to this file: {name} builds "
-            "on it. Take the key out of one of them."
+            f"`{dotted(keys)}` ({document.place(keys)}) leads back to this file: {name} reads it. "
+            "Remove the key from one of them."
         )
-    base = read_document(file, above=chain)
-    _merge(document, base.root, own)
-    base.root.ca.comment = own.ca.comment  # the header; others stay the base's
+    return read_document(file, above=above)
+
+
+def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
+    name = str(document.root.pop(BASE_KEY))
+    base = _read_linked(document, (BASE_KEY,), name, above)
+    _merge(document, base.root, document.root)
+    base.root.ca.comment = document.root.ca.comment  # the header; other comments stay the base's
     places, texts = base.places | document.places, document.texts | base.texts
-    return Document(document.path, base.root, document.own_keys, places, texts)
+    return replace(document, root=base.root, places=places, texts=texts)
 
 
 def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:
-    """Put the values of a document into the tree of its base, from the last to the first."""
+    """Merge the values of a document into the tree of its base, from the last to the first."""
     position = len(tree)
     for key in reversed(changes):
         old, new, keys = tree.get(key), changes[key], (*above, key)
@@ -274,13 +276,13 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         position = [*tree].index(key)
 
 
-def _include(document: Document, keys: Keys, node: object) -> None:
-    """Replace ``!include:FILE`` by the tree of the file; keys beside the tag override it."""
-    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
-    above = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
-    for child in {id(child): child for _, child in walk(inner.root)}.values():  # an alias once
-        if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:  # to its own file
-            child.value = re.sub(r"<([^].[>]+)", rf"<{above}[\1]", child.value)
+def _include(document: Document, keys: Keys, node: object, above: tuple[Path, ...]) -> None:
+    """Replace ``!include:FILE`` by the tree of the file; keys below the tag override it."""
+    inner = _read_linked(document, keys, tag_of(node).removeprefix(INCLUDE_TAG), above)
+    prefix = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
+    for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
+        if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:
+            child.value = re.sub(r"<([^].[>]+)", rf"<{prefix}[\1]", child.value)
     try:
         recursive_update(inner.root, node if isinstance(node, CommentedMap) else {}, True)
     except KeyError as error:
@@ -293,10 +295,10 @@ def _include(document: Document, keys: Keys, node: object) -> None:
 # -- references ------------------------------------------------------------------------------------
 
 
-def resolve_references(document: Document, *, are_filled: bool = True) -> CommentedMap:
-    """Resolve a copy of the document's tree; a reference to an object becomes the node itself.
+def resolve_references(document: Document, *, needs_values: bool = True) -> CommentedMap:
+    """Resolve a copy of the document's tree; a reference to an object becomes the object's node.
 
-    are_filled: every ``!PLACEHOLDER`` must have a value; otherwise it becomes null.
+    needs_values: refuse a ``!PLACEHOLDER`` without a value; else it becomes null.
     """
     root = deepcopy(document.root)
 
@@ -304,12 +306,12 @@ def resolve_references(document: Document, *, are_filled: bool = True) -> Commen
         for key, child in _children(node):
             node[key] = resolve(child, (*keys, key))
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
-        if tag_of(node) == PLACEHOLDER_TAG and are_filled:
-            raise ConfigError(f"{where} needs a value. Pass --{dotted(keys)}=...")
         if tag_of(node) == PLACEHOLDER_TAG:
+            if needs_values:
+                raise ConfigError(f"{where} needs a value. Pass --{dotted(keys)}=...")
             return None
         value = _follow(root, node, where) if tag_of(node) in REFERENCE_TAGS else node
-        if isinstance(value, str) and value.startswith("~/"):  # after `=` no shell expands it
+        if isinstance(value, str) and value.startswith("~/"):  # shells do not expand it after `=`
             return str(Path(value).expanduser())
         return value
 
@@ -326,7 +328,7 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
     for keys in paths:
         target = _reach(root, keys, where)
         if target is None and is_whole:
-            return None  # becomes known when a run starts, such as `encoder_config`
+            return None  # set when a run starts, such as `encoder_config`
         if tag_of(target) in REFERENCE_TAGS:
             raise ConfigError(
                 f"{where} refers to a reference that is resolved later. Move `{dotted(keys)}` "
@@ -334,14 +336,14 @@ def _follow(root: CommentedMap, node: object, where: str) -> object:
             )
         if not is_whole and (tag_of(target) or isinstance(target, dict | list)):
             raise ConfigError(
-                f"{where} puts `{dotted(keys)}` into text, which is an object. Name a value."
+                f"{where} puts `{dotted(keys)}` into text, but that is an object. Name a value."
             )
     try:
         value: object = recursive_resolve(text, [], root, tag_of(node) == "!copy")
     except ArithmeticError as error:
         raise ConfigError(f"{where} cannot be computed: {error}. Correct it.") from error
-    is_number = isinstance(value, str) and not is_whole and ARITHMETIC.fullmatch(value)
-    if is_number and NEGATIVE.search(str(value)):
+    is_arithmetic = isinstance(value, str) and not is_whole and ARITHMETIC.fullmatch(value)
+    if is_arithmetic and NEGATIVE.search(str(value)):
         raise ConfigError(
             f"{where} stays the text {value!r}: HyperPyYAML does not compute with negative "
             "numbers. Write the result."
@@ -355,9 +357,9 @@ def _reach(root: CommentedMap, keys: Keys, where: str) -> object:
         if node is None:
             return None
         if not isinstance(node, dict) or key not in node:
-            candidate = did_you_mean(str(key), node if isinstance(node, dict) else ())
+            advice = did_you_mean(str(key), node if isinstance(node, dict) else ())
             raise ConfigError(
-                f"{where} leads nowhere: there is no `{key}`.{candidate or ' Correct the name.'}"
+                f"{where} leads nowhere: there is no `{key}`.{advice or ' Correct the name.'}"
             )
         node = node[key]
     return node

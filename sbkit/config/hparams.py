@@ -1,7 +1,7 @@
-"""A run's YAML and command line: its plain knobs first, its objects once the data is prepared.
+"""Read the hyperparameters of a run from its YAML and overrides, and build its objects.
 
-The knobs, the objects and the saved YAML come from one resolved tree, so they cannot differ.
-Reading knobs builds and imports nothing.
+The hyperparameters, the objects and the saved YAML come from one resolved tree, so they cannot
+differ. Reading hyperparameters builds and imports nothing.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,13 +49,13 @@ class MissingKnobError(ConfigError, AttributeError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"This run reads `{name}`, which is not in the YAML. Add it, or correct the spelling "
-            "of the key that stands for it."
+            "of its key."
         )
         self.name = name
 
 
 class Knobs(dict[str, Any]):
-    """The values of a YAML by key. Remembers which keys were read: `sbkit check` lists the others.
+    """The hyperparameters of a YAML by key; records the keys that are read, for `sbkit check`.
 
     >>> knobs = Knobs({"lr": 0.1, "learning_pace": 3})
     >>> knobs["lr"], knobs.get("seed", 1)
@@ -84,75 +84,70 @@ class Knobs(dict[str, Any]):
         return super().get(name, default)
 
     def __iter__(self) -> Iterator[str]:
-        # This override makes `{**knobs}` and `dict(knobs)` copy item by item and so read every key,
-        # because reads of the copy are not recorded. `items` and `values` read no key.
+        # Because of this override, `{**knobs}` and `dict(knobs)` copy item by item and so record
+        # every key: reads of the copy are not recorded. `items` and `values` record none.
         return super().__iter__()
 
 
 class KnobAttributes:
-    """The values of ``knobs`` as attributes: the `hparams` of a Brain, as SpeechBrain has them."""
+    """The values of ``knobs`` as attributes, like the `hparams` of SpeechBrain's Brain."""
 
     def __init__(self, knobs: Knobs) -> None:
         self.knobs = knobs
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what `copy` and `pickle` look for
+        if name.startswith("__"):  # `copy` and `pickle` look for these
             raise AttributeError(name)
         return self.knobs[name]
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A YAML as it takes effect.
+    """A YAML as it takes effect."""
 
-    Attributes:
-        document: the files, with the overrides.
-        tree: a copy with the values of the references.
-    """
-
-    document: Document
-    tree: CommentedMap
+    document: Document  # with the overrides
+    tree: CommentedMap  # with the references resolved, too
 
     @cached_property
     def text(self) -> str:
-        """The YAML with the values of its references."""
+        """The YAML with its references resolved."""
         return _dump(self.tree)
 
     @property
     def one_file(self) -> str:
-        """The YAML with its base and its overrides in it; references and comments stay."""
+        """The YAML merged with its base and overrides; references and comments stay."""
         return _dump(self.document.root)
 
     @cached_property
     def knobs(self) -> Mapping[str, Any]:
-        """The root-level values that hold no object."""
+        """The root-level values that contain no object."""
         plain = {key: plain_value(node) for key, node in self.tree.items() if key[:2] != "__"}
         return {key: value for key, value in plain.items() if not holds_object(value)}
 
     def arguments_out_of_range(self) -> dict[Keys, str]:
-        """Return the refusal of each argument out of its class's range, by its key.
+        """Return an error for each argument out of its class's range, by its keys.
 
-        An argument that refers to a knob counts under the knob's key. Imports the classes.
+        An argument that refers to another key counts under that key. Imports the classes.
         """
-        refusals: dict[Keys, str] = {}
+        errors: dict[Keys, str] = {}
         for keys, node in walk(self.document.root):
             if not (isinstance(node, CommentedMap) and tag_of(node).startswith(BUILDER_TAGS)):
                 continue
             ranges = ranges_of(tag_of(node).partition(":")[2])
-            for name in (name for name in ranges if name in node):
+            for name in [name for name in ranges if name in node]:
                 value = plain_value(reduce(getitem, (*keys, name), self.tree))
                 is_whole = REFERENCE.fullmatch(text_of(node[name]))
                 path = referenced(node[name])[0] if is_whole else (*keys, name)
                 if not (holds_object(value) or value in ranges[name]):
-                    refusals.setdefault(path, refusal(dotted(path), value, ranges[name]))
-        return refusals
+                    errors.setdefault(path, refusal(dotted(path), value, ranges[name]))
+        return errors
 
 
-_resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two of these a dozen times
+_resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two YAMLs a dozen times
 
 
 def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
-    """Read a file with its overrides, again only after a change; do not change the result."""
+    """Read a file with its overrides, again only if it has changed; do not modify the result."""
     key = (yaml_file, repr(overrides))
     resolved = _resolved.get(key)
     texts = resolved.document.texts if resolved else {}
@@ -166,17 +161,17 @@ def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
 
 
 def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
-    """Read the root-level plain values as they take effect, without keys that reach an object."""
+    """Read the root-level values that take effect and contain no object."""
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
 def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
-    """Build everything the file declares, unless a number is out of its range."""
+    """Check the ranges of all values, and build everything that the file declares."""
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
     with clean_ruamel():
-        for sentence in resolved.arguments_out_of_range().values():
-            raise ConfigError(sentence)
+        for message in resolved.arguments_out_of_range().values():
+            raise ConfigError(message)
         try:
             return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
         except _BuildError as error:
@@ -184,14 +179,14 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML as it takes effect to a file, whole or not at all."""
+    """Write the YAML as it takes effect to a file, completely or not at all."""
     write_text_atomically(path, resolve(yaml_file, overrides).text)
 
 
 def _dump(tree: CommentedMap) -> str:
     stream, writer = StringIO(), YAML()
     writer.Representer = type("Writer", (RoundTripRepresenter,), {})
-    writer.Representer.add_representer(  # ruamel's own writes nothing
+    writer.Representer.add_representer(  # ruamel's representer writes nothing for None
         type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     writer.indent(mapping=4, sequence=6, offset=4)
@@ -201,12 +196,12 @@ def _dump(tree: CommentedMap) -> str:
 
 
 class _BuildError(Exception):
-    """Raised for an object that cannot be built; ``keys`` lead to it from the node ``above``."""
+    """Raised for an object that cannot be built; ``keys`` lead to it from ``ancestor``."""
 
     def __init__(self, node: Node, cause: Exception) -> None:
         super().__init__(str(cause))
         self.node, self.cause = node, cause
-        self.above, self.keys = node, Keys()
+        self.ancestor, self.keys = node, Keys()
 
 
 class _Loader(Loader):
@@ -215,11 +210,11 @@ class _Loader(Loader):
     def construct_object(self, node: Node, deep: bool = True) -> object:
         try:
             return super().construct_object(node, deep)
-        except _BuildError as failure:
+        except _BuildError as error:
             is_map = isinstance(node, MappingNode)
             items = [(k.value, v) for k, v in node.value] if is_map else enumerate(node.value)
-            failure.keys = (*(key for key, v in items if v is failure.above), *failure.keys)
-            failure.above = node
+            error.keys = (*(key for key, v in items if v is error.ancestor), *error.keys)
+            error.ancestor = node
             raise
         except Exception as error:
             raise _BuildError(node, error) from error
@@ -236,5 +231,5 @@ def _describe(error: _BuildError, document: Document) -> str:
         advice = "Correct its arguments."
         if "missing" in reason and kind == "!new":
             advice = "Add them, or write `!name:` if the recipe gives them."
-    name = name or kind
-    return f"{where} cannot be made of `{name}`: {type(error.cause).__name__}: {reason}. {advice}"
+    cause = type(error.cause).__name__
+    return f"{where} cannot be made of `{name or kind}`: {cause}: {reason}. {advice}"

@@ -1,4 +1,4 @@
-"""The command line: values that override a YAML's, by keys that it has, of the same kind."""
+"""The command line: overrides of a YAML's values, which keep their keys and kinds."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ from sbkit.config.document import (
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
-NEGATIVE_NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that starts as an option does
-ATTRIBUTE_TAG = "!apply:getattr"  # HyperPyYAML's for `!ref <tokenizer.vocab_size>`
-WORDS_FOR_NUMBERS = {"batch_seconds": "auto"}  # by key; either may replace the other
+NEGATIVE_NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that looks like an option
+ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
+WORDS_FOR_NUMBERS = {"batch_seconds": "auto"}  # by key; a number and its word replace each other
 KINDS: dict[type, str] = {
     type(None): "null",
     bool: "true or false",  # before int, its base
@@ -46,7 +46,7 @@ USAGE = """\
 usage: train.py FILE.yaml [--key=value ...]
 
 Trains the model that FILE.yaml declares. Every key of the file can be overridden:
-  --lr=0.001               a knob; numbers, text, true, false, null, [lists] and {mappings}
+  --lr=0.001               a value: a number, text, true, false, null, [a list] or {a mapping}
   --Transformer.dropout=0  a key inside another
   --check=False            do not check the run before its first step
 
@@ -73,22 +73,23 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
 
-    ``--manifest NAME=FILE`` may be given several times; the files of one name are a list.
+    ``--manifest NAME=FILE`` may be repeated; several files of one name become a list.
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
     {'lr': 0.001, 'Transformer': {'dropout': 0}, 'compile': True}
     """
     overrides: dict[str, object] = {}
-    waiting = list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
         option = OPTION.fullmatch(argument)
         if option is None or not PATH.fullmatch(option["path"]):
             raise ConfigError(f"`{argument}` is not of the form --key=value or --key.inner=value.")
         text = option["value"]
         if text is None:
-            is_value = waiting and (waiting[0][:1] != "-" or NEGATIVE_NUMBER.fullmatch(waiting[0]))
-            text = waiting.pop(0) if is_value else "true"
+            following = remaining[0] if remaining else "-"
+            is_value = following[:1] != "-" or NEGATIVE_NUMBER.fullmatch(following)
+            text = remaining.pop(0) if is_value else "true"
         if option["path"] == "manifest" and text != "null" and not text.startswith("{"):
             _add_manifest(overrides, argument, text)
             continue
@@ -120,7 +121,7 @@ def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> Non
 def _read_value(argument: str, text: str) -> object:
     if not text or text.startswith("!"):
         raise ConfigError(
-            f"`{argument}` needs a plain value. Pass null for none, '\"\"' for an empty text; to "
+            f"`{argument}` needs a plain value. Pass null for none and '\"\"' for empty text; to "
             "change an object, edit the YAML."
         )
     is_quoted = text[0] in "[{\"'"
@@ -131,7 +132,7 @@ def _read_value(argument: str, text: str) -> object:
         if not is_quoted:
             return text
         raise ConfigError(
-            f"`{argument}`: {text!r} is no list, mapping or quoted text of YAML. Close its "
+            f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML. Close its "
             "brackets and quotes."
         ) from error
     return value if is_quoted or value is None or isinstance(value, int | float) else text
@@ -142,19 +143,20 @@ def _read_value(argument: str, text: str) -> object:
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
     """Set the overrides in the tree; refuse a missing key or a value of another kind."""
-    whole_keys = {key for key in overrides if (key,) in WHOLE_KEYS} & document.root.keys()
-    for key in whole_keys:  # before references into them are resolved
-        document.root[key] = overrides[key]
-    if merged := {k: value for k, value in overrides.items() if k not in whole_keys}:
-        defaults = resolve_references(document, are_filled=False)
-        for key, value in merged.items():
+    remaining = dict(overrides)
+    for (key,) in WHOLE_KEYS:  # before references into their values are resolved
+        if key in remaining and key in document.root:
+            document.root[key] = remaining.pop(key)
+    if remaining:
+        defaults = resolve_references(document, needs_values=False)
+        for key, value in remaining.items():
             _replace(document, document.root, defaults, (key,), value)
 
 
 def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
-    """Replace the value at ``keys[-1]`` of its parent, or the keys of a mapping inside it."""
+    """Replace the value at ``keys[-1]`` of its parent; a mapping replaces values inside it."""
     key = _existing_key(document, parent, keys)
     node, default = parent[key], defaults[key]
     if isinstance(value, Mapping) and tag_of(node) in REFERENCE_TAGS:
@@ -164,10 +166,9 @@ def _replace(
         )
     is_container = isinstance(node, Container)
     if isinstance(value, Mapping) and (tag_of(node) or (node and is_container)):
-        # An object without arguments is a scalar: there is no key in it.
-        inside = node if is_container else CommentedMap()
+        arguments = node if is_container else CommentedMap()  # an object without arguments
         for inner_key, inner_value in value.items():
-            _replace(document, inside, default, (*keys, inner_key), inner_value)
+            _replace(document, arguments, default, (*keys, inner_key), inner_value)
     else:
         parent[key] = _checked(document, default, keys, value)
 
@@ -182,9 +183,9 @@ def _existing_key(document: Document, parent: Container, keys: Keys) -> str | in
     elsewhere = (path for path, _ in walk(document.root) if path[-1:] == (key,))
     path = (*keys[:-1], sibling) if sibling else next(elsewhere, None)
     advice = f"Did you mean `{dotted(path)}`?" if path else "Correct it, or add it in the YAML."
-    holder = f" under `{dotted(keys[:-1])}`" if keys[1:] else ""
+    where = f" under `{dotted(keys[:-1])}`" if keys[1:] else ""
     raise ConfigError(
-        f"`--{dotted(keys)}` overrides nothing: {document.path} has no such key{holder}. {advice}"
+        f"`--{dotted(keys)}` overrides nothing: {document.path} has no such key{where}. {advice}"
     )
 
 
@@ -192,10 +193,10 @@ def _checked(document: Document, default: object, keys: Keys, value: object) -> 
     """Convert a value to the kind of the YAML's value, or refuse it."""
     value = str(value) if isinstance(value, PurePath) else value
     if tag_of(default) == ATTRIBUTE_TAG:
-        return value  # any kind: the object is not built yet
+        return value  # the kind is not known before the object is built
     if tag_of(default):
         raise ConfigError(
-            f"`--{dotted(keys)}` would replace the object of {document.place(keys)} by {value!r}. "
+            f"`--{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
             f"Override an argument, as in --{dotted(keys)}.argument=value, or edit the YAML."
         )
     word = WORDS_FOR_NUMBERS.get(str(keys[-1]))
@@ -211,14 +212,14 @@ def _checked(document: Document, default: object, keys: Keys, value: object) -> 
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a plain value, in a user's words."""
+    """Name the kind of a plain value for a user."""
     if isinstance(value, str):
         return "a list" if TUPLE.fullmatch(value) else "text"
     return next((name for type_, name in KINDS.items() if isinstance(value, type_)), "an object")
 
 
 def converted(default: object, value: object) -> object:
-    """Convert a value to the default's kind, or raise TypeError with that kind."""
+    """Convert a value to the kind of the default, or raise TypeError with that kind."""
     default_kind, value_kind = kind_of(default), kind_of(value)
     if value_kind == "an object":
         raise TypeError("a plain value")

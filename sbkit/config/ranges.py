@@ -1,4 +1,4 @@
-"""Ranges of the numbers and texts of a run, checked before anything is built."""
+"""The ranges of a run's hyperparameters, checked before anything is built."""
 
 import math
 import pydoc
@@ -12,13 +12,7 @@ DAY = 24 * 60 * 60  # seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """The values that a knob may take.
-
-    Attributes:
-        advice: how to correct a value outside the range.
-        integer: only whole numbers.
-        or_null: null, too.
-        word: text that may replace a number.
+    """The values that a key may have; ``advice`` says how to correct others.
 
     >>> share = Range(low=0, high=1, advice="0 is none, 1 is all.")
     >>> 0.5 in share, "half" in share, str(share)
@@ -30,7 +24,7 @@ class Range:
     high: float = math.inf
     integer: bool = False
     or_null: bool = False
-    word: str | None = None
+    word: str | None = None  # may replace the number
 
     def __contains__(self, value: object) -> bool:
         if value is None:
@@ -51,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Range):
-    """Text or null; with ``or_false`` also false."""
+    """Text or null, and with ``or_false`` also false."""
 
     advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
     or_false: bool = False
@@ -68,58 +62,56 @@ NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
 POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
-RANGES = {  # by keys of every run; a class declares the ranges of its arguments as `RANGES`, too
-    "seed": Range(low=0, high=2**63 - 1, integer=True, advice="Pass any number in it."),
+RANGES = {  # of the keys of every run; a class declares the ranges of its arguments as `RANGES`
+    "seed": Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number."),
     "shuffle_shards": Range(low=1, integer=True, advice="Pass 1 to shuffle within each shard."),
-    # Each worker is a process: without a highest value a typo would take all memory.
+    # Each worker is a process: without an upper limit a typo would take all memory.
     "num_workers": Range(low=0, high=1024, integer=True, advice="Pass 0 to read in this process."),
     "number_of_epochs": Range(low=1, integer=True, advice="Pass 1 to train for one."),
     "early_stopping": Range(low=0, integer=True, advice="Pass 0 to train all epochs."),
-    "grad_accumulation_factor": Range(  # each micro-batch has a plan, which takes memory
+    "grad_accumulation_factor": Range(  # the plan of each micro-batch takes memory
         low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step."
     ),
     "log_every": Range(low=1, integer=True, advice="Pass 1 to log every step."),
-    "nonfinite_patience": Range(
-        low=0, integer=True, advice="Pass 0 to stop at the first such step."
-    ),
+    "nonfinite_patience": Range(low=0, integer=True, advice="Pass 0 to stop at the first."),
     "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
     "ema_decay": SHARE,
     "average_checkpoints": Range(low=1, integer=True, advice="Pass 1 to take only the best."),
-    "ckpt_interval_minutes": Range(advice="Pass 0 to save only after an epoch."),  # or less than 0
+    "ckpt_interval_minutes": Range(advice="Pass 0 to save only after an epoch."),  # or below 0
     "lr": NON_NEGATIVE,
     "weight_decay": NON_NEGATIVE,
-    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or less than 0
+    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or below 0
     **dict.fromkeys(("init_from", "pretrained"), Text()),
     "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
 }
-RANGES_OF_OTHERS = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
+RANGES_OF_OTHER_CLASSES = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
 
 
 def out_of_range(
-    knobs: Mapping[str, object], ranges: Mapping[str, Range] = RANGES
+    values: Mapping[str, object], ranges: Mapping[str, Range] = RANGES
 ) -> Iterator[tuple[str, str]]:
-    """Yield each knob out of its range, and the refusal."""
-    for name, range_ in ranges.items():
-        if name in knobs and knobs[name] not in range_:
-            yield name, refusal(name, knobs[name], range_)
+    """Yield each key whose value is out of range, and the error."""
+    for key, range_ in ranges.items():
+        if key in values and values[key] not in range_:
+            yield key, refusal(key, values[key], range_)
 
 
-def refusal(name: str, value: object, range_: Range) -> str:
+def refusal(key: str, value: object, range_: Range) -> str:
     """Write why a value is refused, and what to do."""
-    return f"`{name}` must be {range_}, but is {value!r}. {range_.advice}"
+    return f"`{key}` must be {range_}, but is {value!r}. {range_.advice}"
 
 
-def require_in_range(knobs: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
-    """Raise ConfigError for the first knob that is out of its range."""
-    for _, sentence in out_of_range(knobs, ranges):
-        raise ConfigError(sentence)
+def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] = RANGES) -> None:
+    """Raise ConfigError for the first value that is out of its range."""
+    for _, error in out_of_range(values, ranges):
+        raise ConfigError(error)
 
 
-def ranges_of(name: str) -> Mapping[str, Range]:
+def ranges_of(class_name: str) -> Mapping[str, Range]:
     """Return the ranges that a class, given by its dotted name, declares for its arguments."""
     try:
-        class_ = pydoc.locate(name)
+        class_ = pydoc.locate(class_name)
     except pydoc.ErrorDuringImport:
-        return {}  # building the YAML refuses it
-    ranges: Mapping[str, Range] = RANGES_OF_OTHERS.get(name) or getattr(class_, "RANGES", {})
+        return {}  # building the YAML will refuse it
+    ranges = RANGES_OF_OTHER_CLASSES.get(class_name) or getattr(class_, "RANGES", {})
     return ranges if isinstance(ranges, Mapping) else {}

@@ -1,6 +1,9 @@
 """Data: corpora list clips, audio is decoded once, and batches are planned from prepared splits.
 
-corpus -> manifest -> splits -> batches
+An utterance, and the modules on its path:
+
+row of a table (tables, sources) -> clip (manifest) -> audio in a shard (cache, shard)
+    -> row of a split (splits) -> part of an example (sampler) -> part of a batch (batch)
 
 Names are imported on first use, so that importing this package does not import torch.
 """
@@ -23,14 +26,9 @@ if TYPE_CHECKING:
 
 __getattr__ = lazy_names(
     "sbkit.data",
-    Batch="batch",
-    Clip="manifest",
+    **dict.fromkeys(("Batch", "TextBatch", "collate_audio", "make_loaders"), "batch"),
+    **dict.fromkeys(("Clip", "Excluded", "Manifest"), "manifest"),
     Corpus="corpus",
-    Excluded="manifest",
-    Manifest="manifest",
     Splits="splits",
-    TextBatch="batch",
     TrainSampler="sampler",
-    collate_audio="batch",
-    make_loaders="batch",
 )

@@ -37,7 +37,6 @@ from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
-SBKIT_COLUMNS = frozenset(RESERVED_COLUMNS) - {"sentence"}  # others travel unchanged
 SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
 BATCHES_AHEAD = 2  # of each worker, torch's default
 
@@ -46,23 +45,23 @@ Collate = Callable[[Sequence[Row]], "Batch"]
 
 
 def user_columns(names: Sequence[str]) -> list[str]:
-    """Return the columns of the corpus, such as `speaker`, without sbkit's own."""
-    return [name for name in names if name not in SBKIT_COLUMNS]
+    """Return the columns of the corpus, such as `sentence` and `speaker`, without sbkit's own."""
+    return [name for name in names if name == "sentence" or name not in RESERVED_COLUMNS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Padded audio with its lengths. A recipe adds its labels in a subclass."""
+    """Padded audio with its lengths; the subclasses of recipes add labels."""
 
-    ON_DEVICE: ClassVar[tuple[str, ...]] = ("audio", "weights")  # the tensors except lengths
+    ON_DEVICE: ClassVar[tuple[str, ...]] = ("audio", "weights")  # all tensors except lengths
 
     ids: list[str]
-    columns: Mapping[str, list[str]]  # the others of the manifest, by name
+    columns: Mapping[str, list[str]]  # `user_columns`, by name
     audio: Tensor  # (B, S) int16, zero past each length; it becomes float on the device
     audio_lengths: Tensor  # (B,) samples, on the CPU like all lengths
     weights: Tensor  # (B,) 1, or 0 for an utterance that only fills a rank's empty share
     speed_groups: tuple[SpeedGroup, ...]  # in the order of the rows
-    seconds: float  # of audio, without padding and utterances of weight 0
+    seconds: float  # of audio, without padding and without utterances of weight 0
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors except lengths; the host does not wait if they are pinned."""
@@ -79,7 +78,7 @@ class Batch:
             yield row[:count]
 
     def take(self, rows: slice) -> Self:
-        """Return some utterances, without the padding of the others."""
+        """Return some utterances, without padding that only the others need."""
         lengths = self.audio_lengths[rows]
         percents = [group.percent for group in self.speed_groups for _ in range(group.utterances)]
         sliced: dict[str, Any] = {
@@ -117,12 +116,11 @@ class TextBatch(Batch):
     token_lengths: Tensor  # (B,)
 
     def take(self, rows: slice) -> Self:
-        """Return some utterances, without the padding of the others."""
         batch = super().take(rows)
         return replace(batch, tokens=batch.tokens[:, : int(batch.token_lengths.max())])
 
 
-# Rows
+# From rows to batches
 
 
 class UtteranceDataset(Dataset[Row]):
@@ -147,7 +145,7 @@ class UtteranceDataset(Dataset[Row]):
 
 
 def _join(rows: Sequence[Row], example: Example) -> Row:
-    """Concatenate rows; differing values of a column are joined by "+"."""
+    """Concatenate the rows of an example; different values of a column are joined by "+"."""
     columns = {
         name: "+".join(dict.fromkeys(row[name] or "" for row in rows))
         for name in user_columns([*rows[0]])
@@ -160,9 +158,6 @@ def _join(rows: Sequence[Row], example: Example) -> Row:
         "percent": example.percent,
         "weight": example.weight,
     }
-
-
-# From rows to batches
 
 
 def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
@@ -185,8 +180,8 @@ def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
 class TextCollate:
     """Pad utterances to a batch, and encode their texts.
 
-    Joined rows have a space between them. A language without spaces has no token for it, so it is
-    dropped; otherwise half of the default YAML's examples would have `<unk>` there.
+    The texts of joined rows have a space between them. In a language without spaces no token stands
+    for it, so it is dropped; else half of the default YAML's examples would have `<unk>` there.
     """
 
     def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
@@ -194,7 +189,7 @@ class TextCollate:
         self._separator = " " if any(SPACE in piece for piece in tokenizer.pieces()) else ""
 
     def __call__(self, rows: Sequence[Row]) -> TextBatch:
-        """Make one batch; an id that no loss accepts is refused here, on the CPU."""
+        """Make one batch; refuse an id that no loss accepts here, on the CPU."""
         tokens = [torch.tensor(self._encode(row), dtype=torch.int64) for row in rows]
         blank = self._tokenizer.vocabulary.blank
         return TextBatch(
@@ -206,7 +201,7 @@ class TextCollate:
 
     def _encode(self, row: Row) -> list[int]:
         ids = self._tokenizer.encode(row["text"].replace(" ", self._separator))
-        self._tokenizer.vocabulary.check_targets(ids, of=row["id"])
+        self._tokenizer.vocabulary.check_targets(ids, clip=row["id"])
         return ids
 
 
@@ -236,10 +231,7 @@ class Loaders:
 def make_loaders(
     splits: Splits, knobs: KnobValues, *, collate: Collate, placement: Placement
 ) -> Loaders:
-    """Plan the batches of every split from the knobs of the YAML.
-
-    `shuffle_shards`, `concat_prob` and `speeds` are optional.
-    """
+    """Plan the batches of every split; shuffle_shards, concat_prob and speeds are optional keys."""
     if knobs["num_workers"] > 0:
         _require_shared_memory(knobs)
     common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
@@ -299,14 +291,14 @@ def make_loader(
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore a scheduler's signals to the whole group: the training process handles them."""
+    """Ignore signals that a scheduler sends to all processes: the training process handles them."""
     for ignored in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(LEAVE_SIGNAL, lambda number, frame: os._exit(0))
 
 
 def _end_workers() -> None:
-    """End the workers that still read ahead: they ignore SIGTERM, which Python would send."""
+    """End the workers that still read ahead; they ignore SIGTERM, which Python would send."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when a worker ends
     for worker in multiprocessing.active_children():
@@ -315,12 +307,12 @@ def _end_workers() -> None:
 
 
 def _require_shared_memory(knobs: KnobValues) -> None:
-    """Check that batches fit into shared memory: a run would wait forever for a lost one."""
+    """Check that batches fit into shared memory: a run waits forever for one that does not."""
     num_workers, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    train = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
-    seconds = max(train, knobs["eval_batch_seconds"])
-    batch = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
-    needed = BATCHES_AHEAD * num_workers * processes * batch
+    train_seconds = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
+    seconds = max(train_seconds, knobs["eval_batch_seconds"])
+    batch_bytes = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize
+    needed = BATCHES_AHEAD * num_workers * processes * batch_bytes
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else needed
     if free < needed:
         raise ConfigError(

@@ -4,19 +4,21 @@ A clip is identified by its path, size and time of change. Its text is not kept,
 transcript decodes nothing. Clips are decoded in blocks: the process that holds a block's lock file
 decodes it into a shard. A killed process loses its current block.
 
-The cache also keeps unpacked archives and audio bytes of datasets.
+The cache also keeps unpacked archives, and audio files that were inside datasets.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from uuid import uuid4
@@ -48,9 +50,9 @@ CACHE_VERSION = 3  # raise it if the same clip would give other audio, or anothe
 AUDIO_FOLDER = "audio"  # of the cache
 EMBEDDED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
-BLOCK_CLIPS = 1000  # of 5 s at 16 kHz they are 160 MB
-BLOCK_BYTES = 200_000_000  # of their files
-KEY_COLUMN = "clip"  # of a shard's table: path, size and time of change of a clip's file
+BLOCK_CLIPS = 1000  # 160 MB if they last 5 s at 16 kHz
+BLOCK_BYTES = 200_000_000  # of the files of a block's clips
+KEY_COLUMN = "clip"  # of a shard's table; a key is the path, size and time of change of a file
 KEY_STATE = r"\t\d+\t\d+$"  # size and time of change, in a key
 TEMPORARY_REASONS = ("missing", "unreachable")  # not recorded: tomorrow the file may be there
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -75,10 +77,10 @@ class StoredAudio(NamedTuple):
     """Where the audio of clips is."""
 
     table: pa.Table  # the columns samples, digest and audio of the readable clips
-    errors: dict[int, AudioError]  # of the others, by row
+    errors: dict[int, AudioError]  # of the unreadable clips, by row
 
 
-def prepare_audio(
+def cache_audio(
     paths: pa.ChunkedArray, *, sample_rate: int, cache_folder: Path, store: str, title: str
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.
@@ -95,24 +97,24 @@ def prepare_audio(
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
     name = f"{corpus.parent.name}-{corpus.name}-{key}".lstrip("-.")
     shards = _CorpusShards(cache_folder.expanduser() / AUDIO_FOLDER / name, sample_rate, store)
-    files = _Files(paths)
+    keys, errors = _file_keys(paths)
     shards.read_new()
-    if missing := files.row_of.keys() - shards.keys:
+    if missing := {*keys.values()} - shards.keys:
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
-                (block[0] + block[-1], partial(shards.decode, files, block, partial(advance, 1)))
-                for block in files.blocks()
+                (block[0] + block[-1], partial(shards.decode, block, partial(advance, 1)))
+                for block in _divide([*keys.values()])
                 if not missing.isdisjoint(block)
             ]
             share_work(shards.folder, tasks)
             shards.read_new()
-    return shards.locate(files)
+    return shards.locate(keys, errors)
 
 
 @contextmanager
 def _write_access(folder: Path) -> Iterator[None]:
-    """Make a folder and hold a shared lock on it; clean it up if no other process holds one."""
+    """Hold a shared lock on a new or existing folder; if no other process does, clean it up."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
@@ -128,38 +130,29 @@ def _write_access(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-class _Files:
-    """The files of clips, as they are now; a key is a file's path, size and time of change."""
+def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, str], dict[int, AudioError]]:
+    """Return the path, size and time of change of every file, or why it is unreachable, by row."""
+    keys: dict[int, str] = {}
+    errors: dict[int, AudioError] = {}
+    for row, path in enumerate(decode_paths(paths)):
+        try:
+            status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
+            path.encode()  # it becomes text in a table
+        except (OSError, ValueError) as error:
+            reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
+            detail = getattr(error, "strerror", None) or "its name is not UTF-8"
+            errors[row] = AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
+            continue
+        keys[row] = f"{path}\t{status.st_size}\t{status.st_mtime_ns}"
+    return keys, errors
 
-    def __init__(self, paths: pa.ChunkedArray) -> None:
-        self._paths = paths
-        self.errors: dict[int, AudioError] = {}  # of files that cannot be reached, by row
-        self.keys: list[tuple[str, int]] = []  # of every other file, with its row
-        self._sizes: list[int] = []
-        for row, path in enumerate(decode_paths(paths)):
-            try:
-                status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
-                path.encode()  # it becomes text in a table
-            except (OSError, ValueError) as error:
-                reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
-                detail = getattr(error, "strerror", None) or "its name is not UTF-8"
-                sentence = f"{path} is {reason} ({detail}). Repair it."
-                self.errors[row] = AudioError(reason, sentence)
-                continue
-            self.keys.append((f"{path}\t{status.st_size}\t{status.st_mtime_ns}", row))
-            self._sizes.append(status.st_size)
-        self.row_of = dict(self.keys)  # the last row of each key
 
-    def path(self, key: str) -> Path:
-        return Path(os.fsdecode(self._paths[self.row_of[key]].as_py()))
-
-    def blocks(self) -> list[list[str]]:
-        """Divide the keys into a block for each shard, in the same way in every process."""
-        count = len(self.keys)
-        block_of = np.cumsum(self._sizes) // BLOCK_BYTES + np.arange(count) // BLOCK_CLIPS
-        ends = [*(np.flatnonzero(np.diff(block_of)) + 1).tolist(), count]
-        blocks = (self.keys[start:end] for start, end in zip([0, *ends], ends, strict=False))
-        return [[*dict.fromkeys(key for key, _ in block)] for block in blocks]
+def _divide(keys: Sequence[str]) -> list[list[str]]:
+    """Divide keys into blocks, one for each shard, in the same way in every process."""
+    sizes = [int(key.rsplit("\t", 2)[1]) for key in keys]
+    block_of = np.cumsum(sizes) // BLOCK_BYTES + np.arange(len(keys)) // BLOCK_CLIPS
+    ends = [*(np.flatnonzero(np.diff(block_of)) + 1).tolist(), len(keys)]
+    return [[*dict.fromkeys(keys[start:end])] for start, end in pairwise([0, *ends])]
 
 
 class _CorpusShards:
@@ -168,11 +161,11 @@ class _CorpusShards:
     def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
         self.folder, self._sample_rate, self._store = folder, sample_rate, store
         self._tables: dict[Path, pa.Table] = {}
-        self.unreadable: dict[str, AudioError] = {}  # by the key of the file
+        self._unreadable: dict[str, AudioError] = {}  # by the key of the file
         self.keys: set[str] = set()  # of all files that were decoded or are unreadable
 
     def read_new(self) -> None:
-        """Read the tables that other processes added."""
+        """Read the tables that were added."""
         for file in sorted({*self.folder.glob("*.parquet")} - self._tables.keys()):
             audio = file.with_suffix(".arrow")
             try:
@@ -185,39 +178,39 @@ class _CorpusShards:
                     file.unlink()
                 continue
             self._tables[file] = table
-            self.unreadable |= {key: AudioError(*reason) for key, *reason in facts.left_out}
-            self.keys.update(table[KEY_COLUMN].to_pylist(), self.unreadable)
+            self._unreadable |= {key: AudioError(*reason) for key, *reason in facts.left_out}
+            self.keys.update(table[KEY_COLUMN].to_pylist(), self._unreadable)
 
-    def decode(self, files: _Files, block: Sequence[str], on_clip: Callable[[], None]) -> None:
+    def decode(self, block: Sequence[str], on_clip: Callable[[], None]) -> None:
         """Decode a block into a shard, except for clips that other processes have decoded."""
         self.read_new()
         keys = [key for key in block if key not in self.keys]
         if not keys:
             return
-        paths = [files.path(key) for key in keys]
+        paths = [Path(re.sub(KEY_STATE, "", key)) for key in keys]
         names = (path.name for path in paths)
         with closing(ShardWriter(self.folder)) as writer:
-            decoded, errors = writer.decode(
+            added, errors = writer.add_clips(
                 names, paths, self._sample_rate, store=self._store, on_clip=on_clip
             )
-            self.unreadable |= {keys[index]: error for index, error in errors.items()}
-            self.keys.update(self.unreadable)
+            self._unreadable |= {keys[index]: error for index, error in errors.items()}
+            self.keys.update(self._unreadable)
             left_out = [
                 (keys[index], error.reason, str(error))
                 for index, error in errors.items()
                 if error.reason not in TEMPORARY_REASONS
             ]
-            columns = {KEY_COLUMN: pa.array([keys[index] for index in decoded], pa.string())}
-            writer.publish(Storage(str(self.folder)), uuid4().hex, columns, left_out=left_out)
+            columns = {KEY_COLUMN: pa.array([keys[index] for index in added], pa.string())}
+            writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
 
-    def locate(self, files: _Files) -> StoredAudio:
-        """Return where the audio of files is."""
-        errors, keys = dict(files.errors), []
-        for key, row in files.keys:
-            if key in self.unreadable:
-                errors[row] = self.unreadable[key]
+    def locate(self, keys: Mapping[int, str], errors: Mapping[int, AudioError]) -> StoredAudio:
+        """Return where the audio of files is; keys and errors are by row."""
+        all_errors, readable = dict(errors), []
+        for row, key in keys.items():
+            if key in self._unreadable:
+                all_errors[row] = self._unreadable[key]
             else:
-                keys.append(key)
+                readable.append(key)
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
             audio = pa.repeat(str(file.with_suffix(".arrow")), len(table))
@@ -227,8 +220,8 @@ class _CorpusShards:
             stored = to_stored(table, audio, shard=0, sample_rate=self._sample_rate)
             tables.append(stored.add_column(0, KEY_COLUMN, table[KEY_COLUMN]))
         stored = pa.concat_tables(tables)
-        rows = pc.index_in(pa.array(keys, pa.string()), value_set=stored[KEY_COLUMN])
-        return StoredAudio(stored.take(rows).drop_columns([KEY_COLUMN]), errors)
+        rows = pc.index_in(pa.array(readable, pa.string()), value_set=stored[KEY_COLUMN])
+        return StoredAudio(stored.take(rows).drop_columns([KEY_COLUMN]), all_errors)
 
 
 def describe_folder(folder: Path, corpus: Path) -> None:
@@ -241,16 +234,22 @@ def describe_folder(folder: Path, corpus: Path) -> None:
 
 
 def is_archive(path: Path) -> bool:
-    """Check whether a path is a tar file, by its name."""
-    return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()
+    """Check whether a path is a file with the name of a tar file."""
+    return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.expanduser().is_file()
 
 
-def unpacked(corpus: Path) -> Path:
-    """Return the folder of a corpus; an archive is unpacked into the cache once.
+def unpacked(data_folder: str | Path | None) -> Path:
+    """Return the absolute path of a corpus; an archive is unpacked into the cache once.
 
-    Only files and folders are unpacked, no links and no devices. A changed archive, by its path,
-    size and time, is unpacked again.
+    Only files and folders are unpacked, no links and no devices. An archive with another path, size
+    or time of change is unpacked again.
     """
+    if not data_folder:
+        raise DataError(
+            "This corpus is read from a folder, but `data_folder` names none. Pass "
+            "--data_folder=FOLDER."
+        )
+    corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
         return corpus
     archive, status = corpus.resolve(), corpus.stat()
@@ -266,14 +265,14 @@ def unpacked(corpus: Path) -> Path:
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Write the files of an archive into a folder; read it to its end, where its checksum is."""
+    """Write the files of an archive into a folder; read it to the end, where its checksum is."""
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
                 tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
                 path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
                 if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"it names {member.name[:200]!r}, out of its folder")
+                    raise ValueError(f"{member.name[:200]!r} is outside its folder")
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None:
                     (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +289,7 @@ def _extract(archive: Path, folder: Path) -> None:
 
 
 def _innermost(folder: Path) -> Path:
-    """Descend while a folder contains one folder and nothing else."""
+    """Return the first folder, going down, that has more in it than one other folder."""
     entries = [entry for entry in folder.iterdir() if entry.name != CORPUS_FILE]
     is_single = len(entries) == 1 and entries[0].is_dir() and entries[0].name != "clips"
     return _innermost(entries[0]) if is_single else folder
@@ -309,7 +308,7 @@ class CacheEntry:
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the corpus was removed; one that cannot be accessed may still exist."""
+        """Whether the corpus was removed; one without access may still exist."""
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -335,7 +334,7 @@ def remove(entry: CacheEntry) -> bool:
     try:
         if not try_lock(lock):
             return False
-        for table in entry.folder.glob("*.parquet"):  # first: only its table makes a shard valid
+        for table in entry.folder.glob("*.parquet"):  # first, since a shard needs its table
             table.unlink()
         shutil.rmtree(entry.folder)
     except OSError as error:
@@ -346,7 +345,7 @@ def remove(entry: CacheEntry) -> bool:
 
 
 def print_entries(cache_folder: Path) -> None:
-    """Print the folders of the cache as a table."""
+    """Print the folders of the cache, a line each, and their total size."""
     entries = list_entries(cache_folder)
     for entry in entries:
         corpus = "unknown" if entry.corpus is None else str(entry.corpus)

@@ -16,15 +16,16 @@ KnobValues = Mapping[str, Any]  # the plain values of a YAML
 
 
 class Corpus(Protocol):
-    """A corpus of speech; a module with these two functions is one."""
+    """A corpus of speech: a module with these two functions."""
 
-    def splits(self, knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the splits for ``train``, ``valid`` and ``test``."""
-        ...
+    def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+        """Return the names of the splits for ``train``, ``valid`` and ``test``.
+
+        The key ``splits`` chooses among these. A corpus with more splits applies it itself.
+        """
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-        """Return the manifest of one split, or the tables that it is in."""
-        ...
+        """Return the manifest of one split, or its remote tables."""
 
 
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
@@ -39,7 +40,7 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
 
 
 def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role; the knob ``splits`` also applies to a user's corpus."""
+    """Return the splits of each role: the key ``splits``, else the corpus's own."""
     roles = corpus.splits(knobs)
     return resolve_splits(knobs.get("splits"), roles, [*chain.from_iterable(roles.values())])
 
@@ -47,7 +48,7 @@ def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:
 def resolve_splits(
     names: object, defaults: Mapping[str, Sequence[str]], available: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else the corpus's defaults.
+    """Return the splits of each role: the key ``splits``, else the corpus's defaults.
 
     ``names`` is null, or maps ``train``, ``valid`` and ``test`` to a name or a list of names.
 
@@ -68,7 +69,8 @@ def resolve_splits(
     for role in ROLES:
         splits = by_role.get(role)
         splits = defaults.get(role, ()) if splits is None else splits
-        roles[role] = tuple(dict.fromkeys([splits] if isinstance(splits, str) else splits))
+        splits = [splits] if isinstance(splits, str | int | float) else splits
+        roles[role] = tuple(dict.fromkeys(map(str, splits)))
         _check_role(role, roles[role], available)
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:

@@ -5,8 +5,8 @@ The packages come from the mirrors that this machine already trusts.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from subprocess import CompletedProcess, run
@@ -17,7 +17,7 @@ import soundfile
 from sbkit.base.errors import DataError
 from sbkit.base.files import building
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
-from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
+from sbkit.data.corpus import USUAL_SPLITS, KnobValues
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import normalize
 
@@ -32,7 +32,7 @@ class ReleaseRow:
 
     client_id: str
     path: str
-    sentence_id: str
+    sentence_id: str = ""  # `write_tsvs` fills it in: the SHA-256 of the sentence
     sentence: str
     sentence_domain: str = ""
     up_votes: int = 2
@@ -45,9 +45,9 @@ class ReleaseRow:
     segment: str = ""
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else train, dev and test."""
-    return resolve_splits(knobs.get("splits"), USUAL_SPLITS, SPLITS)
+def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    """Return the splits of each role: train, dev and test."""
+    return USUAL_SPLITS
 
 
 def ensure_release(
@@ -58,8 +58,8 @@ def ensure_release(
 ) -> Path:
     """Return the release folder of a language; fetch and write it if it is missing.
 
-    ``folder`` has a release for each version of the first package. ``write_release`` converts the
-    root of the unpacked packages into an empty folder.
+    ``folder`` has a release for each version of the first package. ``write_release`` takes the root
+    of the unpacked packages, and an empty folder to write into.
     """
     folder = folder.expanduser()
     finished = sorted(folder.glob(f"*-r{RELEASE_VERSION}/{language}/validated.tsv"))
@@ -74,7 +74,7 @@ def ensure_release(
 
 
 def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
-    """Download and unpack packages with apt-get; return the first one's version, and the root."""
+    """Download and unpack packages by apt-get; return the version of the first, and the root."""
     for subfolder in ("lists/partial", "cache/archives/partial", "root"):
         (folder / subfolder).mkdir(parents=True)
     options = [
@@ -94,30 +94,30 @@ def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
 
 
 def _run(command: Sequence[str], folder: Path, previous_errors: str = "") -> CompletedProcess[str]:
-    """Run a program; a failure shows its own words.
+    """Run a program; the error of a failure quotes it.
 
-    ``apt-get update`` only warns when no mirror answers, so its errors are passed on.
+    ``apt-get update`` only warns if no mirror answers, so the next command gets its errors.
     """
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        process = run(command, cwd=folder, env=environment, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise DataError(
             f"This corpus is fetched with apt-get and dpkg-deb, but {command[0]} is not on this "
             f"machine. {PASS_A_RELEASE}"
         ) from error
-    if done.returncode:
-        lines = (previous_errors + done.stderr).strip().splitlines() or ["no message"]
+    if process.returncode:
+        lines = (previous_errors + process.stderr).strip().splitlines() or ["no message"]
         reason = next((line for line in lines if "Failed to fetch" in line), lines[-1])
         raise DataError(
             f"This corpus is fetched from a Debian or Ubuntu mirror, but {command[0]} failed "
             f"({reason}). Check the network. {PASS_A_RELEASE}"
         )
-    return done
+    return process
 
 
 def find_one(root: Path, pattern: str) -> Path:
-    """Return the only path in unpacked packages that matches; raises DataError."""
+    """Return the one path in unpacked packages that matches a pattern; raises DataError."""
     paths = sorted(root.glob(pattern))
     if len(paths) != 1:
         raise DataError(
@@ -126,39 +126,31 @@ def find_one(root: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def sentence_id(sentence: str) -> str:
-    """Return the SHA-256 of a sentence."""
-    return hashlib.sha256(sentence.encode()).hexdigest()
-
-
 def write_tsvs(release: Path, rows: Sequence[ReleaseRow]) -> None:
     """Write rows as train, dev, test and validated.tsv; a sentence is in one split only."""
-    header = tuple(field.name for field in fields(rows[0]))
-    by_split: dict[str, list[ReleaseRow]] = {split: [] for split in SPLITS}
+    header = "\t".join(field.name for field in fields(rows[0]))
+    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     for row in rows:
-        by_split[choose_split(normalize(row.sentence, row.locale))].append(row)
-    for split in SPLITS:
-        _write_tsv(release / f"{split}.tsv", header, by_split[split])
-    _write_tsv(release / "validated.tsv", header, chain.from_iterable(by_split.values()))
+        row = replace(row, sentence_id=hashlib.sha256(row.sentence.encode()).hexdigest())
+        split = choose_split(normalize(row.sentence, row.locale))
+        lines[split].append("\t".join(map(str, astuple(row))))
+    lines["validated"] = [*chain.from_iterable(lines.values())]
+    for name, split_lines in lines.items():
+        text = "\n".join([header, *split_lines]) + "\n"
+        (release / f"{name}.tsv").write_text(text, encoding="utf-8")
 
 
 def choose_split(text: str) -> str:
-    """Choose by a hash of the normalized text, so that a sentence is in one split everywhere."""
+    """Choose by a hash of the normalized text, so that a sentence has the same split everywhere."""
     tenth = int(hashlib.sha256(text.encode()).hexdigest(), 16) % 10
     return {0: "test", 1: "dev"}.get(tenth, "train")
-
-
-def _write_tsv(file: Path, header: Sequence[str], rows: Iterable[ReleaseRow]) -> None:
-    table = [header, *map(astuple, rows)]
-    file.write_text("".join("\t".join(map(str, row)) + "\n" for row in table), encoding="utf-8")
 
 
 def print_release(release: Path) -> None:
     """Print the path of a release, and the clips and minutes of each split."""
     print(release)
     for split in SPLITS:
-        options = TableOptions(language=release.name)
-        manifest = read_release(release / f"{split}.tsv", options)
+        manifest = read_release(release / f"{split}.tsv", TableOptions(language=release.name))
         samples = sum(soundfile.info(path).frames for path in manifest.paths)
         minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60
         print(f"{split:5} {len(manifest):4} clips {minutes:5.1f} min")

@@ -1,15 +1,13 @@
 """Files on a local disk, a network file system or an object store, by the URLs of `fsspec`.
 
-Keys and endpoints are configured as fsspec and the store document it: in files, and in variables
+Users configure keys and endpoints as fsspec and the store document it: in files, or in variables
 such as FSSPEC_S3_KEY.
 """
 
 import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -23,29 +21,19 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
-@dataclass(frozen=True)
 class Storage:
-    """A folder, by its URL or its path on this machine; its methods raise DataError.
+    """A folder, by its URL or a path, which becomes absolute; its methods raise DataError.
 
-    >>> Storage.at("memory://corpus").file("sbkit-shards.json")
+    >>> Storage("memory://corpus").file("sbkit-shards.json")
     'memory://corpus/sbkit-shards.json'
     """
 
-    url: str
-
-    @classmethod
-    def at(cls, location: str) -> Self:
-        """Open a URL or a path, which becomes absolute."""
-        if "://" not in location:
-            return cls(str(Path(location).expanduser().absolute()))
-        _file_system(location)
-        return cls(location.rstrip("/"))
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder's path if it is on this machine, else None."""
-        system, path = _file_system(self.url)
-        return Path(path) if isinstance(system, LocalFileSystem) else None
+    def __init__(self, location: str | Path) -> None:
+        url = str(location)
+        self.url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().absolute())
+        self._system, self._path = _file_system(self.url)
+        is_local = isinstance(self._system, LocalFileSystem)
+        self.folder = Path(self._path) if is_local else None  # None: not on this machine
 
     def file(self, name: str) -> str:
         """Return the URL of a file."""
@@ -53,15 +41,13 @@ class Storage:
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
         """Return the files below the folder with one of the suffixes, sorted: URLs or paths."""
-        system, path = _file_system(self.url)
         with _reaching(self.url):
-            files = sorted(file for file in system.find(path) if file.endswith(tuple(suffixes)))
-        return files if self.folder else [system.unstrip_protocol(file) for file in files]
+            files = sorted(f for f in self._system.find(self._path) if f.endswith(tuple(suffixes)))
+        return files if self.folder else [self._system.unstrip_protocol(file) for file in files]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return the size of each file in bytes, None for a missing file."""
-        system, _ = _file_system(self.url)
-        paths = [_file_system(self.file(name))[1] for name in names]
+        """Return the bytes of each file, None for a missing file."""
+        system, paths = self._system, [f"{self._path}/{name}" for name in names]
         with _reaching(self.url):
             try:
                 return list(system.sizes(paths))  # of many files in one request
@@ -69,19 +55,17 @@ class Storage:
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        system, path = _file_system(self.file(name))
         with _reaching(self.file(name)):
-            content: bytes = system.cat_file(path)
+            content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically; a disk of this machine raises OSError."""
+        """Write a file atomically; a folder on this machine raises OSError."""
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
-        system, path = _file_system(self.file(name))
         with _reaching(self.url):
-            system.pipe_file(path, content)
+            self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
         """Move a file into the folder; if that is on this machine, the file must be in it."""
@@ -89,14 +73,13 @@ class Storage:
             with naming(self.folder / name):
                 file.rename(self.folder / name)
             return
-        system, path = _file_system(self.file(name))
         with _reaching(self.url):
-            system.put_file(str(file), path)
+            self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Read parts of files of one file system, those in an object store in parallel.
+    """Read parts of files of one file system; an object store is read in parallel.
 
     Raises:
         DataError: a file is missing, too short or cannot be read.
@@ -114,7 +97,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     for file, content, size in zip(files, contents, sizes, strict=True):
         if len(content) != size:
             raise DataError(
-                f"{file}: {len(content)} bytes came instead of {size}; the file is truncated, or "
+                f"{file}: {len(content)} bytes came instead of {size}. The file is truncated, or "
                 "its server does not support ranges of bytes. Copy it again, or remove it and "
                 "prepare the shards again, or use another server."
             )
@@ -122,10 +105,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
 
 
 def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the file system of a URL, and the path in it.
-
-    fsspec keeps one object for each file system and process, so a loader's worker gets its own.
-    """
+    """Return the file system of a URL, one for each process, and the path in it."""
     try:
         system, path = fsspec.url_to_fs(url)
     except (ValueError, ImportError) as error:
@@ -138,7 +118,7 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @contextmanager
 def _reaching(url: str) -> Iterator[None]:
-    """Raise DataError for any error of a file system: each has its own classes."""
+    """Raise DataError for any error: each file system has its own classes."""
     try:
         yield
     except Exception as error:

@@ -20,8 +20,8 @@ from sbkit.text.languages import primary
 RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight")
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
-ROW_COUNT = "id"  # a reserved name; Arrow's tables without a column have no length
-_SCHEMA = pa.schema({"id": pa.string(), "path": pa.binary(), "sentence": pa.string()})
+# Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
+_SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Excluded:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The clips of one split in columns of Arrow; a clip becomes an object when it is read.
+    """The clips of one split in a table of Arrow; a clip becomes an object when it is read.
 
     Two million clips of Common Voice take 1.2 GB; as objects they would take 4 GB.
 
@@ -55,8 +55,7 @@ class Manifest:
     (1, 'ann', ['Hello.'])
     """
 
-    rows: pa.Table  # the columns id, path and sentence
-    columns: pa.Table  # all others, null where a clip has none
+    rows: pa.Table  # id, audio (a path), sentence, and other columns, null where a clip has none
     excluded: tuple[Excluded, ...] = ()  # rows of the corpus that name no usable clip
     stored: pa.Table | None = None  # of audio that is in shards: samples, digest and location
 
@@ -70,33 +69,23 @@ class Manifest:
     @classmethod
     def _from_batch(cls, batch: Sequence[Clip | Excluded]) -> Self:
         clips = [row for row in batch if isinstance(row, Clip)]
-        rows = {
-            "id": [clip.id for clip in clips],
-            "path": [os.fsencode(clip.path) for clip in clips],
-            "sentence": [clip.sentence for clip in clips],
+        columns = {
+            "id": pa.array([clip.id for clip in clips], pa.string()),
+            "audio": pa.array([os.fsencode(clip.path) for clip in clips], pa.binary()),
+            "sentence": pa.array([clip.sentence for clip in clips], pa.string()),
         }
-        return cls(
-            pa.table(rows, schema=_SCHEMA),
-            text_table([clip.columns for clip in clips]),
-            tuple(row for row in batch if isinstance(row, Excluded)),
-        )
+        others = text_columns([clip.columns for clip in clips])
+        columns |= {unreserved_name(name): column for name, column in others.items()}
+        return cls(pa.table(columns), tuple(row for row in batch if isinstance(row, Excluded)))
 
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
         """Return the rows of all parts, which may have different columns."""
-        rows, columns = [_SCHEMA.empty_table()], [pa.table({ROW_COUNT: pa.nulls(0)})]
-        excluded: list[Excluded] = []
+        tables, excluded = [_SCHEMA.empty_table()], list[Excluded]()
         for part in parts:
-            rows.append(part.rows.cast(_SCHEMA))
-            count = pa.nulls(len(part))
-            columns.append(
-                part.columns.append_column(ROW_COUNT, count)
-                if part.columns.num_columns
-                else pa.table({ROW_COUNT: count})
-            )
+            tables.append(part.rows)
             excluded += part.excluded
-        joined = pa.concat_tables(columns, promote_options="default")
-        return cls(pa.concat_tables(rows), joined.drop_columns([ROW_COUNT]), tuple(excluded))
+        return cls(pa.concat_tables(tables, promote_options="default"), tuple(excluded))
 
     @classmethod
     def join_named(cls, parts: Sequence[tuple[str, Self]], *bases: Path) -> Self:
@@ -117,7 +106,7 @@ class Manifest:
         contains it.
         """
         manifest, excluded = self, [*self.excluded]
-        if len(pc.unique(self.rows["path"])) < len(self):
+        if len(pc.unique(self.rows["audio"])) < len(self):
             first_rows: dict[str, int] = {}
             for row, path in enumerate(self.paths):
                 if first_rows.setdefault(path, row) != row:
@@ -136,30 +125,23 @@ class Manifest:
 
     @property
     def ids(self) -> list[str]:
-        """The id of every clip."""
         return to_texts(self.rows["id"])
 
     @property
     def paths(self) -> Iterator[str]:
-        """The audio file of every clip."""
-        return decode_paths(self.rows["path"])
+        return decode_paths(self.rows["audio"])
 
     @property
     def sentences(self) -> list[str]:
-        """The transcript of every clip."""
         return to_texts(self.rows["sentence"])
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
-        """Return the clips of ``rows``, in their order; all clips are not copied."""
+        """Return the clips with these indices, in this order; copy nothing if these are all."""
         if np.array_equal(rows, np.arange(len(self))):
             return self
         indices = pa.array(rows, pa.int64())
-        return replace(
-            self,
-            rows=self.rows.take(indices),
-            columns=self.columns.take(indices),
-            stored=self.stored and self.stored.take(indices),
-        )
+        stored = self.stored and self.stored.take(indices)
+        return replace(self, rows=self.rows.take(indices), stored=stored)
 
     def __getitem__(self, index: int) -> Clip:
         return next(self._clips(range(len(self))[index], 1))
@@ -172,20 +154,16 @@ class Manifest:
         return len(self.rows)
 
     def _clips(self, start: int, count: int) -> Iterator[Clip]:
-        rows, columns = self.rows.slice(start, count), self.columns.slice(start, count)
-        dicts = columns.to_pylist() if columns.num_columns else [{}] * len(rows)
-        fields = (rows[name].to_pylist() for name in _SCHEMA.names)
-        for id, path, sentence, values in zip(*fields, dicts, strict=True):
-            filled = {name: value for name, value in values.items() if value is not None}
-            yield Clip(id, Path(os.fsdecode(path)), sentence, filled)
+        for row in self.rows.slice(start, count).to_pylist():
+            id, path, sentence = map(row.pop, _SCHEMA.names)
+            columns = {name: value for name, value in row.items() if value is not None}
+            yield Clip(id, Path(os.fsdecode(path)), sentence, columns)
 
 
-def text_table(rows: Sequence[Mapping[str, str]]) -> pa.Table:
+def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
     """Return texts by column, null where a row has none."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table(
-        {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
-    )
+    return {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
 
 
 def to_texts(column: pa.ChunkedArray) -> list[str]:
@@ -222,11 +200,11 @@ def unreserved_name(name: str) -> str:
 
 
 def check_locale(manifest: Manifest, language: str) -> None:
-    """Check that at least half of the rows with a locale are in the language; ignore regions."""
-    if "locale" not in manifest.columns.column_names:
+    """Check that at least half of the rows with a locale have this language, in any region."""
+    if "locale" not in manifest.rows.column_names:
         return
     counts = Counter[str]()
-    for entry in manifest.columns["locale"].value_counts().to_pylist():
+    for entry in manifest.rows["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
     del counts[""]
     foreign = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}

@@ -42,15 +42,15 @@ from sbkit.logs.html_page import render_page
 from sbkit.text.normalization import NORMALIZER_VERSION, normalize, separates_words
 
 REPORT_NAME = "data_report"
-SHARED_COLUMNS = ("id", "text", "speaker")  # that a test set should not share with train
+SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not share with train
 MAX_EXAMPLES = 5  # of excluded utterances, for each reason
 HISTOGRAM_EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds
 MAX_CHARACTERS = 200  # the most frequent ones
-MAX_TRANSCRIPTS = 10  # shown as they are written and as they are learned
-MAX_LEVEL_CLIPS = 200  # of a split, evenly spread, whose level is measured
+MAX_TRANSCRIPTS = 10  # shown before and after normalization
+MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
-UNKNOWN_LANGUAGE = "und"  # whose table keeps every letter
+UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_PLAYED_SECONDS = 20  # of an example
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
@@ -63,7 +63,7 @@ def write_data_report(
 ) -> tuple[Path, Path]:
     """Write ``data_report.json`` and ``data_report.html``; return both paths.
 
-    The page plays examples of utterances that are excluded for their length.
+    The page plays examples of the utterances that are too short or too long for training.
     """
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
     for name, split in splits.named().items():
@@ -92,12 +92,12 @@ def measure_data(
 ) -> Facts:
     """Measure all splits, without reading audio.
 
-    The facts are, for each split, utterances, hours, speakers, a histogram of seconds, counts of
-    characters and of letters that the text table replaced; excluded utterances by reason, with
-    examples; and for each pair of splits the values that they share.
+    The facts of each split are its utterances, hours, speakers, a histogram of seconds, and counts
+    of characters and of letters that the text table replaced. The other facts are the excluded
+    utterances by reason, with examples, and the values that each pair of splits shares.
     """
     named = splits.named()
-    has_words = separates_words(str(language))  # also for several languages or none
+    has_words = separates_words(str(language))  # true for several languages or none
     return {
         "corpus": corpus,
         "language": language,
@@ -113,7 +113,11 @@ def measure_data(
 def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Facts:
     samples = sample_counts(split)
     counts = count_characters(read_texts(split))
-    letters = _count_letters(split)
+    sentences = read_texts(split, "sentence") if "sentence" in split.column_names else []
+    letters = count_characters(
+        [unicodedata.normalize("NFC", text) for text in texts] for texts in sentences
+    )
+    letters = Counter({char: count for char, count in letters.items() if char.isalpha()})
     examples = split.select(spread_rows(len(split), MAX_TRANSCRIPTS))
     num_words = sum(len(text.split()) for texts in read_texts(split) for text in texts)
     return {
@@ -126,7 +130,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common(MAX_CHARACTERS)),
         "distinct_characters": len(counts),
-        "letters": sum(letters.values()),
+        "letters": letters.total(),
         "replaced": {
             letter: count
             for letter, count in letters.most_common()
@@ -135,16 +139,8 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
     }
 
 
-def _count_letters(split: datasets.Dataset) -> Counter[str]:
-    """Count the letters of the transcripts before normalization."""
-    batches = read_texts(split, "sentence") if "sentence" in split.column_names else []
-    composed = ([unicodedata.normalize("NFC", text) for text in texts] for texts in batches)
-    counts = count_characters(composed)
-    return Counter({char: count for char, count in counts.items() if char.isalpha()})
-
-
 def _measure_levels(split: datasets.Dataset) -> Facts:
-    """Measure the level (dBFS) and clipping of some clips, and the rates (Hz) of their files."""
+    """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files."""
     rows, levels, num_clipped = spread_rows(len(split), MAX_LEVEL_CLIPS), [], 0
     for samples in read_clips(split, rows):
         clip = np.append(samples, 0) / FULL_SCALE
@@ -153,8 +149,12 @@ def _measure_levels(split: datasets.Dataset) -> Facts:
     locations = split.select(rows)[AUDIO]
     rates = {soundfile.info(audio["file"]).samplerate for audio in locations if not audio["size"]}
     dbfs = np.quantile(levels, (0.05, 0.5, 0.95)).tolist() if levels else []
-    facts = {"measured_clips": len(rows), "dBFS": dbfs, "clipped": num_clipped}
-    return facts | {"source_rates": sorted(rates)}
+    return {
+        "measured_clips": len(rows),
+        "dBFS": dbfs,
+        "clipped": num_clipped,
+        "source_rates": sorted(rates),
+    }
 
 
 def _measure_seconds(seconds: npt.NDArray[np.float64]) -> Facts:
@@ -199,7 +199,7 @@ def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
         c for c in SHARED_COLUMNS if all(c in split.column_names for split in named.values())
     ]
     for (first_name, first), (second_name, second) in combinations(named.items(), 2):
-        shared: dict[str, tuple[pa.Array, int]] = {}
+        shared: dict[str, tuple[pa.Array, int]] = {}  # values of the second split, and its total
         for column in columns:
             values = _distinct_values(second, column)
             is_shared = pc.is_in(values, value_set=_distinct_values(first, column))
@@ -222,7 +222,7 @@ def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
 
 
 def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
-    """Identify the audio of every row: by size and checksum, or by the clip's own file."""
+    """Return what identifies the audio of every row: size and checksum, or the clip's own file."""
     audio = take_columns(split, AUDIO)[AUDIO]
     size, checksum, file = (pc.struct_field(audio, name) for name in ("size", "crc32", "file"))
     fields = (size.cast(pa.string()), checksum.cast(pa.string()), "-")
@@ -240,7 +240,7 @@ def encode_clips(
     """Return clips as MP3 in base64, by id and in the order of ``ids``.
 
     Missing and unreadable clips are skipped, and all clips if MP3 does not support the rate (Hz).
-    Longer clips are cut to ``max_seconds``. All texts together have at most ``max_characters``.
+    Longer clips are cut to ``max_seconds``. All clips together have at most ``max_characters``.
     """
     if sample_rate not in MP3_RATES:
         return {}

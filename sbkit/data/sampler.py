@@ -1,4 +1,4 @@
-"""Plan the utterances of every batch, on every rank, before anything is read.
+"""Plan the utterances of all batches, on all ranks, before anything is read.
 
 A *step* is one batch of the optimizer. It has at most ``batch_seconds`` of padded audio on any
 hardware, and is dealt to ``world_size x accumulation`` micro-batches of similar length. The plan of
@@ -15,7 +15,7 @@ become objects when the batch is read.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import ClassVar, Self
 
 import numpy as np
@@ -67,12 +67,12 @@ def join_rows(
     samples: Counts,
     order: Counts,
     percents: Counts,
-    joins: Bools,
+    is_joined: Bools,
     *,
     capacity: int,
     long_enough: int,
 ) -> Examples:
-    """Make examples of rows in an order; ``joins`` says which are joined to the row before.
+    """Make examples of rows in an order; ``is_joined`` says whether a row joins the one before it.
 
     An example has the speed of its first row, or the natural one if that row, played slower, would
     not fit into a batch of ``capacity`` samples. It grows until it has ``long_enough`` samples, and
@@ -84,10 +84,10 @@ def join_rows(
     starts: list[int] = []
     totals: list[int] = []
     total, percent = capacity, 100  # nothing is joined to the first
-    rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), joins, strict=True)
-    for index, (natural, row_samples, row_percent, join) in enumerate(rows):
+    rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), is_joined, strict=True)
+    for index, (natural, row_samples, row_percent, joins) in enumerate(rows):
         longer = total + at_speed(natural, percent)
-        if starts and join and total < long_enough and longer <= capacity:
+        if starts and joins and total < long_enough and longer <= capacity:
             total = totals[-1] = longer
         else:
             total, percent = row_samples, row_percent
@@ -129,7 +129,7 @@ class Plan:
 
 
 def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
-    """Return where each run of lengths ends, such that count times longest is within ``capacity``.
+    """Return where runs of lengths end, such that count times longest is within ``capacity``.
 
     >>> cut_runs([1, 1, 2, 2, 9, 1], 4)
     [2, 4, 5, 6]
@@ -145,7 +145,7 @@ def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
     return [*ends, len(lengths)] if count else ends
 
 
-LENGTH_JITTER = 0.02  # relative; neighbors in length change places, so batches differ by epoch
+LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
 Lengths = Sequence[int] | Counts  # samples of audio, by row
@@ -209,12 +209,14 @@ class TrainSampler(Sampler[MicroBatch]):
         _check_capacity(self._samples, batch_seconds, sample_rate)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch, and the number of its micro-batches to skip."""
+        """Choose the epoch, and how many of its micro-batches to skip."""
         self._epoch, self._start = epoch, start
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
-        return islice(self._micro_batches(), self._start, None)
+        parts = self._world_size * self._accumulation
+        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in self.steps())
+        return islice(chain.from_iterable(dealt), self._start, None)
 
     def __len__(self) -> int:
         """Count the micro-batches of the chosen epoch, including skipped ones."""
@@ -239,7 +241,7 @@ class TrainSampler(Sampler[MicroBatch]):
             self._samples,
             order=order[np.argsort(windows[order], kind="stable")],
             percents=random.choice(self._percents, count),
-            joins=random.random(count) < self._concat_prob,
+            is_joined=random.random(count) < self._concat_prob,
             capacity=self._capacity,
             long_enough=self._long_enough,
         )
@@ -256,11 +258,6 @@ class TrainSampler(Sampler[MicroBatch]):
         window_of = random.permutation(len(numbers)) // self._shuffle_shards
         windows: Counts = window_of[np.searchsorted(numbers, self._shards)]
         return windows
-
-    def _micro_batches(self) -> Iterator[MicroBatch]:
-        for step in self.steps():
-            dealt = split_batch(step, self._world_size * self._accumulation)
-            yield from dealt[self._rank :: self._world_size]
 
 
 class EvalSampler(Sampler[MicroBatch]):

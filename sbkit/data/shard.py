@@ -1,6 +1,6 @@
 """Shards: decoded audio on a disk, in the cache and in a corpus of shards.
 
-NAME.arrow    a row for each clip: its name and its audio as WAV or FLAC, which `datasets` reads
+NAME.arrow    a row for each clip, which `datasets` reads: its name, and its audio as WAV or FLAC
 NAME.parquet  columns of the clips, and the position of their audio in NAME.arrow
 
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
@@ -52,15 +52,15 @@ AUDIO_TYPE = pa.struct(
     {
         "file": pa.string(),  # a path or a URL
         "shard": pa.int64(),  # its number in a corpus of shards; 0 in the cache
-        "start": pa.int64(),  # bytes; null: the whole file is the clip's own
-        "size": pa.int64(),
+        "start": pa.int64(),  # bytes; null if the whole file is the clip
+        "size": pa.int64(),  # bytes
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples
     }
 )
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 FLAC_COMPRESSION = 0.0  # the fastest; the highest takes four times as long and saves 3 %
-READ_CLIPS = 50  # in one request
+CLIPS_PER_REQUEST = 50
 CLIPS_AHEAD = 8  # per thread, decoded before they are written
 BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
 CLAIM_PREFIX = ".claim-"  # of the lock file of a task
@@ -86,7 +86,7 @@ def require_store(name: object) -> str:
 
 
 def read_rows(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = READ_CLIPS
+    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
 ) -> Iterator[Row]:
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
@@ -107,22 +107,22 @@ def read_rows(
 
 
 def read_clips(
-    split: datasets.Dataset, indices: Sequence[int], batch_size: int = READ_CLIPS
+    split: datasets.Dataset, indices: Sequence[int], batch_size: int = CLIPS_PER_REQUEST
 ) -> Iterator[Samples]:
-    """Yield the samples (S,) of rows of a prepared split, as `read_rows`."""
+    """Yield the samples (S,) of rows of a prepared split, like `read_rows`."""
     clips = split.select_columns(["id", "samples", AUDIO])
     return (row[AUDIO] for row in read_rows(clips, indices, batch_size))
 
 
 def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
-    """Read clips, those in shards in one request."""
+    """Read clips; those in shards are read in one request."""
     ranges = [(a["file"], a["start"], a["size"]) for a in locations if a["start"] is not None]
     contents = iter(read_ranges(ranges))
     return [
-        read_audio(audio["file"], audio["sample_rate"])
-        if audio["start"] is None
-        else _decode(next(contents), audio)
-        for audio in locations
+        read_audio(location["file"], location["sample_rate"])
+        if location["start"] is None
+        else _decode(next(contents), location)
+        for location in locations
     ]
 
 
@@ -143,11 +143,11 @@ def _decode(content: bytes, location: AudioLocation) -> Samples:
 
 
 class Decoded(NamedTuple):
-    """A clip as a store keeps it, or why it cannot be decoded; its samples; a hash of its file."""
+    """A clip in the form of a store."""
 
-    audio: bytes | AudioError
+    audio: bytes | AudioError  # the error says why it cannot be decoded
     samples: int = 0
-    digest: str = ""
+    digest: str = ""  # a hash of its file
 
 
 def decode_clips(
@@ -155,7 +155,7 @@ def decode_clips(
 ) -> Iterator[Decoded]:
     """Decode clips on all cores, in order, into the form of a store.
 
-    Threads are enough, since libsndfile and torch release the interpreter: 200 clips of 48 kHz mp3
+    Threads are enough, since libsndfile and torch release Python's lock: 200 clips of 48 kHz mp3
     took 0.91 s on one thread, 0.50 s on two, and 2.7 s in two processes that were already running.
     """
     threads, torch_threads = usable_cores(), torch.get_num_threads()
@@ -185,9 +185,8 @@ def _decode_clip(path: Path, sample_rate: int, store: str) -> Decoded:
     except OSError as error:
         sentence = f"{path} cannot be read: {error}. Repair that."
         return Decoded(AudioError("unreachable", sentence))
-    return Decoded(
-        encode_audio(samples, store=store, sample_rate=sample_rate), len(samples), digest
-    )
+    audio = encode_audio(samples, store=store, sample_rate=sample_rate)
+    return Decoded(audio, len(samples), digest)
 
 
 def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
@@ -195,9 +194,10 @@ def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
     if store == "none":
         return b""
     content = io.BytesIO()
-    options = {"compression_level": FLAC_COMPRESSION} if store == "flac" else {}
-    format = "FLAC" if store == "flac" else "WAV"
-    soundfile.write(content, samples, sample_rate, format=format, subtype="PCM_16", **options)
+    form: dict[str, Any] = {"format": "WAV"}
+    if store == "flac":
+        form = {"format": "FLAC", "compression_level": FLAC_COMPRESSION}
+    soundfile.write(content, samples, sample_rate, subtype="PCM_16", **form)
     return content.getvalue()
 
 
@@ -210,12 +210,12 @@ class ShardFacts:
 
     bytes: int  # size of the Arrow file
     left_out: Sequence[Sequence[str]]  # the clips without usable audio, and why
-    parts: int = 1  # of its unit that had been read completely when it was written
-    last: bool = True  # whether these are all parts
+    parts: int = 1  # how many parts of its unit are in this shard and those before it
+    last: bool = True  # whether the unit has no further part
 
 
 class ShardWriter:
-    """Write one shard; it appears when it is published."""
+    """Write one shard under a temporary name, until it is published."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f".{uuid4().hex}.arrow.tmp"
@@ -228,7 +228,7 @@ class ShardWriter:
         self._digests: list[str] = []
         self.bytes = 0  # of audio so far
 
-    def decode(
+    def add_clips(
         self,
         names: Iterable[str],
         paths: Iterable[Path],
@@ -237,7 +237,7 @@ class ShardWriter:
         store: str,
         on_clip: Callable[[], None] = lambda: None,
     ) -> tuple[list[int], dict[int, AudioError]]:
-        """Decode clips and add them; return the indices of added clips, and the errors by index."""
+        """Decode clips and add them; return the indices of those added, and the errors by index."""
         added: list[int] = []
         errors: dict[int, AudioError] = {}
         decoding = decode_clips(paths, sample_rate, store=store)
@@ -272,7 +272,7 @@ class ShardWriter:
         parts: int = 1,
         last: bool = True,
     ) -> None:
-        """Move the audio to its place, then write its table, with further columns.
+        """Move the audio to its place, then write its table, with ``columns`` added.
 
         Without any audio, as with ``audio_store: none``, there is only a table.
         """
@@ -283,8 +283,13 @@ class ShardWriter:
             os.fsync(self._file.fileno())
             self._file.close()
         size = self._path.stat().st_size if self.bytes else 0
+        no_location = pa.nulls(len(self._crcs), pa.int64())
+        starts, sizes = locate_audio(self._path) if self.bytes else (no_location, no_location)
+        crcs, digests = pa.array(self._crcs, pa.int64()), pa.array(self._digests, pa.string())
+        names = ["start", "size", "crc32", "digest"]
+        audio = pa.StructArray.from_arrays([starts, sizes, crcs, digests], names)
         samples = pa.array(self._samples, pa.int64())
-        table = pa.table({"samples": samples, AUDIO: self._locations(), **columns})
+        table = pa.table({"samples": samples, AUDIO: audio, **columns})
         facts = ShardFacts(size, left_out, parts, last)
         metadata = {FACTS_KEY: json.dumps(asdict(facts))}
         content = io.BytesIO()
@@ -292,14 +297,6 @@ class ShardWriter:
         if self.bytes:
             storage.move_in(self._path, f"{name}.arrow")
         storage.write(f"{name}.parquet", content.getvalue())
-
-    def _locations(self) -> pa.StructArray:
-        """Return the start of each clip's audio, its size and CRC-32, and the file's digest."""
-        nothing = pa.nulls(len(self._crcs), pa.int64())
-        starts, sizes = locate_audio(self._path) if self.bytes else (nothing, nothing)
-        crcs, digests = pa.array(self._crcs, pa.int64()), pa.array(self._digests, pa.string())
-        names = ["start", "size", "crc32", "digest"]
-        return pa.StructArray.from_arrays([starts, sizes, crcs, digests], names)
 
     def close(self) -> None:
         """Remove the file, unless it is published."""
@@ -309,7 +306,7 @@ class ShardWriter:
 
 
 def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
-    """Return where the audio of each row of an Arrow file starts, and its size, in bytes."""
+    """Return the position and the size, in bytes, of the audio of each row of an Arrow file."""
     starts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     with pa.memory_map(str(file)) as source:
         buffer = source.read_buffer()
@@ -333,7 +330,10 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
 
 
 def to_stored(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return the columns samples, digest and audio of a shard's rows, given their audio files."""
+    """Return the columns samples, digest and audio of the rows of a shard's table.
+
+    files: the audio file of each row.
+    """
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
     columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
@@ -351,28 +351,28 @@ def to_stored(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int)
 def share_work(folder: Path, tasks: Sequence[tuple[str, Callable[[], None]]]) -> None:
     """Run named tasks, which other processes may run at the same time.
 
-    Each process takes the tasks that no other one holds, and waits for the others at the end. A
-    task must find out itself that another process has done it.
+    Each process first runs the tasks that no other one holds, then waits for the others. A task
+    must find out itself that another process has done it.
     """
-    held = []
+    rest = []
     for name, task in tasks:
         with claimed(folder, name, wait=False) as is_claimed:
             if is_claimed:
                 task()
             else:
-                held.append((name, task))
-    if held:
-        logger.info(f"Waiting for other processes, which write {len(held)} of {len(tasks)} parts.")
-    for name, task in held:
+                rest.append((name, task))
+    if rest:
+        logger.info(f"Waiting for other processes, which write {len(rest)} of {len(tasks)} parts.")
+    for name, task in rest:
         with claimed(folder, name, wait=True):
             task()
 
 
 @contextmanager
 def claimed(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a named task; yield whether it is held.
+    """Hold the lock of a named task; yield whether this process holds it.
 
-    On a disk without locks, there is only one process.
+    On a disk without locks, every process holds it.
     """
     file = folder / f"{CLAIM_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
     lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -389,7 +389,7 @@ def claimed(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files of killed processes; only while no other process writes there."""
+    """Remove the files of killed processes. Call it only while no other process writes there."""
     for pattern in (".*.tmp", f"{CLAIM_PREFIX}*"):
         for file in folder.glob(pattern):
             file.unlink(missing_ok=True)

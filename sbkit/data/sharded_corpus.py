@@ -6,8 +6,8 @@
 Batches are planned from the tables. Each process reads the audio of its own batches, as ranges of
 bytes.
 
-When a corpus is written, a split is divided into units, each identified by its content, which one
-process decodes in one order. On a disk with locks each process takes units that no other one holds;
+To write a corpus, each split is divided into units, whose names follow from their content. One
+process writes a unit. On a disk with locks, each process takes units that no other one holds;
 elsewhere it takes its share by SLURM_ARRAY_TASK_ID or RANK. The process that finds all shards
 writes the index. A killed process loses its current shard.
 """
@@ -33,9 +33,9 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.corpus import KnobValues, resolve_splits
+from sbkit.data.corpus import KnobValues
 from sbkit.data.filesystem import Storage, writing
-from sbkit.data.manifest import Excluded, Manifest, unreserved_name
+from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
@@ -57,7 +57,7 @@ INDEX_FILE = "sbkit-shards.json"
 INDEX_FORMAT = 2
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
-PROBED_CLIPS = 100  # that are decoded to estimate the size of the others
+PROBED_CLIPS = 100  # decoded to estimate the size of all
 
 
 # Reading
@@ -74,18 +74,17 @@ class Index:
 
 def recognizes(location: str) -> bool:
     """Check whether a folder or URL has the index of shards."""
-    return Storage.at(location).sizes([INDEX_FILE]) != [None]
+    return Storage(location).sizes([INDEX_FILE]) != [None]
 
 
-def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
-    """Return the splits of each role: the knob ``splits``, else as prepared."""
-    index = read_index(Storage.at(knobs["data_folder"]))
-    return resolve_splits(knobs.get("splits"), index.roles, list(index.splits))
+def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+    """Return the splits of each role as prepared."""
+    return read_index(Storage(knobs["data_folder"])).roles
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split, whose audio stays where it is."""
-    storage = Storage.at(knobs["data_folder"])
+    """Return the manifest of one split; the audio is not read yet."""
+    storage = Storage(knobs["data_folder"])
     index = read_index(storage)
     if index.sample_rate != knobs["sample_rate"]:
         raise ConfigError(
@@ -104,7 +103,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         excluded.extend(Excluded(*row) for row in facts.left_out)
         file = pa.repeat(storage.file(f"{name}.arrow"), len(table))
         audio = to_stored(table, file, shard=first + number, sample_rate=index.sample_rate)
-        # The plan of an epoch also depends on the number of the shard.
+        # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
         stored.append(audio.set_column(1, "digest", digests))
         tables.append(table.drop_columns(["samples", AUDIO]))
@@ -112,11 +111,11 @@ def read(knobs: KnobValues, split: str) -> Manifest:
             sizes[f"{name}.arrow"] = facts.bytes
     _check_sizes(storage, sizes)
     # Shards have the columns of their own clips, which differ in JSON Lines.
-    joined = pa.concat_tables(tables, promote_options="default")
-    ids = _unique(joined["id"])
-    rows = pa.table({"id": ids, "path": ids.cast(pa.binary()), "sentence": joined["sentence"]})
-    columns = joined.drop_columns(["id", "sentence"])
-    return Manifest(rows, columns, tuple(excluded), pa.concat_tables(stored))
+    rows = pa.concat_tables(tables, promote_options="default")
+    ids = _unique(rows["id"])
+    rows = rows.drop_columns(["id"]).append_column("id", ids)
+    rows = rows.append_column(AUDIO, ids.cast(pa.binary()))  # unique like a path
+    return Manifest(rows, tuple(excluded), pa.concat_tables(stored))
 
 
 def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
@@ -131,7 +130,7 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
 
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Number repeated ids: remote tables may have clips of the same name."""
+    """Append the row to repeated ids: remote tables may have clips of the same name."""
     seen: set[str] = set()
     names: list[str] = []
     for row, id in enumerate(ids.to_pylist()):
@@ -150,6 +149,8 @@ def read_index(storage: Storage) -> Index:
         index = Index(**values)
         if type(index.sample_rate) is not int:
             raise TypeError(f"its sample_rate is {index.sample_rate!r}")
+        if unknown := {*chain.from_iterable(index.roles.values())} - index.splits.keys():
+            raise ValueError(f"its roles name the unknown split {min(unknown)}")
         return index
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(
@@ -174,12 +175,12 @@ def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """How shards are written: the audio's rate (Hz) and store, bytes of a shard, random order."""
+    """How shards are written."""
 
-    sample_rate: int
-    store: str
+    sample_rate: int  # Hz
+    store: str  # pcm or flac
     shard_bytes: int
-    seed: int
+    seed: int  # of the random order
 
     def name(self, split: str, *content: object) -> str:
         """Return the name of a unit, which changes with its content and with these options."""
@@ -189,13 +190,10 @@ class ShardOptions:
 
 @dataclass(frozen=True)
 class Unit:
-    """Rows that one process writes.
-
-    A shard is full after the part that brings it to the wanted size.
-    """
+    """Rows that one process writes into one or more shards; a shard has whole parts."""
 
     name: str  # the start of the names of its shards
-    parts: Callable[[int], Iterator[Manifest]]  # from the part with a given index on
+    parts: Callable[[int], Iterator[Manifest]]  # from the part with this index on
 
 
 def parse_size(text: str) -> int:
@@ -230,31 +228,23 @@ def write_shards(
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
-        units = {
-            split: _table_units(split, source, options, scratch)
-            if isinstance(source, RemoteTables)
-            else _manifest_units(split, source, options)
-            for split, source in sources.items()
-        }
+        units: dict[str, list[Unit]] = {}
+        for split, source in sources.items():
+            if isinstance(source, Manifest):
+                units[split] = _divide(split, source, options)
+                continue
+            names = [options.name(split, file, file_version(file)) for file in source.files]
+            parts = [partial(source.read, file, scratch) for file in source.files]
+            units[split] = [*map(Unit, names, parts)]
         _write_units(storage, options, scratch, [*chain.from_iterable(units.values())])
         return _finish(storage, options, units, roles)
 
 
-def _table_units(
-    split: str, tables: RemoteTables, options: ShardOptions, scratch: Path
-) -> list[Unit]:
-    """Return a unit for each remote table."""
-    return [
-        Unit(options.name(split, file, file_version(file)), partial(tables.read, file, scratch))
-        for file in tables.files
-    ]
+def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
+    """Divide the clips of a manifest, in random order, into units of one shard each.
 
-
-def _manifest_units(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
-    """Divide the clips of a manifest, in random order, into shards of about equal size.
-
-    The size of the audio is estimated from a sample of clips, so that every process comes to the
-    same division without decoding all.
+    The size of the audio is estimated from a sample of clips, so that every process finds the same
+    units without decoding all clips.
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
     facts = [_file_facts(path) for path in manifest.paths]
@@ -269,8 +259,8 @@ def _manifest_units(split: str, manifest: Manifest, options: ShardOptions) -> li
     for number, rows in enumerate(np.array_split(order, num_shards)):
         excluded = manifest.excluded if number == 0 else ()
         part = replace(manifest.take(rows), excluded=excluded)
-        content = [*part.rows.to_pylist(), *part.columns.to_pylist()]
-        name = options.name(split, excluded, [facts[row] for row in rows.tolist()], content)
+        row_facts = [facts[row] for row in rows.tolist()]
+        name = options.name(split, excluded, row_facts, part.rows.to_pylist())
         units.append(Unit(name, partial(_single_part, part)))
     return units
 
@@ -291,7 +281,7 @@ def _file_facts(path: str) -> tuple[int, int]:
 def _write_units(
     storage: Storage, options: ShardOptions, scratch: Path, units: Sequence[Unit]
 ) -> None:
-    """Write the missing units that no other process writes or, without locks, a share of them."""
+    """Write the units that no other process writes; without locks, a share of all units."""
     if storage.folder is None:
         index, processes = work_share(os.environ)
         units = units[index::processes]
@@ -309,14 +299,13 @@ def _write_units(
 
 
 def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return the index of this process and their number, from SLURM's array or torchrun."""
-    array = {n: v for n, v in variables.items() if n.startswith("SLURM_ARRAY_TASK_")}
+    """Return the index and the number of the processes, from SLURM's array or torchrun."""
     try:
-        if array:
-            first = int(array["SLURM_ARRAY_TASK_MIN"])
-            processes = int(array["SLURM_ARRAY_TASK_COUNT"])
-            step = int(array.get("SLURM_ARRAY_TASK_STEP", "1"))
-            index = (int(array["SLURM_ARRAY_TASK_ID"]) - first) // step
+        if any(name.startswith("SLURM_ARRAY_TASK_") for name in variables):
+            first = int(variables["SLURM_ARRAY_TASK_MIN"])
+            processes = int(variables["SLURM_ARRAY_TASK_COUNT"])
+            step = int(variables.get("SLURM_ARRAY_TASK_STEP", "1"))
+            index = (int(variables["SLURM_ARRAY_TASK_ID"]) - first) // step
         else:
             index = int(variables.get("RANK", "0"))
             processes = int(variables.get("WORLD_SIZE", "1"))
@@ -332,7 +321,6 @@ def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Unit) -> None:
-    """Write the shards of a unit, after those that exist."""
     shards = list(_finished(storage, unit))
     if shards and shards[-1].facts.last:
         return
@@ -345,18 +333,18 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             left_out: list[tuple[str, str, str]] = []
             while part is not None and writer.bytes < options.shard_bytes:
                 ids, paths = part.ids, map(Path, part.paths)
-                rows, errors = writer.decode(ids, paths, options.sample_rate, store=options.store)
-                written.append(part.take(rows))
+                added, errors = writer.add_clips(
+                    ids, paths, options.sample_rate, store=options.store
+                )
+                written.append(part.take(added))
                 left_out += [(row.id, row.reason, row.detail) for row in part.excluded]
                 left_out += [(ids[row], UNREADABLE, str(error)) for row, error in errors.items()]
                 part, num_parts = next(parts, None), num_parts + 1
-            joined, name = Manifest.join(written), f"{unit.name}-{number:03d}"
-            columns = {"id": joined.rows["id"], "sentence": joined.rows["sentence"]}
-            for column in joined.columns.column_names:
-                columns[unreserved_name(column)] = joined.columns[column]
+            rows, name = Manifest.join(written).rows, f"{unit.name}-{number:03d}"
+            columns = {column: rows[column] for column in rows.column_names if column != AUDIO}
             is_last = part is None
             writer.publish(storage, name, columns, left_out=left_out, parts=num_parts, last=is_last)
-            logger.info(f"{name}: {len(joined)} clips, {writer.bytes / 1e6:.1f} MB")
+            logger.info(f"{name}: {len(rows)} clips, {writer.bytes / 1e6:.1f} MB")
         if is_last:
             return
 

@@ -38,14 +38,14 @@ KALDI_COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "ge
 MAX_KALDI_BYTES = 1 << 31
 DATASET_FILES = ("state.json", "dataset_dict.json")
 REMOTE_SUFFIXES = (".parquet", ".jsonl")
-REMOTE_FORM = "be parquet or JSON Lines in UTF-8"
-BATCH_ROWS = 100  # in memory, with the audio that they contain
+REMOTE_REQUIREMENT = "be parquet or JSON Lines in UTF-8"
+BATCH_ROWS = 100  # in memory at a time, with the audio in them
 
 SaveAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
-    """Read tables, Kaldi's folders, saved datasets and parquet, in this order, as one manifest."""
+    """Read sources, in their order, as one manifest: all forms except remote tables."""
     parts = [(source.name, _read_source(source, options)) for source in sources]
     return Manifest.join_named(parts, *map(_embedded_folder, sources), sources[0].parent)
 
@@ -70,7 +70,7 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
 
 
 def is_kaldi(source: Path) -> bool:
-    """Return whether a source is a data folder of Kaldi."""
+    """Check whether a source is a data folder of Kaldi."""
     return (source / "wav.scp").is_file()
 
 
@@ -118,16 +118,18 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
 
 def _read_pairs(file: Path) -> list[tuple[str, str]]:
     subject = f"The file {file.name} of a data folder of Kaldi"
-    lines = read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
-    split = (line.strip().split(maxsplit=1) for line in lines)
-    return [(parts[0] if parts else "", parts[1] if len(parts) > 1 else "") for parts in split]
+    pairs: list[tuple[str, str]] = []
+    for line in read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject):
+        key, value, *_ = [*line.strip().split(maxsplit=1), "", ""]
+        pairs.append((key, value))
+    return pairs
 
 
 # Datasets of Hugging Face, and parquet
 
 
 def is_saved_dataset(source: Path) -> bool:
-    """Check for the files that ``save_to_disk`` writes, or a parquet file."""
+    """Check whether a source is a dataset of ``save_to_disk``, or a parquet file."""
     return source.suffix == ".parquet" or any((source / file).is_file() for file in DATASET_FILES)
 
 
@@ -167,7 +169,7 @@ def _to_table(
 ) -> Table:
     """Return rows as text, numbered from ``first``; audio becomes the path of a file.
 
-    Classes of `datasets.ClassLabel` become their names; -1, no class, becomes "".
+    A `datasets.ClassLabel` becomes the name of the class; -1, no class, becomes "".
     """
     if b"huggingface" in (rows.schema.metadata or {}):
         features = datasets.Features.from_arrow_schema(rows.schema)
@@ -192,15 +194,15 @@ def _to_text(value: object, save_audio: SaveAudio) -> str:
 
 
 def _embedded_folder(source: Path) -> Path:
-    """Return the folder of the cache for audio bytes in a dataset."""
+    """Return the folder of the cache for the audio bytes of a dataset."""
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:
-    """Return the file for some audio bytes, in a folder of its own.
+    """Return the path of a file for some audio bytes, in a folder of its own.
 
-    Its name, which becomes the clip's id, is the dataset's or else a hash.
+    Its name, which becomes the clip's id, is the one that the dataset gives or else a hash.
     """
     digest, name = hashlib.sha256(content).hexdigest()[:16], Path(path).name
     return folder / digest[:2] / digest / (name if name not in ("", "..") else digest)
@@ -232,7 +234,7 @@ class RemoteTables:
 
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
-        with reading(file, REMOTE_FORM, fix="Correct it."):
+        with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
             for rows, first in islice(_read_batches(file), start, None):
                 with TemporaryDirectory(dir=scratch) as folder:
                     yield self._to_manifest(rows, first, file, Path(folder))
@@ -253,18 +255,18 @@ class RemoteTables:
 
 def remote_tables(source: str) -> list[str]:
     """Return the parquet and JSON Lines files at a URL or in a folder."""
-    return Storage.at(source).list_files(REMOTE_SUFFIXES)
+    return Storage(source).list_files(REMOTE_SUFFIXES)
 
 
 def file_version(file: str) -> str:
     """Return text that changes when a file does."""
-    with reading(file, REMOTE_FORM, fix="Correct it."):
+    with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
         system, path = fsspec.url_to_fs(file)
         return str(system.ukey(path))
 
 
 def _read_batches(file: str) -> Iterator[tuple[Table | pa.RecordBatch, int]]:
-    """Yield batches of rows, with the number of the first one; parquet keeps its types."""
+    """Yield batches of rows, each with the number of its first row; parquet keeps its types."""
     if file.endswith(".jsonl"):
         with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
             yield from ((table, 1) for table in read_objects(Path(file), lines, BATCH_ROWS))
@@ -284,11 +286,11 @@ def _save(folder: Path, content: bytes, path: str) -> Path:
 
 
 def _fetch(file: str, folder: Path, name: str) -> str | Excluded:
-    """Return the path of a clip; one beside a remote ``file`` is fetched first.
+    """Return the path of a clip that a row of ``file`` names; fetch it first if it is remote.
 
-    A remote row may name neither a file on this machine nor one of another protocol.
+    A row of a remote file may name neither a file on this machine nor one of another protocol.
     """
-    if "://" not in file or name.startswith(f"{folder}/"):
+    if "://" not in file or name.startswith(f"{folder}/"):  # local, or already saved
         return locate(Path(file).parent, name)
     url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
     if name and "::" not in name and url.startswith(file[: file.index("://")]):

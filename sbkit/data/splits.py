@@ -22,8 +22,8 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.data.cache import StoredAudio, prepare_audio
-from sbkit.data.manifest import Excluded, Manifest, to_texts, unreserved_name
+from sbkit.data.cache import StoredAudio, cache_audio
+from sbkit.data.manifest import RESERVED_COLUMNS, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO
 from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
@@ -69,11 +69,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """One split, ready to be batched; `read_rows` reads the column audio.
+    """One split, ready to be batched."""
 
-    dataset: the columns id, text (normalized), sentence, samples, audio and the manifest's others.
-    """
-
+    # The columns id, text (normalized), sentence, samples, the manifest's others, and audio, which
+    # `read_rows` reads.
     dataset: datasets.Dataset
     excluded: list[Excluded]
     fingerprint: str  # changes if the ids, texts or audio files of the dataset do
@@ -91,37 +90,41 @@ def prepare_split(
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
-    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. ``keep_empty`` keeps empty
-    transcripts. Only training can do without them: elsewhere, words recognized in silence are
-    errors to be counted.
+    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. ``keep_empty`` keeps clips
+    with an empty transcript. Only training can do without them: elsewhere, words recognized in
+    silence are errors to be counted.
     """
     texts = [normalize(sentence) for sentence in manifest.sentences]
-    with_text = np.array([row for row, text in enumerate(texts) if keep_empty or text.strip()], int)
-    usable = manifest.take(with_text)
+    rows = manifest.rows.append_column("text", pa.array(texts, pa.string()))
+    manifest = replace(manifest, rows=rows)
+    is_empty = np.array([not (keep_empty or text.strip()) for text in texts], bool)
+    usable = manifest.take(np.flatnonzero(~is_empty))
     if usable.stored is not None:
         stored, errors = StoredAudio(usable.stored, {})
     else:
-        stored, errors = prepare_audio(
-            usable.rows["path"],
+        stored, errors = cache_audio(
+            usable.rows["audio"],
             sample_rate=sample_rate,
             cache_folder=cache_folder,
             store=store,
             title=f"Decoding {split}",
         )
-    lost = [replace(row, split=split) for row in manifest.excluded]
+    excluded = [replace(row, split=split) for row in manifest.excluded]
     for row, error in errors.items():
-        lost.append(Excluded(usable[row].id, UNREADABLE, str(error), split))
-    check_loss(split, lost, len(manifest) + len(manifest.excluded))
-    empty = [
-        Excluded(clip.id, EMPTY, clip.sentence, split)
-        for clip in manifest.take(np.setdiff1d(np.arange(len(manifest)), with_text))
-    ]
-    rows = np.delete(with_text, list(errors))
-    table = _join_columns(manifest.take(rows), [texts[row] for row in rows.tolist()], stored)
+        excluded.append(Excluded(usable[row].id, UNREADABLE, str(error), split))
+    check_loss(split, excluded, len(manifest) + len(manifest.excluded))
+    for clip in manifest.take(np.flatnonzero(is_empty)):
+        excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
+    readable = usable.take(np.delete(np.arange(len(usable)), [*errors])).rows
+    others = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
+    columns = {name: readable[name] for name in ("id", "text", "sentence")}
+    columns["samples"] = stored["samples"]
+    columns |= {name: readable[name].fill_null("") for name in others}
+    table = pa.table({**columns, AUDIO: stored[AUDIO]})
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
-    return PreparedSplit(dataset, lost + empty, fingerprint)
+    return PreparedSplit(dataset, excluded, fingerprint)
 
 
 def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
@@ -137,20 +140,8 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     )
 
 
-def _join_columns(manifest: Manifest, texts: Sequence[str], stored: pa.Table) -> pa.Table:
-    columns = {
-        "id": manifest.rows["id"],
-        "text": pa.array(texts, pa.string()),
-        "sentence": manifest.rows["sentence"],
-        "samples": stored["samples"],
-    }
-    for name in manifest.columns.column_names:
-        columns[unreserved_name(name)] = manifest.columns[name].fill_null("")
-    return pa.table({**columns, AUDIO: stored[AUDIO]})
-
-
 def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
-    """Hash the training data, but not where or when it was stored."""
+    """Hash the contents of a split, but not where or when they were stored."""
     hash = hashlib.sha256(f"{sample_rate}\n".encode())
     columns = [table["id"], table["text"], stored["samples"], stored["digest"]]
     for id, text, samples, digest in zip(*(col.to_pylist() for col in columns), strict=True):
@@ -161,7 +152,7 @@ def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
 def within_limits(
     train: datasets.Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
 ) -> tuple[datasets.Dataset, datasets.Dataset, list[Excluded]]:
-    """Return the utterances from ``min_seconds`` to ``max_seconds``, the others, and their list."""
+    """Return the rows from ``min_seconds`` to ``max_seconds``, the other rows, and their list."""
     samples = sample_counts(train)
     is_short = samples < seconds_to_samples(min_seconds, sample_rate)
     is_long = samples > seconds_to_samples(max_seconds, sample_rate)
@@ -174,14 +165,14 @@ def within_limits(
         for row in np.flatnonzero(mask).tolist():
             seconds = samples_to_seconds(int(samples[row]), sample_rate)
             out_of_range.append(Excluded(ids[row].as_py(), reason, f"{seconds:.2f} s", "train"))
-    inside = np.flatnonzero(~(is_short | is_long))
-    if len(train) and not len(inside):
+    is_outside = is_short | is_long
+    if len(train) and is_outside.all():
         raise ConfigError(
             f"None of the {len(train)} training utterances is between `min_seconds` "
             f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
         )
-    outside = np.flatnonzero(is_short | is_long)
-    return train.select(inside), train.select(outside), out_of_range
+    inside, outside = (train.select(np.flatnonzero(mask)) for mask in (~is_outside, is_outside))
+    return inside, outside, out_of_range
 
 
 def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
@@ -199,8 +190,8 @@ def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
 def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     """Return some columns of the selected rows; a missing text is empty.
 
-    datasets reads the rows of a selection one by one, 7.5 s for a million instead of 0.1, and has
-    no public name for their indices.
+    `datasets` reads the rows of a selection one by one, which takes 7.5 s for a million instead of
+    0.1. It has no public name for their indices.
     """
     columns = split.data.table.select(names)
     indices = split._indices
@@ -213,7 +204,7 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
 
 
 def read_column(split: datasets.Dataset, name: str) -> list[str]:
-    """Return the texts of a column."""
+    """Return the texts of a column as strings."""
     return to_texts(take_columns(split, name)[name])
 
 
@@ -224,13 +215,13 @@ def filled_rows(split: datasets.Dataset, column: str) -> Counts:
 
 
 def sample_counts(split: datasets.Dataset) -> Counts:
-    """Return the length of the audio of every row."""
+    """Return the number of samples of every row."""
     counts: Counts = take_columns(split, "samples")["samples"].to_numpy()
     return counts
 
 
 def shard_numbers(split: datasets.Dataset) -> Counts:
-    """Return the number of the shard with the audio of every row; 0 for the cache."""
+    """Return for every row the number of the shard with its audio; 0 for the cache."""
     audio = take_columns(split, AUDIO)[AUDIO]
     numbers: Counts = pc.struct_field(audio, "shard").to_numpy()
     return numbers
@@ -263,12 +254,11 @@ def spread_rows(count: int, max_rows: int) -> list[int]:
 
 @runtime_checkable
 class TextLabels(Hashable, Protocol):
-    """Turns the text of an utterance into ids of a vocabulary, as a tokenizer does."""
+    """Something that turns normalized text into ids of a vocabulary, such as a tokenizer."""
 
     vocabulary: Vocabulary
 
-    def encode(self, text: str) -> list[int]:
-        """Turn normalized text into ids."""
+    def encode(self, text: str) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -279,11 +269,11 @@ class Transcripts:
     characters: Counts  # in the text
     labels: Counts  # in the text
     frames_needed: Counts  # one for each label, and a blank between two that are equal
-    refused: Bools  # contains an id that no loss accepts
-    unknown: Bools  # contains the unknown label
+    refused: Bools  # whether the text contains an id that no loss accepts
+    unknown: Bools  # whether it contains the unknown label
 
     def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
-        """Return the rows with too few frames, at a speed in percent, for any alignment of CTC."""
+        """Return the rows with too few frames for CTC, when played at a speed in percent."""
         return np.flatnonzero(self.frames(subsampling, percent) < self.frames_needed)
 
     def frames(self, subsampling: Subsampling, percent: int = 100) -> Counts:

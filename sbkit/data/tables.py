@@ -19,7 +19,7 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed
-from sbkit.data.manifest import Excluded, Manifest, rename_columns, text_table, to_texts
+from sbkit.data.manifest import Excluded, Manifest, rename_columns, text_columns, to_texts
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -28,10 +28,10 @@ PATH_COLUMNS = (
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
-DELIMITERS = "\t,;|"
-BLOCK_BYTES = 1 << 24  # at least the longest row
+DELIMITERS = "\t,;|"  # a table of one column has the first
+BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
-RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # of a file below a folder
+RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
@@ -113,9 +113,7 @@ def _wrong_encoding(file: Path, error: Exception) -> DataError:
 
 def _read_delimited(file: Path, first: str, header: int) -> Table:
     """Read a table whose header is ``first``, on line ``header``."""
-    delimiter = max(
-        DELIMITERS, key=lambda character: (character == "\t" in first, first.count(character))
-    )
+    delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
     is_quoted = delimiter != "\t"
     (fields,) = csv.reader([first], delimiter=delimiter) if is_quoted else [first.split("\t")]
     names = [name.strip() for name in fields]
@@ -139,13 +137,10 @@ def _read_delimited(file: Path, first: str, header: int) -> Table:
     if not len(table) and not excluded:
         raise DataError(f"{file} has a header but no rows. Write one row for each clip.")
     lines = np.arange(header + 1, header + 1 + len(table) + len(invalid))
-    named = table.rename_columns([name or f"{index} " for index, name in enumerate(names)])
-    return Table(
-        file,
-        named.select([name for name in names if name]),
-        np.setdiff1d(lines, [row.number for row in invalid]) if invalid else lines,
-        excluded,
-    )
+    if invalid:
+        lines = np.setdiff1d(lines, [row.number for row in invalid])
+    rows = pa.table({name: table[index] for index, name in enumerate(names) if name})
+    return Table(file, rows, lines, excluded)
 
 
 def _parse(
@@ -200,7 +195,7 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
                 numbers.append(number)
             except ValueError as error:
                 excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
-        yield Table(file, text_table(rows), numbers, excluded)
+        yield Table(file, pa.table(text_columns(rows)), numbers, excluded)
 
 
 def _to_text(value: object) -> str:
@@ -215,7 +210,7 @@ def to_manifest(
     find_audio: Callable[[str], str | Excluded],
     folder: Path | None = None,
 ) -> Manifest:
-    """Make clips of the rows of a table.
+    """Turn the rows of a table into clips.
 
     Args:
         table: rows as text.
@@ -235,39 +230,38 @@ def to_manifest(
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
         clips, rows = _find_clips(table, (path, id, "offset"), find_audio, excluded)
-    sentences = rows[text].fill_null("") if text else pa.array([""] * len(rows), pa.string())
+    no_text = pa.nulls(len(rows), pa.string())
+    clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id))
     columns = {new: rows[old] for old, new in names.items()}
-    languages = columns.get("language", pa.nulls(len(rows), pa.string()))
-    columns["language"] = languages.fill_null(options.language)
-    clips["sentence"] = sentences
-    return Manifest(pa.table(clips), pa.table(columns), tuple(excluded))
+    columns["language"] = columns.get("language", no_text).fill_null(options.language)
+    return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
-def _find_column(table: Table, name: str | None, usual: Sequence[str], knob: str) -> str:
-    """Return the column that the knob names, or the first with a usual name; ignore case."""
+def _find_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
+    """Return the column that the YAML names, or the first with a usual name; ignore case."""
     columns: list[str] = table.rows.column_names
     names = [name] if name else usual
     lower = {column.lower(): column for column in columns}
     for candidate in names:
-        if candidate.lower() in lower:
-            return lower[candidate.lower()]
+        if column := lower.get(candidate.lower()):
+            return column
     raise DataError(
         f"{table.file} has none of the columns {', '.join(names)}; its first line names "
-        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with --{knob}, or "
+        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with --{key}, or "
         "add a header."
         + " For data without transcripts, pass --text_column=False."
-        * (knob == "text_column")
+        * (key == "text_column")
     )
 
 
 def _relative_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
-    """Return the ids and paths of files below a folder, or {} if a name is not that simple."""
+    """Return the ids and paths of files below a folder, or {} unless all names are simple."""
     if not pc.all(pc.match_substring_regex(names, RELATIVE_PATH)).as_py():
         return {}
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
     paths = pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
-    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "path": paths}
+    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "audio": paths}
 
 
 def _find_clips(
@@ -276,9 +270,9 @@ def _find_clips(
     find_audio: Callable[[str], str | Excluded],
     excluded: list[Excluded],
 ) -> tuple[dict[str, pa.Array], pa.Table]:
-    """Return the ids and paths of a table's clips, and their rows; extend ``excluded``.
+    """Return the ids and paths of a table's clips, and their rows; append to ``excluded``.
 
-    columns: the names of the path's, the id's and the offset's.
+    columns: the names of the columns of the path, the id and the offset.
     """
     indices: list[int] = []
     ids: list[str] = []
@@ -300,7 +294,7 @@ def _find_clips(
     rows = table.rows
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
-    return {"id": pa.array(ids, pa.string()), "path": pa.array(paths, pa.binary())}, rows
+    return {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}, rows
 
 
 def _read_column(table: Table, column: str) -> Iterable[str]:
@@ -310,7 +304,7 @@ def _read_column(table: Table, column: str) -> Iterable[str]:
 
 
 def locate(folder: Path, name: str) -> str | Excluded:
-    """Return the path that a manifest in ``folder`` means by a name."""
+    """Return the path of a file that a manifest in ``folder`` names."""
     name = name.removeprefix("file://")
     if not name:
         return Excluded("", "no path", "the field of the path is empty")
@@ -325,7 +319,7 @@ def locate(folder: Path, name: str) -> str | Excluded:
 
 
 def read_release(tsv: Path, options: TableOptions) -> Manifest:
-    """Read one TSV of a release, which is beside ``clips/``, as `read_releases`."""
+    """Read one TSV of a release; ``clips/`` is in the same folder."""
     return read_releases({options.language: tsv.parent}, tsv.stem, options)
 
 

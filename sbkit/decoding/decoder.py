@@ -11,12 +11,13 @@ Legend: U frames of 40 ms, V vocabulary, N sequences, L tokens.
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
 
 import numpy as np
 
@@ -56,7 +57,7 @@ MAX_HOTWORD_DECODERS = 8  # cached for the other clips of their requests
 MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the default run
 
 Tokens = tuple[int, ...]
-BeamStates = tuple[BeamState, ...]  # of the search without hotwords, and of the one with them
+BeamStates = tuple[BeamState, ...]  # of the plain search and, with hotwords, of the biased one
 
 
 # ---- rescoring
@@ -81,9 +82,9 @@ class AttentionDecoder:
 
     def score(self, sequences: Sequence[Tokens]) -> list[float]:
         """Return ln p(tokens and their end | audio) of each sequence."""
-        new = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
-        if new:
-            self._scores |= zip(new, self._compute(new), strict=True)
+        unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
+        if unscored:
+            self._scores |= zip(unscored, self._compute(unscored), strict=True)
         return [self._scores[tokens] for tokens in sequences]
 
     def _compute(self, sequences: Sequence[Tokens]) -> list[float]:
@@ -101,8 +102,6 @@ def rescore(
     hypotheses: Sequence[Hypothesis], attention: AttentionDecoder, weight: float
 ) -> list[Hypothesis]:
     """Add the attention decoder's weighted scores, and return the best hypothesis first."""
-    if not hypotheses:
-        return []
     scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
     rescored = [
         replace(hypothesis, score=hypothesis.score + weight * score, attention_score=weight * score)
@@ -133,19 +132,16 @@ class Weights:
     attention: float = 1.0
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Self:
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read weights from plain data; raise ConfigError unless they are numbers by name."""
-        try:
+        with suppress(TypeError):  # of other names, or of values that are no numbers
             weights = cls(**values)
-            is_valid = all(abs(weight) < MAX_WEIGHT for weight in weights.plain().values())
-        except TypeError:
-            is_valid = False
-        if not is_valid:
-            raise ConfigError(
-                f"The weights of a decoder must be numbers named {', '.join(cls().plain())}; got "
-                f"{str(values)[:100]}. Correct them, or write null to have them fitted."
-            )
-        return weights
+            if all(abs(weight) < MAX_WEIGHT for weight in weights.plain().values()):
+                return weights
+        raise ConfigError(
+            f"The weights of a decoder must be numbers named {', '.join(cls().plain())}; got "
+            f"{str(values)[:100]}. Correct them, or write null to have them fitted."
+        )
 
     def plain(self) -> dict[str, float]:
         return asdict(self)
@@ -169,8 +165,8 @@ class BeamDecoder:
         weights: None to have them fitted to the validation sets at the end of training.
         attention_rescoring: whether the attention decoder's score is added to the hypotheses.
         decoder_type: "beam" for prefix beam search; "graph" for the best path through a decoding
-            graph, built when it is first needed. A graph uses neither the model of tokens nor
-            hotwords nor the attention decoder, and has its own pruning.
+            graph, which is built when it is first needed. A graph has its own pruning and uses no
+            model of tokens, no hotwords and no attention decoder.
 
     Raises:
         ConfigError: the decoder type is unknown, or the weights or the flag are invalid.
@@ -202,9 +198,10 @@ class BeamDecoder:
         self.decoder_type, self.attention_rescoring = decoder_type, attention_rescoring
         self._source = language_models
         self.needs_tuning = weights is None
-        values = {} if weights is None else weights
-        self.weights = values if isinstance(values, Weights) else Weights.of(values)
-        self.phrases: tuple[str, ...] = ()  # of hotwords
+        if not isinstance(weights, Weights):
+            weights = Weights.from_plain({} if weights is None else weights)
+        self.weights = weights
+        self.phrases: tuple[str, ...] = ()  # hotwords
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the searches: their trees are too deep for pickle."""
@@ -212,17 +209,21 @@ class BeamDecoder:
         return {name: value for name, value in vars(self).items() if name not in built}
 
     def plain(self) -> dict[str, Any]:
-        """Return the entries of `decoder.json` and of a bundle."""
-        names = ("decoder_type", "beam_size", "attention_rescoring")
-        return {**{name: getattr(self, name) for name in names}, "weights": self.weights.plain()}
+        """Return the keys of `decoder.json` and of a bundle's decoder."""
+        return {
+            "decoder_type": self.decoder_type,
+            "beam_size": self.beam_size,
+            "attention_rescoring": self.attention_rescoring,
+            "weights": self.weights.plain(),
+        }
 
     @property
     def hotwords(self) -> frozenset[str]:
+        """Return the words of all phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @cached_property
     def language_models(self) -> LanguageModels:
-        """Load the language models when they are first needed."""
         if isinstance(self._source, LanguageModels):
             return self._source
         return load_language_models(Path(self._source), self.tokenizer)
@@ -230,38 +231,33 @@ class BeamDecoder:
     # -- copies with changes
 
     def changed(self, **attributes: object) -> "BeamDecoder":
-        """Return a copy with other attributes."""
         decoder = copy(self)  # without the searches, by __getstate__
         vars(decoder).update(attributes)
         return decoder
 
-    def with_weights(self, weights: Weights, *, beam_size: int | None = None) -> "BeamDecoder":
-        """Return a copy with other weights, and optionally another beam size."""
-        return self.changed(
-            weights=weights,
-            needs_tuning=False,
-            beam_size=beam_size or self.beam_size,
-            language_models=self.language_models,  # loaded before they are copied
-        )
+    def with_weights(self, weights: Weights) -> "BeamDecoder":
+        models = self.language_models  # loaded once for all copies
+        return self.changed(weights=weights, needs_tuning=False, language_models=models)
 
-    def with_hotwords(self, phrases: Sequence[str]) -> "BeamDecoder":
-        """Return a copy that expects some phrases, which its tokens can spell.
+    def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
+        """Return a copy that expects other phrases; its tokens must be able to spell them.
 
-        The transcript changes only where the biased search finds one of the phrases.
+        The transcript changes only if the biased search finds one of the phrases. A repeated phrase
+        counts once, because rewards shrink with the length of the list.
         """
         if self.decoder_type == "graph":
             raise ConfigError(
                 "Hotwords need the beam decoder, but this model decodes with a graph. Leave the "
                 "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
-        decoder = self.with_weights(self.weights)
-        # The search without hotwords is the same.
-        return decoder.changed(phrases=tuple(phrases), _search=self._search)
+        search, models = self._search, self.language_models
+        unique = tuple(dict.fromkeys(phrases))
+        return self.changed(phrases=unique, language_models=models, _search=search)
 
     # -- the searches, built when they are needed
 
     def check_graph(self) -> None:
-        """Raise an error for a graph whose packages are missing, or with attention rescoring."""
+        """Raise an error if a graph's packages are missing, or if it should rescore."""
         if self.decoder_type != "graph":
             return
         for name in PACKAGES:
@@ -276,21 +272,20 @@ class BeamDecoder:
     @cached_property
     def graph_decoder(self) -> GraphDecoder:
         self.check_graph()
-        words, weights = self.language_models.words, self.weights
-        vocabulary = self.tokenizer.vocabulary
-        if words is None:
+        word_lm = self.language_models.words
+        if word_lm is None:
             raise ConfigError(
                 "`decoder_type: graph` needs a language model of words, but there is none. Pass "
                 "--word_lm_order=3, or --decoder_type=beam."
             )
         graph = make_graph(
-            words=words,
+            word_lm=word_lm,
             tokenizer=self.tokenizer,
-            scale=weights.word,
-            word_bonus=weights.word_bonus,
-            unknown=weights.unknown,
+            lm_weight=self.weights.word,
+            word_bonus=self.weights.word_bonus,
+            unknown_word_score=self.weights.unknown,
         )
-        return GraphDecoder(graph=graph, vocab_size=vocabulary.size, blank=vocabulary.blank)
+        return GraphDecoder(graph=graph, vocabulary=self.tokenizer.vocabulary)
 
     @cached_property
     def _search(self) -> PrefixBeamSearch:
@@ -318,7 +313,7 @@ class BeamDecoder:
         return PrefixBeamSearch(settings=settings, scorers=scorers)
 
     def _make_scorers(self, added_words: Collection[str] = ()) -> list[PrefixScorer]:
-        """Return the weighted language models; ``added_words`` count as known words."""
+        """Return the language models as scorers; ``added_words`` count as known words."""
         models, weights = self.language_models, self.weights
         scorers: list[PrefixScorer] = []
         if models.words is not None and weights.word:
@@ -351,20 +346,16 @@ class BeamDecoder:
     ) -> list[Hypothesis]:
         """Return the hypotheses of a whole clip, (U, V), the best first.
 
-        ``attention`` is the attention decoder of the utterance, required for rescoring.
+        Rescoring needs ``attention``, the attention decoder of the utterance.
         """
         if self.decoder_type == "graph":
             return self.graph_decoder.decode(log_probs)
         if self.attention_rescoring and attention is None:
             raise TypeError("attention rescoring needs the attention decoder of the utterance")
-        beams = [search.decode(log_probs) for search in self._searches()]
-        return self._choose(beams, attention)
+        return self.finish(self.advance(self.start(), log_probs), attention)
 
     def start(self) -> BeamStates:
-        """Return the state before the first frame, for streaming.
-
-        Raises ConfigError for a decoding graph, which takes only whole clips.
-        """
+        """Begin a stream; raise ConfigError for a decoding graph, which takes only whole clips."""
         return tuple(search.start() for search in self._searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
@@ -378,28 +369,21 @@ class BeamDecoder:
     def finish(
         self, states: BeamStates, attention: AttentionDecoder | None = None
     ) -> list[Hypothesis]:
-        """Return the hypotheses of a clip that ends here, the best first.
-
-        The end of the sentence is scored, and ``attention``, if given, rescores.
-        """
+        """Return the hypotheses of a clip that ends here, best first; ``attention`` rescores."""
         pairs = zip(self._searches(), states, strict=True)
-        return self._choose([search.finish(state) for search, state in pairs], attention)
+        beams = [search.finish(state) for search, state in pairs]
+        if self.attention_rescoring and attention is not None:
+            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
+        return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
 
     def _searches(self) -> list[PrefixBeamSearch]:
-        """Return the search and, with hotwords, the one that is biased to them."""
+        """Return the plain search and, with hotwords, the biased one."""
         if self.decoder_type == "graph":
             raise ConfigError(
                 "Streaming needs the greedy or the beam decoder, but this model decodes with a "
                 "graph. Pass --decoder greedy, or fit another: sbkit tune RUN --decoder beam"
             )
         return [self._search, self._biased_search] if self.phrases else [self._search]
-
-    def _choose(
-        self, beams: list[list[Hypothesis]], attention: AttentionDecoder | None
-    ) -> list[Hypothesis]:
-        if self.attention_rescoring and attention is not None:
-            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
-        return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
 
 
 # ---- clips
@@ -412,9 +396,9 @@ class DecoderInput:
     Attributes:
         log_probs: (U, V).
         samples: the length of the clip.
-        start: of the clip in the audio that it is cut from, in seconds.
-        attention: its attention decoder, for a decoder that rescores.
-        phrases: more hotwords than the decoder has, for beam search only.
+        start: where the clip begins in its recording, in seconds.
+        attention: the attention decoder of the clip, for a decoder that rescores.
+        phrases: hotwords of this clip, besides the decoder's; only beam search uses them.
     """
 
     log_probs: LogProbs
@@ -432,39 +416,30 @@ class Recognized:
     words: tuple[Word, ...] = ()
 
 
-@dataclass(frozen=True)
 class CtcDecoder:
-    """Decode clips, and align their words.
+    """Decode clips with a beam decoder, or greedily without one, and align their words.
 
     It holds no model, so that it can be sent to other processes.
     """
 
-    decoder: BeamDecoder | GreedyDecoder
-    aligner: WordAligner
-
-    @classmethod
-    def of(cls, decoder: BeamDecoder | None, aligner: WordAligner) -> "CtcDecoder":
-        """Wrap a beam decoder, or the greedy decoder if there is none."""
+    def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
         vocabulary = aligner.tokenizer.vocabulary
         greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
-        return cls(decoder or greedy, aligner)
+        self.decoder: BeamDecoder | GreedyDecoder = decoder or greedy
+        self.aligner = aligner
 
     @property
     def is_python(self) -> bool:
         """Whether decoding runs Python code without a model, and so holds the interpreter."""
         decoder = self.decoder
-        return (
-            isinstance(decoder, BeamDecoder)
-            and decoder.decoder_type == "beam"
-            and not decoder.attention_rescoring
-        )
+        return _is_beam_search(decoder) and not decoder.attention_rescoring
 
     def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
-        """Decode a clip; times count from the start of the audio that it is cut from."""
+        """Decode a clip; the times of its words count from the start of its recording."""
         decoder, aligner = self.decoder, self.aligner
-        if clip.phrases and isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam":
+        if clip.phrases and _is_beam_search(decoder):
             decoder = _with_hotwords(decoder, clip.phrases)
-            aligner = replace(aligner, unjudged=decoder.hotwords)
+            aligner = replace(aligner, hotwords=decoder.hotwords)
         beam = decoder.nbest(clip.log_probs, clip.attention)
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
@@ -472,6 +447,10 @@ class CtcDecoder:
             return Recognized(text)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
         return Recognized(text, tuple(word.later(clip.start) for word in words))
+
+
+def _is_beam_search(decoder: BeamDecoder | GreedyDecoder) -> TypeGuard[BeamDecoder]:
+    return isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam"
 
 
 @lru_cache(MAX_HOTWORD_DECODERS)
@@ -483,15 +462,12 @@ _decoder_of_process: CtcDecoder  # in each process of the pool
 
 
 class DecoderPool:
-    """Decode clips, in several processes once there are many frames.
-
-    processes: their maximum number.
-    """
+    """Decode clips, in up to ``processes`` processes once there have been many frames."""
 
     def __init__(self, decoder: CtcDecoder, *, processes: int) -> None:
         self.decoder, self._num_processes = decoder, min(processes, MAX_PROCESSES)
-        self._starting = threading.Lock()
-        self._processes: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0
 
     def decode(self, clips: Sequence[DecoderInput], *, times: bool) -> list[Recognized]:
@@ -500,13 +476,13 @@ class DecoderPool:
         Raises SbkitError if a clip cannot be decoded, or a process is killed.
         """
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
-        is_worth_it = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
-        if not (is_worth_it and self.decoder.is_python):
+        is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
+        if not (is_pooled and self.decoder.is_python):
             return [self.decoder.decode(clip, times=times) for clip in clips]
         from loky.process_executor import BrokenProcessPool
 
         try:
-            return list(self._started().map(partial(_decode, times), clips))
+            return list(self._start_executor().map(partial(_decode, times), clips))
         except BrokenProcessPool as error:
             self.close()
             raise SbkitError(
@@ -515,34 +491,34 @@ class DecoderPool:
             ) from error
 
     def close(self) -> None:
-        with self._starting:
-            if self._processes is not None:
-                self._end()
-                self._processes = None
+        with self._lock:
+            if self._executor is not None:
+                self._finalizer()
+                self._executor = None
 
-    def _started(self) -> "ProcessPoolExecutor":
+    def _start_executor(self) -> "ProcessPoolExecutor":
+        """Return the running executor; start it if there is none."""
         # multiprocessing's pool would import the main module of the program again, which may lack
         # a guard for that, and a fork copies locks that threads hold.
         from loky import ProcessPoolExecutor
 
-        with self._starting:
-            if self._processes is None:
-                processes = ProcessPoolExecutor(
-                    self._num_processes, initializer=_keep_decoder, initargs=(self.decoder,)
+        with self._lock:
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(
+                    self._num_processes, initializer=_set_decoder, initargs=(self.decoder,)
                 )
-                # Also for a program that never closes the pool: loky's exit handler fails loudly.
-                self._end = weakref.finalize(self, _end, processes, os.getpid())
-                self._processes = processes
-            return self._processes
+                # For a program that never closes the pool: loky's own exit handler fails loudly.
+                self._finalizer = weakref.finalize(self, _shut_down, self._executor, os.getpid())
+            return self._executor
 
 
-def _end(processes: "ProcessPoolExecutor", owner: int) -> None:
-    """End the processes, unless called from a fork of the process that owns them."""
+def _shut_down(executor: "ProcessPoolExecutor", owner: int) -> None:
+    """Kill the processes, unless called from a fork of the process that owns them."""
     if os.getpid() == owner:
-        processes.shutdown(kill_workers=True)
+        executor.shutdown(kill_workers=True)
 
 
-def _keep_decoder(decoder: CtcDecoder) -> None:
+def _set_decoder(decoder: CtcDecoder) -> None:
     global _decoder_of_process
     _decoder_of_process = decoder
 

@@ -1,20 +1,19 @@
 """A decoding graph: the transducer from CTC tokens to scored word sequences, and its decoder.
 
     H: frames to tokens, by the topology of CTC
-    L: tokens to words, by their spelling; and to unknown words, by a model of the words' tokens
-    G: words to sentences, by n-grams
+    L: tokens to words, by their spelling, and to unknown words, by n-grams of the words' tokens
+    G: words to sentences, by n-grams of words
 
     graph = H o min(det(L o G)), with negative natural logarithms as costs
 
-Input labels are tokens + 1, as Kaldi's decoders expect. There are no output labels: the tokens of a
-path spell the text, also in unknown words. All weights are in the graph, so that a decoder needs
-nothing else.
+Input labels are tokens + 1, as Kaldi's decoders expect. There are no output labels, because the
+tokens of a path spell the text, even of unknown words. The graph contains all weights, so a decoder
+needs nothing else.
 Source: Mohri, Pereira and Riley 2008, "Speech recognition with weighted finite-state transducers";
 Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +21,11 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.decoding.greedy import Hypothesis, check_log_probs
+from sbkit.decoding.greedy import Hypothesis, check_log_probs, merge_repeats
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 from sbkit.text.tokenizer import SPACE, Tokenizer
+from sbkit.text.vocabulary import Vocabulary
 
 UNKNOWN_WORD_ORDER = 3  # n-grams of the tokens in unknown words
 MAX_TOKENS = 2000  # the arcs between 1000 tokens take 0.6 GB during construction, 1500: 1.4 GB
@@ -39,54 +39,56 @@ Arc = tuple[int, int, int, int, float]  # source, target, input label, output la
 class Marks(NamedTuple):
     """Disambiguation symbols, which distinguish paths until the graph is deterministic.
 
-    backoff: back-off in the model of words; unknown: an unknown word begins; letters: back-off
-    within an unknown word.
+    backoff: back-off in the model of words; unknown: the start of an unknown word; spelling:
+    back-off within an unknown word.
     """
 
     backoff: int
     unknown: int
-    letters: int
+    spelling: int
 
 
 def make_graph(
     *,
-    words: NgramModel,
+    word_lm: NgramModel,
     tokenizer: Tokenizer,
-    scale: float,
+    lm_weight: float,
     word_bonus: float,
-    unknown: float,
+    unknown_word_score: float,
 ) -> Any:
     """Build the decoding graph of a model of words, a kaldifst.StdVectorFst.
 
-    scale: factor of the model's log-probabilities; word_bonus: added for each word; unknown: added
-    for each unknown word, besides the cost of its tokens.
+    lm_weight: factor of the model's log-probabilities; word_bonus: added for each word;
+    unknown_word_score: added for each unknown word, besides the cost of its tokens.
     Raises ConfigError if the graph would be too large, SbkitError if kaldifst is not installed.
     """
-    fst = require_package("kaldifst", extra="graph")
+    kaldifst = require_package("kaldifst", extra="graph")
     if tokenizer.vocab_size > MAX_TOKENS:
         raise ConfigError(
             f"A decoding graph supports at most {MAX_TOKENS} tokens, because it grows with their "
             f"square; this tokenizer has {tokenizer.vocab_size}. Use --decoder beam."
         )
     marks = Marks(*range(tokenizer.vocab_size + 1, tokenizer.vocab_size + 4))
-    lexicon = LexiconArcs(words, tokenizer, scale, marks)
-    lower = _compile(0, lexicon.arcs, [(0, 0.0), (1, 0.0)])
-    fst.arcsort(lower, sort_type="olabel")
-    upper = _grammar(words, scale, word_bonus, unknown)
-    fst.arcsort(upper, sort_type="ilabel")
-    spoken = fst.compose(lower, upper)
-    _determinize(fst, spoken)
-    fst.minimize_encoded(spoken)
-    fst.arcsort(spoken, sort_type="ilabel")
-    topology = _topology(lexicon.tokens, tokenizer.vocabulary.blank, marks)
-    fst.arcsort(topology, sort_type="olabel")
-    return fst.compose(topology, spoken)
+    arcs = LexiconArcs(word_lm, tokenizer, lm_weight, marks)
+    lexicon = _compile(0, arcs.arcs, [(0, 0.0), (1, 0.0)])
+    kaldifst.arcsort(lexicon, sort_type="olabel")
+    grammar = _grammar(word_lm, lm_weight, word_bonus, unknown_word_score)
+    kaldifst.arcsort(grammar, sort_type="ilabel")
+    sentences = kaldifst.compose(lexicon, grammar)
+    _determinize(kaldifst, sentences)
+    kaldifst.minimize_encoded(sentences)
+    kaldifst.arcsort(sentences, sort_type="ilabel")
+    topology = _topology(arcs.tokens, tokenizer.vocabulary.blank, marks)
+    kaldifst.arcsort(topology, sort_type="olabel")
+    return kaldifst.compose(topology, sentences)
 
 
-def _determinize(fst: Any, spoken: Any) -> None:
-    num_states = spoken.num_states
+def _determinize(kaldifst: Any, sentences: Any) -> None:
+    num_states = sentences.num_states
     try:
-        is_cut_short = fst.determinize_star(spoken, max_states=MAX_GROWTH * num_states + 1000)
+        is_cut_short = kaldifst.determinize_star(
+            sentences, max_states=MAX_GROWTH * num_states + 1000
+        )
     except RuntimeError:  # a failed check of Kaldi
         is_cut_short = True
     if is_cut_short:
@@ -98,8 +100,11 @@ def _determinize(fst: Any, spoken: Any) -> None:
 
 def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]]) -> Any:
     """Compile a transducer; OpenFst starts at the state that the first line names."""
-    from_start_first = sorted(arcs, key=lambda arc: arc[0] != start)
-    lines = [f"{a} {b} {label} {out} {cost:.9g}" for a, b, label, out, cost in from_start_first]
+    start_first = sorted(arcs, key=lambda arc: arc[0] != start)
+    lines = [
+        f"{source} {target} {label} {output} {cost:.9g}"
+        for source, target, label, output, cost in start_first
+    ]
     lines += [f"{state} {cost:.9g}" for state, cost in finals]
     return require_package("kaldifst", extra="graph").compile("\n".join(lines) + "\n")
 
@@ -107,14 +112,17 @@ def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]
 # ---- G: input labels are word ids + 1, and one more for back-off
 
 
-def _grammar(model: NgramModel, scale: float, word_bonus: float, unknown: float) -> Any:
+def _grammar(
+    model: NgramModel, lm_weight: float, word_bonus: float, unknown_word_score: float
+) -> Any:
     automaton, backoff_label = make_automaton(model), len(model.words) + 1
     arcs: list[Arc] = []
     for source, target, word, log_prob in automaton.words:
-        score = scale * log_prob + word_bonus + unknown * (word == UNKNOWN)
+        score = lm_weight * log_prob + word_bonus + unknown_word_score * (word == UNKNOWN)
         arcs.append((source, target, word + 1, 0, -score))
-    arcs += [(a, b, backoff_label, 0, -scale * weight) for a, b, _, weight in automaton.backoffs]
-    finals = [(source, -scale * weight) for source, _, _, weight in automaton.ends]
+    for source, target, _, log_weight in automaton.backoffs:
+        arcs.append((source, target, backoff_label, 0, -lm_weight * log_weight))
+    finals = [(source, -lm_weight * log_prob) for source, _, _, log_prob in automaton.ends]
     return _compile(automaton.start, arcs, finals)
 
 
@@ -124,28 +132,30 @@ def _grammar(model: NgramModel, scale: float, word_bonus: float, unknown: float)
 class LexiconArcs:
     """The arcs of L, and the tokens on them.
 
-    Words lead from both states to state 1, and so does an unknown word: a path of tokens, weighted
-    by n-grams of the tokens that spell the known words.
+    Every word leads from states 0 and 1 to state 1. A known word is its spelling. An unknown word
+    is any path of tokens, weighted by n-grams of the tokens in known words.
     """
 
-    def __init__(self, model: NgramModel, tokenizer: Tokenizer, scale: float, marks: Marks) -> None:
+    def __init__(
+        self, model: NgramModel, tokenizer: Tokenizer, lm_weight: float, marks: Marks
+    ) -> None:
         self.arcs: list[Arc] = []
         self.tokens: set[int] = set()
         self._num_states = 2
-        self._tokenizer, self._scale, self._marks = tokenizer, scale, marks
+        self._tokenizer, self._lm_weight, self._marks = tokenizer, lm_weight, marks
         known_words = list(model.words[len(SPECIAL) :])
         for begin in (0, 1):
             self.arcs.append((begin, begin, marks.backoff, len(model.words) + 1, 0.0))
-            spellings = [self._spell(word, later=begin == 1) for word in known_words]
+            spellings = [self._spell(word, is_first=begin == 0) for word in known_words]
             for word, tokens in enumerate(spellings, start=len(SPECIAL)):
                 self._add_word(begin, tokens, word + 1)
             self.tokens.update(*spellings)
             self._add_unknown(begin, [tokens for tokens in spellings if tokens])
 
-    def _spell(self, word: str, *, later: bool) -> list[int]:
+    def _spell(self, word: str, *, is_first: bool) -> list[int]:
         """Spell a word as the first of a text or a later one; return [] if tokens are missing."""
         tokens = list(self._tokenizer.encode(word))
-        if later:
+        if not is_first:
             tokens = list(self._tokenizer.encode(f"{word} {word}"))[len(tokens) :]
         return [] if {*self._tokenizer.vocabulary.special} & {*tokens} else tokens
 
@@ -164,23 +174,22 @@ class LexiconArcs:
         """
         sentences = (list(map(str, tokens)) for tokens in spellings)
         model = train(sentences, order=UNKNOWN_WORD_ORDER).model
-        automaton, first, marks = make_automaton(model), self._num_states, self._marks
-        start = first + automaton.start
-        self.arcs.append((begin, start, marks.unknown, UNKNOWN + 1, 0.0))
-        for source, target, word, weight in automaton.words:
+        automaton, offset = make_automaton(model), self._num_states  # of the automaton's states
+        start, scale = offset + automaton.start, -self._lm_weight
+        self.arcs.append((begin, start, self._marks.unknown, UNKNOWN + 1, 0.0))
+        for first, last, word, log_prob in automaton.words:
             if word == UNKNOWN:
                 continue
-            token = int(model.words[word])
+            source, target, token = offset + first, offset + last, int(model.words[word])
             begins_word = self._tokenizer.texts[token].startswith(SPACE)
-            if first + source == start or not begins_word:
-                ends = first + source, first + target
-                self.arcs.append((*ends, token + 1, 0, -self._scale * weight))
-        for source, target, _, weight in automaton.backoffs:
-            if begin == 0 or first + source != start:
-                ends = first + source, first + target
-                self.arcs.append((*ends, marks.letters, 0, -self._scale * weight))
-        for source, _, _, weight in automaton.ends:
-            self.arcs.append((first + source, 1, 0, 0, -self._scale * weight))
+            if source == start or not begins_word:
+                self.arcs.append((source, target, token + 1, 0, scale * log_prob))
+        for first, last, _, log_weight in automaton.backoffs:
+            source, target = offset + first, offset + last
+            if begin == 0 or source != start:
+                self.arcs.append((source, target, self._marks.spelling, 0, scale * log_weight))
+        for last, _, _, log_prob in automaton.ends:
+            self.arcs.append((offset + last, 1, 0, 0, scale * log_prob))
         self._num_states = 1 + max(max(arc[:2]) for arc in self.arcs)
 
 
@@ -190,9 +199,10 @@ class LexiconArcs:
 def _topology(tokens: Iterable[int], blank: int, marks: Marks) -> Any:
     """Compile CTC's topology: a token spans some frames, and repeats only after a blank.
 
-    State 0 is the start and state 1 a blank. Each token has two more: one while it lasts, one after
-    a mark has followed it. A token cannot continue from the second state. Otherwise a path could
-    have the same label on both sides of an arc without one, which sherpa-onnx would count twice.
+    State 0 is the start, and state 1 is after a blank. Each token has two states: one while it
+    lasts, and one after a mark has followed it. The token cannot continue from the second state.
+    Otherwise a path could have the same label on both sides of an arc without a label, and
+    sherpa-onnx would count the token twice.
     """
     arcs: list[Arc] = [(0, 0, 0, mark, 0.0) for mark in marks]
     states = {token: 2 * index for index, token in enumerate(tokens, start=1)}
@@ -215,33 +225,28 @@ class GraphDecoder:
     """Find the best path of whole clips through a graph of `make_graph`.
 
     The CTC score is the score of one alignment. If the beam has lost every path that ends with a
-    word, the best path of any end is taken. Raises SbkitError if kaldi-decoder is not installed.
+    word, the best unfinished path is taken. Raises SbkitError if kaldi-decoder is not installed.
     """
 
-    def __init__(self, *, graph: Any, vocab_size: int, blank: int) -> None:
-        self._fst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
+    def __init__(self, *, graph: Any, vocabulary: Vocabulary) -> None:
+        self._kaldifst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
         self._options = self._kaldi.FasterDecoderOptions(
             beam=BEAM_COST, max_active=MAX_ACTIVE_STATES
         )
-        self.graph, self._vocab_size, self._blank = graph, vocab_size, blank
+        self.graph, self._vocabulary = graph, vocabulary
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the single best hypothesis of natural log-probabilities (U, V)."""
-        check_log_probs(log_probs, self._vocab_size)
+        check_log_probs(log_probs, self._vocabulary.size)
         if not len(log_probs):
-            return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0, lm_score=0.0)]
+            return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
         rows = np.ascontiguousarray(log_probs, np.float32)
-        decoder = self._kaldi.FasterDecoder(self.graph, self._options)  # it keeps its last path
+        # A new decoder for each clip: it keeps the path of its last one.
+        decoder = self._kaldi.FasterDecoder(self.graph, self._options)
         decoder.decode(self._kaldi.DecodableCtc(rows))
         _, path = decoder.get_best_path()
-        _, labels, _, cost = self._fst.get_linear_symbol_sequence(path)
-        merged = (label - 1 for label, _ in groupby(labels))
-        ctc_score, lm_score = -float(cost.value2), -float(cost.value1)
-        return [
-            Hypothesis(
-                tokens=tuple(token for token in merged if token != self._blank),
-                score=ctc_score + lm_score,
-                ctc_score=ctc_score,
-                lm_score=lm_score,
-            )
-        ]
+        _, labels, _, cost = self._kaldifst.get_linear_symbol_sequence(path)
+        best = np.array(labels, np.int64) - 1
+        tokens = tuple(merge_repeats(best, self._vocabulary.blank))
+        ctc, lm = -float(cost.value2), -float(cost.value1)
+        return [Hypothesis(tokens=tokens, score=ctc + lm, ctc_score=ctc, lm_score=lm)]

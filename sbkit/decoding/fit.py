@@ -1,13 +1,14 @@
 """Fit a decoder to validation data: the weights of its models, and the confidences of its words.
 
-utterances: log-probabilities and reference texts -> a sample -> errors with trial weights
--> the best weights -> features of the words that are then decoded -> confidences
+log-probabilities and reference texts -> a sample of them -> errors with trial weights
+-> the best weights -> features of the words that are decoded with them -> confidences
 """
 
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from sbkit.decoding.decoder import (
     BeamDecoder,
     Weights,
 )
-from sbkit.decoding.greedy import GreedyDecoder, best_tokens
+from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.decoding.words import (
     CONFIDENCE_FILE,
     FEATURES,
@@ -52,7 +53,7 @@ WEIGHT_RANGES: Mapping[str, tuple[float, float]] = {
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
-# The path of a graph has a single alignment, and an unknown word costs its tokens.
+# A graph scores a single alignment, and an unknown word costs its tokens.
 GRAPH_WEIGHT_RANGES = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
 WORD_WEIGHTS = ("word", "unknown", "word_bonus")
 HALTON_BASES = (2, 3, 5, 7, 11, 13)
@@ -65,27 +66,31 @@ MAX_SAMPLE_TOKENS = 60_000  # over all ranks; all trials of a token take 3 ms
 # 60 s of trials. Three minutes are 4,500 frames of 40 ms, each with 3 to 4 likely tokens if the
 # model has learned. If not, each has `MAX_CANDIDATES`, and the weights keep their defaults.
 MIN_SAMPLE_TOKENS = 20_000
-# Of a larger validation set, so that the weights do not depend on a few clips.
+# A smaller sample of a larger validation set would make the weights depend on a few clips.
 MIN_UTTERANCES, MIN_SECONDS = 20, 180.0
 # A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
 SAMPLE_TOKENS_PER_SECOND = 0.2
 
-MIN_WORDS = 20  # right ones, and wrong ones; with 20, NCE on other clips was at worst 0.17
+MIN_WORDS = 20  # of right and of wrong words; with 20, NCE on other clips was at worst 0.17
 NUM_FOLDS = 10
 PRIOR_PRECISION = 1.0  # of the normal distribution of a standardized feature's weight
 MIN_FEATURE_SCALE = 1e-2  # standard deviation below which a feature is not used
 MAX_NEWTON_STEPS = 50  # ten suffice
 MAX_STEP_SIZE = 5.0  # a longer step of Newton's method might leave the region where it converges
 
-Ping = Callable[[], object]
-Order = tuple[str, str]
+Ping = Callable[[], object]  # tells a watchdog that work goes on
+Order = tuple[str, str]  # the sort key of an utterance for filling a sample
+
+
+def no_ping(*_: object) -> None:
+    """Do nothing: there is no watchdog."""
 
 
 class ValidationUtterance(NamedTuple):
     """An utterance of a validation set.
 
     log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
-    whether it is in a sample; seconds: of audio.
+    whether the utterance is in a sample; seconds: of audio.
     """
 
     log_probs: LogProbs
@@ -96,7 +101,6 @@ class ValidationUtterance(NamedTuple):
 
     @property
     def order(self) -> Order:
-        """Return the sort key for filling a sample."""
         return order_of(self.id), self.text
 
 
@@ -125,10 +129,10 @@ class FittedWeights:
 
 @dataclass(frozen=True)
 class FittedConfidence:
-    """A confidence, and its calibration on words that it was not fitted to, by cross-validation.
+    """A confidence, and its calibration by cross-validation, on words that it was not fitted to.
 
-    Both are None if there are too few words. The confidence is also None if it says no more than
-    the share of right words does.
+    Both are None if there are too few words. The confidence is also None if it predicts no better
+    than the share of right words.
     """
 
     confidence: Confidence | None
@@ -156,8 +160,8 @@ class FittedConfidence:
 class FittedDecoder:
     """A decoder that was fitted to validation sets.
 
-    decoder: None for greedy decoding; weights: None if they were given; confidences: by the type of
-    the decoder; splits: the names of the validation sets.
+    decoder: None for greedy decoding; weights: None if they were not fitted; confidences: by
+    decoder type; splits: the names of the validation sets.
     """
 
     decoder: BeamDecoder | None
@@ -167,6 +171,8 @@ class FittedDecoder:
 
     def write(self, folder: Path) -> None:
         """Write `decoder.json`, if there is a decoder, and `confidence.json`; on rank 0 only."""
+        if rank() > 0:
+            return
         records: dict[str, dict[str, Any]] = {}
         if self.decoder is not None:
             records[DECODER_FILE] = self.decoder.plain()
@@ -174,7 +180,7 @@ class FittedDecoder:
                 splits = [] if self.weights.reason else [*self.splits]
                 records[DECODER_FILE] |= {"chosen_on": splits, **self.weights.plain()}
         records[CONFIDENCE_FILE] = {name: fit.plain() for name, fit in self.confidences.items()}
-        for name, record in records.items() if rank() == 0 else ():
+        for name, record in records.items():
             write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
 
 
@@ -185,10 +191,10 @@ def fit_decoder(
     *,
     split_sizes: Mapping[str, int],
     by_words: bool,
-    ping: Callable[[str], object] = str,
+    ping: Callable[[str], object] = no_ping,
     quiet: bool = False,
 ) -> FittedDecoder:
-    """Fit the weights of a decoder, unless they are given, and the confidences of words.
+    """Fit the weights of a decoder, unless it has some, and the confidences of words.
 
     Args:
         decoder: None for greedy decoding, which has only confidences.
@@ -231,8 +237,8 @@ def order_of(id: str) -> str:
 def sample_size(trained_seconds: float) -> int:
     """Return the number of tokens in a sample, so that fitting takes a tenth of the training time.
 
-    It depends on the seconds of audio, not of training, so that the same run has the same sample on
-    any machine and any number of ranks.
+    ``trained_seconds`` is the length of the audio, not of the training, so that the same run has
+    the same sample on any machine and any number of ranks.
     """
     size = round(SAMPLE_TOKENS_PER_SECOND * trained_seconds)
     return min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, size))
@@ -281,12 +287,12 @@ def fit_weights(
     *,
     split_sizes: Mapping[str, int],
     by_words: bool,
-    ping: Ping = int,
+    ping: Ping = no_ping,
     quiet: bool = False,
 ) -> FittedWeights:
     """Return the best weights of a decoder, and the errors with them.
 
-    If the sample is too small a part of the sets, the weights keep their defaults, and
+    If the sample is too small a part of the validation sets, the weights keep their defaults, and
     ``FittedWeights.reason`` says why.
     """
     splits = ", ".join(split_sizes)
@@ -299,8 +305,12 @@ def fit_weights(
     logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({splits})")
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
-        notify = _both(ping, advance)
-        fitted = search_weights(decoder, utterances, by_words=by_words, ping=notify)
+
+        def ping_and_advance() -> None:
+            ping()
+            advance(1)
+
+        fitted = search_weights(decoder, utterances, by_words=by_words, ping=ping_and_advance)
     values = fitted.weights.plain()
     names = used_weights(decoder.with_weights(fitted.weights))
     text = ", ".join(f"{name} {values[name]:g}" for name in names)
@@ -312,8 +322,8 @@ def fit_weights(
 
 def _too_few(utterances: Sequence[ValidationUtterance], total: int) -> str:
     """Return why no weights are fitted to a sample of ``total`` utterances, "" if they are."""
-    own = len(utterances), sum(utterance.seconds for utterance in utterances)
-    count, seconds = (sum(share) for share in zip(*gather_over_ranks(own), strict=True))
+    share = len(utterances), sum(utterance.seconds for utterance in utterances)
+    count, seconds = map(sum, zip(*gather_over_ranks(share), strict=True))
     if count >= total or (count >= MIN_UTTERANCES and seconds >= MIN_SECONDS):
         return ""
     return (
@@ -328,15 +338,15 @@ def search_weights(
     utterances: Sequence[ValidationUtterance],
     *,
     by_words: bool = True,
-    ping: Ping = int,
+    ping: Ping = no_ping,
 ) -> FittedWeights:
-    """Choose weights by the sum of word and character error rate; without words, by the latter.
+    """Choose weights with a low error, as `error_of` defines it.
 
-    ``NUM_TRIALS`` settings are tried that fill the space of all weights evenly, and a quadratic
-    function is fitted to their errors. The mean of the ``NUM_AVERAGED`` settings with its lowest
-    values is chosen, because the fewest errors on a few hundred words are a matter of luck. A
-    language that does not separate words is decoded without the model of words, which would know
-    only whole sentences.
+    ``NUM_TRIALS`` settings, which fill the space of all weights evenly, are tried, and a quadratic
+    function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
+    where this function is lowest, because the fewest errors on a few hundred words are a matter of
+    luck. A language that does not separate words is decoded without the model of words, which would
+    know only whole sentences.
 
     Raises DataError if the validation sets are empty.
     """
@@ -345,11 +355,8 @@ def search_weights(
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
     ranges = GRAPH_WEIGHT_RANGES if decoder.decoder_type == "graph" else WEIGHT_RANGES
-    beam_size, quick = min(decoder.beam_size, TRIAL_BEAM_SIZE), _make_quick(decoder)
-    trials = (
-        quick.with_weights(_weights_at(names, ranges, point), beam_size=beam_size)
-        for point in points
-    )
+    quick_decoder = _make_quick(decoder)
+    trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
     scores = count_all_errors(trials, utterances, ping)
     if not scores[0].utterances:
         raise DataError(
@@ -364,7 +371,7 @@ def search_weights(
 
 
 def count_all_errors(
-    decoders: Iterable[BeamDecoder], utterances: Sequence[ValidationUtterance], ping: Ping = int
+    decoders: Iterable[BeamDecoder], utterances: Sequence[ValidationUtterance], ping: Ping = no_ping
 ) -> list[Scores]:
     """Decode with each decoder, and add the errors of all ranks; ping before each utterance."""
     own_scores = [
@@ -377,7 +384,7 @@ def count_own_errors(
     decoder: BeamDecoder | GreedyDecoder,
     utterances: Sequence[ValidationUtterance],
     tokenizer: Tokenizer,
-    ping: Ping = int,
+    ping: Ping,
 ) -> Scores:
     """Decode the utterances of this rank, and count their errors."""
     scores = Scores()
@@ -407,16 +414,17 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
     """Return a faster decoder whose best weights are nearly the same.
 
-    A graph is built again for each setting, so its language model keeps only orders with few
-    n-grams.
+    Its beam is smaller. A graph is built again for each setting, so its language model has only
+    the orders with few n-grams.
     """
-    words = decoder.language_models.words
-    if decoder.decoder_type != "graph" or words is None:
-        return decoder
-    sizes = np.cumsum([len(grams) for grams in words.grams])
+    quick = decoder.changed(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
+    word_lm = decoder.language_models.words
+    if decoder.decoder_type != "graph" or word_lm is None:
+        return quick
+    sizes = np.cumsum([len(grams) for grams in word_lm.grams])
     num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
-    shorter = NgramModel(words.words, words.grams[:num_orders])
-    return decoder.changed(language_models=LanguageModels(words=shorter, tokens=None))
+    shorter = NgramModel(word_lm.words, word_lm.grams[:num_orders])
+    return quick.changed(language_models=LanguageModels(words=shorter, tokens=None))
 
 
 def _weights_at(
@@ -457,36 +465,29 @@ def fit_confidences(
     decoder: BeamDecoder | None,
     utterances: Sequence[ValidationUtterance],
     *,
-    ping: Ping = int,
-    quiet: bool = False,
+    ping: Ping,
+    quiet: bool,
 ) -> dict[str, FittedConfidence]:
-    """Fit the confidences of words, for greedy decoding and for a decoder, alike on all ranks."""
-    blank = aligner.tokenizer.vocabulary.blank
-    labeled: dict[str, list[LabeledWords]] = {GREEDY: []}
+    """Fit the confidences for greedy decoding and for a decoder; all ranks return the same."""
+    vocabulary = aligner.tokenizer.vocabulary
+    decoders: dict[str, BeamDecoder | GreedyDecoder] = {
+        GREEDY: GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+    }
     if decoder is not None:
-        labeled[decoder.decoder_type] = []
+        decoders[decoder.decoder_type] = decoder
+    labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
     with progress_bar("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
         for utterance in utterances:
-            _both(ping, advance)()
-            log_probs = utterance.log_probs
-            words = aligner.extract_features(log_probs, best_tokens(log_probs, blank))
-            labeled[GREEDY].append(label_words(words, utterance.text))
-            if decoder is not None:
-                beam = decoder.nbest(log_probs, utterance.attention)
-                words = aligner.extract_features(log_probs, beam[0].tokens, beam)
-                labeled[decoder.decoder_type].append(label_words(words, utterance.text))
+            ping()
+            advance(1)
+            for name, one_decoder in decoders.items():
+                beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
+                words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
+                labeled[name].append(label_words(words, utterance.text))
     return {
-        name: fit_confidence([words for share in gather_over_ranks(own) for words in share])
-        for name, own in labeled.items()
+        name: fit_confidence(list(chain.from_iterable(gather_over_ranks(words))))
+        for name, words in labeled.items()
     }
-
-
-def _both(ping: Ping, advance: Callable[[float], None]) -> Ping:
-    def notify() -> None:
-        ping()
-        advance(1)
-
-    return notify
 
 
 class LabeledWords(NamedTuple):
@@ -506,9 +507,9 @@ def label_words(words: WordFeatures, reference: str) -> LabeledWords:
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     """Fit a confidence to words, independently of the order of the utterances.
 
-    Nothing is chosen here: features and prior are fixed, and cross-validation only measures.
+    Features and prior are fixed, so cross-validation only measures the fit.
     """
-    labeled = sorted((words for words in labeled if words.right), key=_order)
+    labeled = sorted((words for words in labeled if words.right), key=_sort_key)
     right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
     num_words, num_right = len(right), int(right.sum())
     if len(labeled) < 2 or min(num_right, num_words - num_right) < MIN_WORDS:
@@ -530,7 +531,7 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     return FittedConfidence(fitted, calibration, num_words, num_right)
 
 
-def _order(labeled: LabeledWords) -> tuple[str, list[list[float]]]:
+def _sort_key(labeled: LabeledWords) -> tuple[str, list[list[float]]]:
     return labeled.text, [values.tolist() for values in labeled.features.values()]
 
 
@@ -539,10 +540,7 @@ def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:
 
 
 def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
-    """Fit weights to standardized features, and convert them to the features' own scales.
-
-    Features that are nearly constant are left out.
-    """
+    """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
     used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
     stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
     mean, scale = stacked.mean(0), stacked.std(0)

@@ -35,7 +35,7 @@ class Hypothesis:
 
 
 def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
-    """Raise DataError for another vocabulary, or for a frame without a finite largest value."""
+    """Raise DataError if the vocabulary differs, or the largest value of a frame is not finite."""
     if log_probs.shape[1] != vocab_size:
         raise DataError(
             f"The tokenizer has {vocab_size} tokens, but the model's log-probabilities have "
@@ -55,8 +55,8 @@ def merge_repeats(best: Counts, blank: int, previous: int | None = None) -> list
 
     previous: the best token of the frame before these, None at the start of the audio.
     """
-    before = np.concatenate([[blank if previous is None else previous], best[:-1]])
-    tokens: list[int] = best[(best != blank) & (best != before)].tolist()
+    previous_tokens = np.concatenate([[blank if previous is None else previous], best[:-1]])
+    tokens: list[int] = best[(best != blank) & (best != previous_tokens)].tolist()
     return tokens
 
 
@@ -75,7 +75,7 @@ class GreedyState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyDecoder:
-    """Decode greedily, a whole clip or a stream of frames, with the methods of `BeamDecoder`.
+    """Decode a whole clip or a stream of frames greedily, with the methods of `BeamDecoder`.
 
     >>> decoder = GreedyDecoder(vocab_size=3, blank=0)
     >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))

@@ -4,6 +4,7 @@ The automaton of Aho and Corasick (1975) finds them in a time that does not grow
 """
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,30 +15,37 @@ from sbkit.base.files import read_text
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-# How much likelier a phrase is than other text, as natural logarithms: more for a longer phrase,
-# which rarely fits the audio by chance, and less for a phrase of a longer list.
+# Rewards in natural logarithms. A longer phrase earns more, because it rarely fits the audio by
+# chance; a phrase of a longer list earns less.
 PHRASE_REWARD = 2.0
 LETTER_REWARD = 1.2
 MAX_REWARDED_LETTERS = 10  # of a phrase
 MAX_LIST_BYTES = 1 << 24
-FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # which no phrase has
+FILE_SUFFIXES = (".txt", ".tsv", ".csv", ".lst", ".list")  # no phrase ends like this
 
 
 def read_hotwords(source: str) -> list[str]:
-    """Return the phrases of a file, one per line, or of a comma-separated list.
+    """Return the phrases of a file, one per line, or of a list with commas or lines between them.
 
     The name of a folder counts as a phrase. Raises SbkitError if the file is missing or unreadable.
     """
-    if "," not in source and (Path(source).is_file() or source.endswith(FILE_SUFFIXES)):
+    phrases = re.split("[,\n]", source)
+    if len(phrases) > 1:
+        return phrases
+    try:
+        is_file = Path(source).is_file()
+    except OSError:  # a phrase may be longer than the name of a file
+        is_file = False
+    if is_file or source.endswith(FILE_SUFFIXES):
         return read_text(Path(source), max_bytes=MAX_LIST_BYTES, subject="`--hotwords`")
-    return source.split(",")
+    return phrases
 
 
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases like transcripts; return them, and those that the tokens cannot spell."""
-    phrases: dict[str, None] = {}  # in order, each once
+    """Normalize phrases like transcripts; return those that can be spelled, and the others."""
+    phrases: dict[str, None] = {}
     refused: dict[str, None] = {}
     for text in texts:
         phrase = normalize(text)
@@ -50,11 +58,12 @@ def normalize_hotwords(
 
 @dataclass(eq=False, slots=True)
 class PhraseNode:
-    """A prefix of phrases, `▁` before the first word.
+    """A prefix of phrases, with `▁` before the first word.
 
     Attributes:
         children: by character.
-        credit: the share of its reward that a partly spelled phrase has; of several, the largest.
+        credit: the share of its reward that a partly spelled phrase has earned, the largest if
+            several phrases begin like this.
         earned: the largest reward of the phrases that end here.
         shorter: the node of the longest suffix that begins a phrase, None at the root.
     """
@@ -73,11 +82,11 @@ class PhraseState(NamedTuple):
 
 
 class HotwordScorer:
-    """Add the reward of a phrase at each end of a word that completes it.
+    """Add the reward of a phrase when the end of a word completes it.
 
-    A phrase counts only from the start of a word to the end of one. If two phrases end together,
-    the larger reward counts. A partly spelled phrase has credit, in proportion to its characters,
-    so that the beam keeps it; the credit is taken back if the text continues otherwise.
+    A phrase counts only if it begins and ends with whole words. If two phrases end together, the
+    larger reward counts. A partly spelled phrase has credit in proportion to its characters, so
+    that the beam keeps it; the credit is taken back if the text continues differently.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
@@ -89,7 +98,7 @@ class HotwordScorer:
         return PhraseState(self._root.children[SPACE], False)
 
     def step(self, state: PhraseState, token: int) -> tuple[float, Hashable]:
-        """Return the reward and change of credit of a token's characters, and the next state."""
+        """Return the reward and the change of credit for a token, and the next state."""
         total = 0.0
         for letter in self._tokenizer.texts[token]:
             if letter != SPACE or state.in_word:
@@ -104,22 +113,16 @@ class HotwordScorer:
             score, state = self._spell(state, SPACE)
         return score - state.node.credit
 
-    def find(self, tokens: Sequence[int]) -> frozenset[str]:
+    def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
+        """Return the biased beam only for a phrase that the other lacks (k2-fsa/icefall#1948)."""
+        new_phrases = self._find(biased[0].tokens) - self._find(unbiased[0].tokens)
+        return biased if new_phrases else unbiased
+
+    def _find(self, tokens: Sequence[int]) -> set[str]:
         """Return the phrases that a token sequence contains as whole words."""
         text = _between_spaces(SPACE.join(self._tokenizer.words(tokens)))
         spellings = self._letters.items()
-        return frozenset(
-            phrase for phrase, letters in spellings if _between_spaces(letters) in text
-        )
-
-    def choose(self, unbiased: list[Hypothesis], biased: list[Hypothesis]) -> list[Hypothesis]:
-        """Return one of two beams, searched without and with the hotwords.
-
-        The biased beam is chosen only if its best text has a phrase that the unbiased one lacks
-        (k2-fsa/icefall#1948).
-        """
-        gained = self.find(biased[0].tokens) - self.find(unbiased[0].tokens)
-        return biased if gained else unbiased
+        return {phrase for phrase, letters in spellings if _between_spaces(letters) in text}
 
     def _spell(self, state: PhraseState, letter: str) -> tuple[float, PhraseState]:
         node = state.node
@@ -154,7 +157,7 @@ def _build(rewards: Mapping[str, float]) -> PhraseNode:
 
 
 def _link(root: PhraseNode) -> None:
-    """Link each node to its longest suffix, in order of length."""
+    """Link each node to its longest suffix, shorter prefixes first."""
     nodes = deque([root])
     while nodes:
         parent = nodes.popleft()

@@ -1,9 +1,9 @@
 """CTC prefix beam search over one utterance, exact if the beam is unbounded, and its scorers.
 
-Each prefix carries two probabilities, of the alignments that end in a blank and of those that end
-in its last token, after Graves (2012, "Sequence transduction with recurrent neural networks") and
-Hannun et al. (2014, arXiv 1408.2873). Scorers, such as language models, add a score that depends
-only on the prefix.
+Each prefix has two probabilities: of the alignments that end in a blank, and of the alignments that
+end in its last token, after Graves (2012, "Sequence transduction with recurrent neural networks")
+and Hannun et al. (2014, arXiv 1408.2873). Scorers, such as language models, add a score that
+depends only on the prefix.
 
 Legend: U frames of 40 ms, V vocabulary.
 """
@@ -22,7 +22,7 @@ from sbkit.decoding.greedy import Hypothesis, check_log_probs
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
-MAX_CACHED_STATES = 1 << 17  # of 1 to 4 kB each with their arcs; with fewer, decoding is slower
+MAX_CACHED_STATES = 1 << 17  # each takes 1 to 4 kB with its arcs; with fewer, decoding is slower
 
 
 # ---- frames
@@ -156,7 +156,6 @@ class Prefix:
     children: "dict[int, Prefix]" = field(default_factory=dict)
 
     def tokens(self) -> tuple[int, ...]:
-        """Return the tokens from the first to the last."""
         path, tokens = self.path, []
         while path is not None:
             path, token = path
@@ -171,7 +170,6 @@ class BeamState(NamedTuple):
     beam: list[Prefix]
 
     def copy(self) -> "BeamState":
-        """Return an independent copy."""
         copies: dict[int, Prefix] = {}
         pending = [*self.beam]
         while pending:
@@ -185,7 +183,7 @@ class BeamState(NamedTuple):
 
 
 Extension = tuple[float, float, Prefix, int, Arc | None]
-"""Score, ln p, the prefix, the appended token, and the scorers' arc, None if none is appended."""
+"""Score, ln p, the prefix, the appended token and its arc, which is None if nothing is appended."""
 
 
 class PrefixBeamSearch:
@@ -234,8 +232,8 @@ class PrefixBeamSearch:
     def finish(self, state: BeamState) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.
 
-        They are distinct, and impossible ones are left out. The state stays valid: more frames may
-        follow it, so these may be partial hypotheses.
+        They are distinct, and impossible ones are left out. The state stays valid, so a stream may
+        go on after its partial hypotheses.
         """
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
@@ -263,8 +261,8 @@ class PrefixBeamSearch:
     def _extend(self, beam: list[Prefix], frame: Frame, index: int) -> list[Extension]:
         """Append each candidate to each prefix; return the extensions that are not in the beam.
 
-        An extension that is another prefix of the beam adds to that prefix. A repeated token needs
-        a blank before it, or it would be merged.
+        If an extension is another prefix of the beam, its probability is added to that prefix. A
+        repeated token needs a blank before it, or it would be merged.
         """
         extensions: list[Extension] = []
         expand, candidates, append = self._expand, frame.candidates, extensions.append
@@ -300,7 +298,7 @@ class PrefixBeamSearch:
         return [self._enter(extension) for extension in extensions[: self.settings.beam_size]]
 
     def _enter(self, extension: Extension) -> Prefix:
-        """Return the prefix that an extension leads to: an earlier one, or a new one."""
+        """Return the prefix of an extension: one that was in the beam before, or a new one."""
         score, log_prob, parent, token, arc = extension
         if arc is None:
             return parent
@@ -313,8 +311,8 @@ class PrefixBeamSearch:
         prefix.in_token = prefix.total = log_prob
         return prefix
 
-    # A dictionary lookup by token replaces calls of the scorers, and a state is hashed only when a
-    # prefix enters the beam.
+    # Cached arcs replace calls of the scorers by a lookup of the token, and a state is hashed only
+    # when a prefix enters the beam.
     def _automaton_state(self, scorer_states: tuple[Hashable, ...]) -> AutomatonState:
         state = self._states.get(scorer_states)
         if state is None:
@@ -348,12 +346,7 @@ class TokenScorer:
     """
 
     def __init__(
-        self,
-        *,
-        lm: NgramModel,
-        pieces: Sequence[str],
-        lm_weight: float = 0.5,
-        token_bonus: float = 0.0,
+        self, *, lm: NgramModel, pieces: Sequence[str], lm_weight: float, token_bonus: float
     ) -> None:
         self._lm, self._lm_weight, self._token_bonus = lm, lm_weight, token_bonus
         self._ids = [lm.id_of(piece) for piece in pieces]
@@ -383,17 +376,17 @@ class LexiconNode:
 
 
 Entry = tuple[str, int, float]
-"""A word's characters, its id, and its look-ahead value: the log-probability of its unigram."""
+"""A word's characters, its id, and its unigram log-probability, the look-ahead value."""
 
 
 def extend_lexicon(root: LexiconNode, entries: Iterable[Entry]) -> LexiconNode:
-    """Return a tree with more words; of two words with one spelling, the first is kept.
+    """Return a tree with more words; if two words have one spelling, the first counts.
 
     The trees share all nodes that are on no new word's path, so the time depends only on the new
     words, however large the tree is.
     """
     new_root = _copy(root)
-    unshared: set[int] = set()  # ids of nodes that no other tree has, so that they may be changed
+    unshared: set[int] = set()  # ids of nodes that belong only to the new tree and may be changed
     for letters, word, value in entries:
         node = new_root
         for letter in letters:
@@ -432,11 +425,11 @@ None once a word has left the lexicon and the price of an unknown word is paid."
 class WordScorer:
     """Add lm_weight * ln P(words `</s>`) + word_bonus * words + unknown_word_score * unknown words.
 
-    A partly spelled word pays the best unigram of the words with that prefix at once, and the
-    difference to its own probability at its end (look-ahead, or smearing, after Ortmanns and Ney,
-    2000). A spelling that leaves the lexicon pays for `<unk>` and unknown_word_score when it
-    leaves, because paying at its end would fill the beam with nonwords. Added words, such as
-    hotwords, pay only for `<unk>`.
+    A partly spelled word pays at once for the best unigram of the words with its prefix; at its
+    end, it pays the difference to its own probability (look-ahead, or smearing, after Ortmanns and
+    Ney, 2000). A spelling that leaves the lexicon pays for `<unk>` and unknown_word_score at once,
+    because paying at its end would fill the beam with nonwords. Added words, such as hotwords, pay
+    only for `<unk>`.
     """
 
     def __init__(
@@ -445,9 +438,9 @@ class WordScorer:
         lm: NgramModel,
         lexicon: LexiconNode,
         tokenizer: Tokenizer,
-        lm_weight: float = 1.0,
-        word_bonus: float = 0.0,
-        unknown_word_score: float = -12.0,
+        lm_weight: float,
+        word_bonus: float,
+        unknown_word_score: float,
         added_words: Iterable[str] = (),
     ) -> None:
         self._lm, self._texts = lm, tokenizer.texts
@@ -486,13 +479,13 @@ class WordScorer:
         history, node = state
         if node is self._root:
             return 0.0, state
-        score = 0.0
-        if node is None or node.word is None:
-            if node is not None:
-                score, (history, _) = self._leave(history, node)
-            return score, (history, self._root)
-        log_prob, history = self._lm.score(history, node.word)
-        score = self._lm_weight * log_prob + self._word_bonus - self._lookahead(node)
+        if node is None:
+            score = 0.0
+        elif node.word is None:
+            score, (history, _) = self._leave(history, node)
+        else:
+            log_prob, history = self._lm.score(history, node.word)
+            score = self._lm_weight * log_prob + self._word_bonus - self._lookahead(node)
         return score, (history, self._root)
 
     def _leave(self, history: int, node: LexiconNode) -> tuple[float, WordState]:

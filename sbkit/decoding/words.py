@@ -5,11 +5,11 @@ log-probabilities, tokens, beam -> alignment -> features of words -> confidences
 Times are from forced alignment: Viterbi over the text with blanks between its tokens. The text of
 any decoder can be aligned, so times do not depend on the decoder. CTC emits a token in one or two
 of the frames in which it is spoken, so a word begins before its first token and ends after its last
-one. In a pause, offsets that were fitted to data with known times extend it; without a pause, two
-words meet in the middle.
+one. Where there is a pause, a word is extended by offsets that were fitted to data with known
+times. Without a pause, two words meet in the middle.
 
-A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`) or
-absent: raw posteriors say less than the share of right words does.
+A confidence is a logistic function of a word's features, fitted to a validation set (`fit.py`).
+Without a fit there is none, because raw posteriors say less than the share of right words does.
 
 Legend: U frames, V vocabulary, L tokens, S = 2 L + 1 states: blank, token, blank, ..., blank;
 W words of an utterance; step: samples from one frame to the next.
@@ -77,9 +77,9 @@ def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[
         return []
     states = np.full(2 * len(tokens) + 1, blank)
     states[1::2] = tokens
-    skip = np.zeros(len(states), np.bool_)  # tokens that may follow the last without a blank
-    skip[2:] = (states[2:] != blank) & (states[2:] != states[:-2])
-    path = _best_path(log_probs[:, states].astype(np.float64), skip)
+    can_skip = np.zeros(len(states), np.bool_)  # the blank between a token and the one before it
+    can_skip[2:] = (states[2:] != blank) & (states[2:] != states[:-2])
+    path = _best_path(log_probs[:, states].astype(np.float64), can_skip)
     frames = [np.flatnonzero(path == 2 * index + 1) for index in range(len(tokens))]
     return [(int(span[0]), int(span[-1]) + 1) for span in frames]
 
@@ -94,7 +94,7 @@ def frames_needed(tokens: Counts, lengths: Counts) -> Counts:
     return lengths + np.bincount(texts[1:][is_repeat], minlength=len(lengths))
 
 
-def _best_path(scores: Float64s, skip: Bools) -> Counts:
+def _best_path(scores: Float64s, can_skip: Bools) -> Counts:
     """Return the best state of each frame: (U, S) -> (U,)."""
     num_frames, num_states = scores.shape
     best = np.full(num_states, -np.inf)
@@ -104,14 +104,14 @@ def _best_path(scores: Float64s, skip: Bools) -> Counts:
     for frame in range(num_frames):
         candidates[0] = best
         candidates[1, 1:] = best[:-1]
-        candidates[2, 2:] = np.where(skip[2:], best[:-2], -np.inf)
+        candidates[2, 2:] = np.where(can_skip[2:], best[:-2], -np.inf)
         steps[frame] = candidates.argmax(0)
         best = candidates.max(0) + scores[frame]
     state = num_states - 1 if best[-1] >= best[-2] else num_states - 2
     if num_frames == 0 or best[state] == -np.inf:
         raise DataError(
-            f"A text of {num_states // 2} tokens cannot be aligned with {num_frames} frames, which "
-            "are too few. Align it with its own audio."
+            f"A text of {num_states // 2} tokens cannot be aligned with {num_frames} frames, "
+            "because they are too few. Align it with its own audio."
         )
     path = np.empty(num_frames, np.int64)
     for frame in range(num_frames - 1, -1, -1):
@@ -127,16 +127,15 @@ def time_words(
     words: list[TimedWord] = []
     text, timed_tokens = "", list[TimedToken]()
     for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
-        timed = TimedToken(token, *frames)
+        timed_token = TimedToken(token, *frames)
         for letter in pieces[token]:
-            if letter == SPACE:
-                if text:
-                    words.append(TimedWord(text, tuple(timed_tokens)))
+            if letter != SPACE:
+                text += letter
+                if timed_token not in timed_tokens[-1:]:
+                    timed_tokens.append(timed_token)
+            elif text:
+                words.append(TimedWord(text, tuple(timed_tokens)))
                 text, timed_tokens = "", []
-                continue
-            text += letter
-            if timed not in timed_tokens[-1:]:
-                timed_tokens.append(timed)
     return [*words, TimedWord(text, tuple(timed_tokens))] if text else words
 
 
@@ -144,35 +143,32 @@ def time_words(
 class WordOffsets:
     """How far a word extends beyond its tokens into a pause, in frames.
 
-    start: added to its first frame, mostly negative; end: added to the frame after its last.
+    start: added to its first frame, usually negative; end: added to the frame after its last.
     """
 
     start: float = -1.2
     end: float = 3.05
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Self:
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read offsets from plain data; raise ValueError or TypeError if they are invalid."""
         offsets = cls(**values)
         if not all(abs(offset) <= MAX_OFFSET_FRAMES for offset in (offsets.start, offsets.end)):
             raise ValueError(f"an offset is beyond {MAX_OFFSET_FRAMES:g} frames")
         return offsets
 
-    def place(
+    def to_samples(
         self, words: Sequence[TimedWord], *, samples: int, step: int
     ) -> list[tuple[int, int]]:
-        """Return the first sample of each word, and the sample after its last.
-
-        Words do not overlap, and stay within the clip, which has ``samples``.
-        """
+        """Return the first sample of each word, and the sample after its last, without overlap."""
         first = np.array([word.first for word in words], np.float64)
         end = np.array([word.end for word in words], np.float64)
         bounds = np.stack([first + self.start, end + self.end], axis=1)  # (W, 2)
         overlap = bounds[1:, 0] < bounds[:-1, 1]
         bounds[1:, 0][overlap] = bounds[:-1, 1][overlap] = ((end[:-1] + first[1:]) / 2)[overlap]
         bounds = np.rint(step * bounds).clip(0, samples)
-        rising = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
-        return [(int(start), int(end)) for start, end in rising]
+        spans = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
+        return [(int(start), int(end)) for start, end in spans]
 
 
 # ---- confidences
@@ -182,18 +178,15 @@ class WordOffsets:
 class Confidence:
     """A logistic function: bias + sum of weight * feature are the log odds that a word is right.
 
-    weights: by the name of a feature, for some of FEATURES.
+    weights: by feature, for some of FEATURES.
     """
 
     bias: float
     weights: Mapping[str, float]
 
     @classmethod
-    def of(cls, values: Mapping[str, float]) -> Self:
-        """Read plain data, {bias: ..., FEATURE: ...}.
-
-        Raises KeyError, TypeError or ValueError for anything else.
-        """
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
+        """Read {bias: ..., FEATURE: ...}; raise KeyError, TypeError or ValueError if invalid."""
         weights = dict(values)
         is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
         if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
@@ -224,19 +217,19 @@ def features_of_audio(log_probs: LogProbs, words: Sequence[TimedWord]) -> dict[s
     """Compute the features of words from log-probabilities: (U, V), W words -> (W,) each.
 
     entropy: mean entropy of the tokens over the word's frames (Tsallis, of order 1/3; 0 if a token
-    is certain and 1 if all are equally probable; Laptev and Ginsburg, 2022, arXiv 2212.08703).
-    posterior: log odds of the word's least probable token, each token at its best frame.
+    is certain, 1 if all are equally probable; Laptev and Ginsburg, 2022, arXiv 2212.08703).
+    posterior: log odds of the word's least probable token, taking each token at its best frame.
     length: logarithm of the number of letters.
     """
     log_probs = log_probs.astype(np.float64)
     vocab_size = log_probs.shape[1]
     max_entropy = vocab_size ** (1 - TSALLIS_ORDER) - 1
     entropies = (np.exp(TSALLIS_ORDER * log_probs).sum(1) - 1) / max_entropy
-    best_frames = (
+    best_log_probs = (
         [log_probs[token.first : token.end, token.token].max() for token in word.tokens]
         for word in words
     )
-    weakest = np.exp(np.array([*map(min, best_frames)]))
+    weakest = np.exp(np.array([*map(min, best_log_probs)]))
     return {
         "entropy": np.array([entropies[word.first : word.end].mean() for word in words]),
         "posterior": np.log((weakest + MIN_PROBABILITY) / (1 - weakest + MIN_PROBABILITY)),
@@ -247,7 +240,7 @@ def features_of_audio(log_probs: LogProbs, words: Sequence[TimedWord]) -> dict[s
 def agreement(
     words: Sequence[str], beam: Sequence[Sequence[str]], scores: Sequence[float]
 ) -> Float64s:
-    """Return how much of a beam, by its scores, agrees with each word: -> (W,) between 0 and 1.
+    """Return the share of a beam's probability that agrees with each word: -> (W,).
 
     words: of the best hypothesis; beam: the words of every hypothesis, which are aligned with
     them; scores: natural logarithms. A beam of one agrees with itself.
@@ -255,12 +248,12 @@ def agreement(
     if len(beam) < 2:
         return np.ones(len(words))
     shares = np.exp(np.array(scores) - max(scores))
-    merged: dict[tuple[str, ...], float] = {}  # hypotheses may differ only in spaces
-    for hypothesis, share in zip(map(tuple, beam), (shares / shares.sum()).tolist(), strict=True):
-        merged[hypothesis] = merged.get(hypothesis, 0.0) + share
+    share_of_text: dict[tuple[str, ...], float] = {}  # hypotheses may differ only in spaces
+    for text, share in zip(map(tuple, beam), (shares / shares.sum()).tolist(), strict=True):
+        share_of_text[text] = share_of_text.get(text, 0.0) + share
     agreed = np.zeros(len(words))
-    for hypothesis, share in merged.items():
-        agreed += share * np.array(right_words(hypothesis, words), np.float64)
+    for text, share in share_of_text.items():
+        agreed += share * np.array(right_words(text, words), np.float64)
     return agreed
 
 
@@ -278,24 +271,24 @@ def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Floa
 
 @dataclass(frozen=True, kw_only=True)
 class WordAligner:
-    """Compute the times and confidences of the words of a text, from the frames of a whole clip.
+    """Compute the times and confidences of a text's words from the frames of a whole clip.
 
     Attributes:
         samples_per_frame, sample_rate: convert frames to seconds.
         offsets: how far words extend beyond the frames of their tokens.
-        lm: a language model of words, or None.
+        word_lm: a language model of words, or None.
         confidence: None for words without confidences.
-        unjudged: words that get no confidence, because no words like them were in the data that the
-            confidence was fitted to: hotwords.
+        hotwords: words that get no confidence, because the confidence was fitted to words that were
+            decoded without hotwords.
     """
 
     tokenizer: Tokenizer
     samples_per_frame: int
     sample_rate: int
     offsets: WordOffsets = field(default_factory=WordOffsets)
-    lm: NgramModel | None = None
+    word_lm: NgramModel | None = None
     confidence: Confidence | None = None
-    unjudged: frozenset[str] = frozenset()
+    hotwords: frozenset[str] = frozenset()
 
     def align(
         self,
@@ -305,18 +298,15 @@ class WordAligner:
         *,
         samples: int,
     ) -> tuple[Word, ...]:
-        """Align tokens with log-probabilities (U, V), and compute the confidence of their words.
-
-        All words lie within the ``samples`` of the clip.
-        """
+        """Return the words that tokens spell, with times and confidences: (U, V), L tokens."""
         if self.confidence is None:
             return self._in_seconds(self._align(log_probs, tokens), samples)
         extracted = self.extract_features(log_probs, tokens, beam)
-        confidences = self.confidence(extracted.features)
         words = self._in_seconds(extracted.words, samples)
+        pairs = zip(words, self.confidence(extracted.features), strict=True)
         return tuple(
-            word if word.text in self.unjudged else replace(word, confidence=confidence)
-            for word, confidence in zip(words, confidences, strict=True)
+            word if word.text in self.hotwords else replace(word, confidence=confidence)
+            for word, confidence in pairs
         )
 
     def extract_features(
@@ -331,8 +321,8 @@ class WordAligner:
             [self.tokenizer.words(hypothesis.tokens) for hypothesis in beam],
             [hypothesis.score for hypothesis in beam],
         )
-        if self.lm is not None:
-            features |= features_of_language(self.lm, texts)
+        if self.word_lm is not None:
+            features |= features_of_language(self.word_lm, texts)
         return WordFeatures(words, features)
 
     def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
@@ -340,14 +330,14 @@ class WordAligner:
 
         Thus a text has the same times whichever decoder wrote it.
         """
-        spelled = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
-        if frames_needed(spelled, np.array([len(spelled)]))[0] <= len(log_probs):
-            tokens = spelled.tolist()
+        spelling = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
+        if frames_needed(spelling, np.array([len(spelling)]))[0] <= len(log_probs):
+            tokens = spelling.tolist()
         blank, pieces = self.tokenizer.vocabulary.blank, self.tokenizer.texts
         return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
 
     def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:
-        spans = self.offsets.place(words, samples=samples, step=self.samples_per_frame)
+        spans = self.offsets.to_samples(words, samples=samples, step=self.samples_per_frame)
         return tuple(
             Word(word.text, *(samples_to_seconds(sample, self.sample_rate) for sample in span))
             for word, span in zip(words, spans, strict=True)

@@ -1,4 +1,4 @@
-"""The quality of confidences: do they separate right from wrong words, and are they probabilities?
+"""The quality of confidences: do they separate right from wrong words, and are they calibrated?
 
 Legend: N words.
 """
@@ -52,15 +52,16 @@ class Calibration:
 
 
 def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
-    """Compare confidences, between 0 and 1 exclusive, with the facts: (N,), (N,).
+    """Compare confidences, between 0 and 1 exclusive, with the truth of each word: (N,), (N,).
 
-    Returns None without words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015, "Obtaining
-    well calibrated probabilities using Bayesian binning").
+    Returns None if there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015,
+    "Obtaining well calibrated probabilities using Bayesian binning").
     """
     values, is_right = np.array(confidences, np.float64), np.array(right, np.bool_)
     if not len(values):
         return None
-    has_both, bins = is_right.any() and not is_right.all(), reliability_bins(confidences, right)
+    has_both = is_right.any() and not is_right.all()
+    bins = reliability_bins(confidences, right)
     return Calibration(
         AUC=_auc(values, is_right) if has_both else None,
         NCE=_nce(values, is_right) if has_both else None,
@@ -71,7 +72,7 @@ def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> 
 
 
 def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Bin, ...]:
-    """Sort words by tenths of their confidence, without empty bins: (N,), (N,)."""
+    """Sort words into tenths of the confidence scale; return the bins with words: (N,), (N,)."""
     values, is_right = np.array(confidences, np.float64), np.array(right, np.bool_)
     tenths = np.minimum((values * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     return tuple(
@@ -81,7 +82,7 @@ def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tup
 
 
 def _auc(values: Float64s, right: Bools) -> float:
-    """Compare every right word with every wrong one; equal confidences count a half."""
+    """Compare every right word with every wrong one; equal confidences count half."""
     wrong = np.sort(values[~right])
     below = np.searchsorted(wrong, values[right], "left")
     not_above = np.searchsorted(wrong, values[right], "right")

@@ -1,16 +1,16 @@
 """Compare runs: which makes the fewest errors, and does each of the others make more?
 
-run folders, or folders of `sbkit score --out` -> the utterances of the test sets that all have
+run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
 -> for each run its rates, their distance from the best run's, and MAPSSWE -> plain data
 -> a table, and a page of two runs
 
-p holds for one pair: among many runs, one is the best by chance.
+p is valid for one pair of runs. Among many runs, one is the best by chance.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -33,15 +33,14 @@ class ComparedRun(NamedTuple):
     utterances: Sequence[ScoredUtterance]
 
     def in_order(self, *, by_words: bool) -> "ComparedRun":
-        alike = (replace(utterance, by_words=by_words) for utterance in self.utterances)
-        return ComparedRun(self.name, sorted(alike, key=lambda utterance: utterance.key))
+        utterances = (replace(utterance, by_words=by_words) for utterance in self.utterances)
+        return ComparedRun(self.name, sorted(utterances, key=lambda utterance: utterance.key))
 
     @property
     def num_errors(self) -> int:
         return sum(utterance.counts.errors for utterance in self.utterances)
 
     def counts(self, rate: str) -> list[ErrorCounts]:
-        """Return the counts of each utterance for "WER" or "CER"."""
         return [utterance.scores.by_rate(by_words=True)[rate] for utterance in self.utterances]
 
     def total(self, rate: str) -> ErrorCounts:
@@ -49,9 +48,9 @@ class ComparedRun(NamedTuple):
 
 
 def compare_runs(folders: Sequence[Path]) -> Figures:
-    """Compare two or more runs on every test set that all have; return plain data.
+    """Compare two or more runs on every common test set; return plain data.
 
-    Raises DataError if no test set is in all runs, or the references of one differ.
+    Raises DataError if the runs have no common test set, or its references differ.
     """
     sets_of_runs = {folder: list_test_sets(folder) for folder in folders}
     names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
@@ -59,28 +58,25 @@ def compare_runs(folders: Sequence[Path]) -> Figures:
     if not common:
         available = (f"{run} has {', '.join(sets) or 'none'}" for run, sets in sets_of_runs.items())
         raise DataError(
-            f"Runs are compared on a test set that all have, but there is none "
-            f"({'; '.join(available)}). Score all on the same data: sbkit score RUN DATA --out DIR."
+            f"The runs cannot be compared, because they have no common test set: "
+            f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
         )
-
-    def read(folder: Path, name: str) -> ComparedRun:
-        return ComparedRun(str(folder), read_utterances(utterances_file(folder, name)))
-
-    return {
-        "runs": [str(folder) for folder in folders],
-        "not_in_all": [name for name in names if name not in common],
-        "test": {
-            name: compare(name, [read(folder, name) for folder in folders]) for name in common
-        },
-    }
+    test: Figures = {}
+    for name in common:
+        files = [utterances_file(folder, name) for folder in folders]
+        test[name] = compare(
+            name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
+        )
+    not_in_all = [name for name in names if name not in common]
+    return {"runs": [str(folder) for folder in folders], "not_in_all": not_in_all, "test": test}
 
 
 def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
     """Compare runs on the same utterances, in any order.
 
-    Returns the rates of each run, how far they are above the rates of the run with the fewest
-    errors, and MAPSSWE between both; for two runs also the utterances whose errors differ most, the
-    largest difference first. A language without spaces between words has no WER.
+    Returns the rates of each run, how far they are above the rates of the best run, which has the
+    fewest errors, and MAPSSWE between both. For two runs, also returns the utterances whose errors
+    differ most, the largest difference first. A language without spaces between words has no WER.
 
     Raises DataError if the references differ.
     """
@@ -91,11 +87,11 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
     for run in runs:
         _require_same_references(name, run, best)
     speakers = [
-        next((utterance.speaker for utterance in same if utterance.speaker), "")
-        for same in zip(*(run.utterances for run in runs), strict=True)
+        next((utterance.speaker for utterance in of_runs if utterance.speaker), "")
+        for of_runs in zip(*(run.utterances for run in runs), strict=True)
     ]
     grouping = group_by_speaker([utterance.id for utterance in best.utterances], speakers)
-    letters = chain(ascii_uppercase, map(str, count(27)))
+    letters = [*ascii_uppercase, *map(str, range(27, len(runs) + 1))]
     return {
         "utterances": len(best.utterances),
         **{UNIT_OF_RATE[rate]: best.total(rate).reference_length for rate in rates},
@@ -114,26 +110,23 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
 
 
 def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> None:
-    keys, best_keys = (
-        Counter(utterance.key for utterance in side.utterances) for side in (run, best)
-    )
-    own_ids = Counter(id for id, _ in (keys - best_keys).elements())
+    keys = Counter(utterance.key for utterance in run.utterances)
+    best_keys = Counter(utterance.key for utterance in best.utterances)
+    run_ids = Counter(id for id, _ in (keys - best_keys).elements())
     best_ids = Counter(id for id, _ in (best_keys - keys).elements())
-    if not own_ids and not best_ids:
+    if not run_ids and not best_ids:
         return
-    different = own_ids & best_ids
-    example = min(different or own_ids | best_ids)
+    changed = run_ids & best_ids  # the same id with another text
     raise DataError(
-        f"The references of {name} differ, so that runs cannot be compared: "
-        f"{(own_ids - different).total()} utterances are only in {run.name}, "
-        f"{(best_ids - different).total()} only in {best.name}, and {different.total()} have "
-        f"another text, such as {example}. Score both on the same data: sbkit score RUN DATA "
+        f"The runs cannot be compared, because the references of {name} differ. Utterances only in "
+        f"{run.name}: {(run_ids - changed).total()}; only in {best.name}: "
+        f"{(best_ids - changed).total()}; with different texts: {changed.total()}; for example "
+        f"{min(changed or run_ids | best_ids)}. Score both on the same data: sbkit score RUN DATA "
         "--out DIR."
     )
 
 
 def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> Figures:
-    """Return the error rates of a run with their counts and intervals."""
     return {
         rate: {
             "rate": run.total(rate).rate,
@@ -147,7 +140,7 @@ def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> Figure
 def _above(
     run: ComparedRun, best: ComparedRun, rates: Sequence[str], grouping: Grouping
 ) -> Figures:
-    """Return how far the rates of a run are above the best run's, and the test of both."""
+    """Return how far the rates of a run are above the best run's, and MAPSSWE between both."""
     above = {
         rate: {
             "difference": run.total(rate).rate - best.total(rate).rate,
@@ -156,8 +149,8 @@ def _above(
         for rate in rates
     }
     triples = (
-        (utterance.reference, utterance.hypothesis, of_best.hypothesis)
-        for utterance, of_best in zip(run.utterances, best.utterances, strict=True)
+        (utterance.reference, utterance.hypothesis, other.hypothesis)
+        for utterance, other in zip(run.utterances, best.utterances, strict=True)
     )
     return {"above_best": above, "MAPSSWE": mapsswe(triples, by_words="WER" in rates)}
 
@@ -205,20 +198,17 @@ def describe_comparison(comparison: Figures) -> Iterator[str]:
 
 
 def _cells(row: Figures, rates: Sequence[str]) -> tuple[str, ...]:
+    def ends(figures: Figures) -> str:
+        return Interval(**figures["interval"]).format_ends()
+
     mark = "*" if row["is_best"] else " "
-    own = [f"{100 * row[rate]['rate']:5.1f} ({_ends(row[rate])})" for rate in rates]
+    values = [f"{100 * row[rate]['rate']:5.1f} ({ends(row[rate])})" for rate in rates]
     run = f"{row['letter']}  {row['run']}"
     if "MAPSSWE" not in row:
-        return mark, *own, *("" for _ in rates), "", run
-    differences = [
-        f"{100 * above['difference']:+.1f} ({_ends(above)})"
-        for above in map(row["above_best"].__getitem__, rates)
-    ]
-    return mark, *own, *differences, describe_test(row), run
-
-
-def _ends(figures: Figures) -> str:
-    return Interval(**figures["interval"]).format_ends()
+        return mark, *values, *("" for _ in rates), "", run
+    above = [row["above_best"][rate] for rate in rates]
+    values += [f"{100 * rate['difference']:+.1f} ({ends(rate)})" for rate in above]
+    return mark, *values, describe_test(row), run
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -239,15 +229,18 @@ def describe_test(row: Figures) -> str:
 
 
 def write_comparison(file: Path, comparison: Figures) -> None:
-    """Write the page of two runs; it plays the clips that the report of one of them holds."""
+    """Write the page of two runs, with the clips from the report of one of them."""
     folders = [*map(Path, comparison["runs"])]
-    clips = read_clips(folders[0] / REPORT) or read_clips(folders[1] / REPORT)
+    stored_clips = read_clips(folders[0] / REPORT) or read_clips(folders[1] / REPORT)
+
+    def clips(name: str, ids: list[str], max_bytes: int) -> dict[str, str]:
+        of_set = stored_clips.get(name, {})
+        return {id: of_set[id] for id in ids if id in of_set}
+
     write_report(
         file,
         [*map(read_results, folders)],
-        clips=lambda name, ids, max_bytes: {
-            id: clips[name][id] for id in ids if id in clips.get(name, {})
-        },
+        clips=clips,
         compared=comparison["test"],
         notes=[
             f"{name}: {row['letter']} above the best: {describe_test(row)}"

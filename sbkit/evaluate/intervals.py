@@ -1,12 +1,12 @@
-"""How certain an error rate is, and whether two recognizers differ.
+"""Intervals of error rates, and a test of whether two recognizers differ.
 
-The 95 % interval of a rate is from a bootstrap over speakers, or over clips if nobody has named the
-speakers: clips of one speaker fail together. A resample has as many units as there are, drawn with
-replacement, and its rate is all its errors divided by all its words. The ends are the 2.5 % and
-97.5 % percentiles (Bisani & Ney, ICASSP 2004). An interval over clips says nothing about speakers
-who are not in the test, and one over few units is too narrow: in 1,000 simulations of speakers with
-individual rates, intervals over 2, 5, 10, 20 and 60 speakers contained the true rate in 51, 84, 90,
-93 and 94 %.
+The 95 % interval of a rate is from a bootstrap over speakers, because clips of one speaker fail
+together, or over clips if the speakers are unknown. A resample draws as many units as there are,
+with replacement, and its rate is all its errors divided by all its words. The ends are the 2.5 and
+97.5 percentiles (Bisani & Ney, ICASSP 2004). An interval over clips says nothing about speakers
+who are not in the test, and an interval over few units is too narrow: in 1,000 simulations of
+speakers with individual rates, intervals over 2, 5, 10, 20 and 60 speakers contained the true rate
+in 51, 84, 90, 93 and 94 %.
 
 MAPSSWE is the matched-pair sentence-segment word error test of Gillick & Cox (ICASSP 1989), as in
 NIST's sc_stats: do two recognizers make different numbers of errors on the same references?
@@ -31,11 +31,11 @@ NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
 MIN_UNITS = 10  # an interval over fewer contains the true rate in less than 90 %
 BOUNDARY_WORDS = 2  # between segments, correct in both, as in sc_stats
-SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs in an alignment of sclite
+SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs of sclite's alignment
 
 
 class Grouping(NamedTuple):
-    """What the bootstrap draws; unit: "speaker" or "clip"; groups: the unit of each utterance."""
+    """What the bootstrap draws; unit: as in `Interval`; groups: the group of each utterance."""
 
     unit: str
     groups: tuple[str, ...]
@@ -43,7 +43,7 @@ class Grouping(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A 95 % interval, in fractions; both ends are None if there is at most one unit.
+    """A 95 % interval, in fractions; both ends are None for fewer than two units or no words.
 
     unit: "speaker", "clip" or "speaker or clip"; unit_count: the number of units.
 
@@ -65,19 +65,22 @@ class Interval:
     def format_ends(self) -> str:
         """Format the interval in percent."""
         if self.low is None or self.high is None:
-            return f"no interval over {self.unit_count} {self.unit}"
+            return f"no interval over {self._count_units()}"
         return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
 
     def describe_units(self) -> str:
         """Format the number of units, with "only" if an interval over so few is too narrow."""
-        plural = " or ".join(f"{name}s" for name in self.unit.split(" or "))
-        return f"{'only ' if self.unit_count < MIN_UNITS else ''}{self.unit_count} {plural}"
+        return f"{'only ' if self.unit_count < MIN_UNITS else ''}{self._count_units()}"
+
+    def _count_units(self) -> str:
+        units = " or ".join(f"{name}s" for name in self.unit.split(" or "))
+        return f"{self.unit_count} {self.unit if self.unit_count == 1 else units}"
 
 
 def group_by_speaker(ids: Sequence[str], speakers: Sequence[str]) -> Grouping:
     """Group utterances by speaker; each clip whose speaker is "" (unknown) is a group of its own.
 
-    A single speaker cannot be resampled, so clips are.
+    If there is only one speaker, who cannot be resampled, clips are the groups.
     """
     clips = tuple(f"clip {id}" for id in ids)
     pairs = zip(clips, speakers, strict=True)
@@ -92,8 +95,9 @@ def interval_of(
 ) -> Interval:
     """Compute the interval of a rate from the counts of each utterance.
 
-    With ``minus``, the counts of another system on the same references, it is the interval of the
-    difference of the rates. Both rates of a draw are from the same units, whose difficulty cancels.
+    With ``minus``, the counts of another system on the same references, compute the interval of the
+    difference of both rates. Both rates of a draw are from the same units, so the units' difficulty
+    cancels out.
     """
     errors = np.array([count.errors for count in counts], dtype=np.int64)
     if minus:
@@ -105,7 +109,7 @@ def interval_of(
 def rate_interval(
     errors: Counts, totals: Counts, grouping: Grouping, *, draws: int = NUM_DRAWS, seed: int = 0
 ) -> Interval:
-    """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N units.
+    """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N utterances.
 
     The same input in any order gives the same interval.
     """
@@ -135,10 +139,10 @@ def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
 def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> Figures:
     """Test whether A and B differ, from (reference, A's transcript, B's) of each utterance.
 
-    Returns the number of segments, the mean difference A - B, Z and the two-sided p; if no test is
+    Returns the number of segments, the mean difference A - B, Z and the two-sided p. If no test is
     possible, Z and p are None, and `reason` says why. Characters replace words in a language
-    without spaces between them. Segments and Z equal sc_stats' (SCTK 2.4.10). p assumes that Z is
-    normal; Gillick & Cox ask for some fifty segments.
+    without spaces between words. Segments and Z equal sc_stats' (SCTK 2.4.10). p assumes that Z
+    is normal; Gillick & Cox ask for about fifty segments.
     """
     segments = (segment_differences(*triple, by_words=by_words) for triple in triples)
     differences = [*chain.from_iterable(segments)]
@@ -146,7 +150,10 @@ def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -
     mean = float(np.mean(differences)) if differences else 0.0
     figures = {"segments": count, "mean": mean, "z": None, "p": None}
     if count < 2:
-        return {**figures, "reason": f"needs at least 2 segments with errors, there are {count}"}
+        return {
+            **figures,
+            "reason": f"needs at least 2 segments with errors, but there are {count}",
+        }
     error = float(np.std(differences, ddof=1)) / math.sqrt(count)
     if error == 0 and mean != 0:
         return {**figures, "reason": f"all {count} segments have the same difference, {mean:+g}"}
@@ -177,9 +184,10 @@ def segment_differences(
 def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts, Counts]:
     """Count the insertions before each word of the reference, and mark the wrong words.
 
-    Both are (N + 1,) for N words, the last entry standing for the end. Of equally cheap alignments,
-    this is sclite's, which goes back from the end and pairs two words wherever that is cheapest.
-    The alignments of rapidfuzz have as many errors, but cut 86 segments where sc_stats cuts 90.
+    Both are (N + 1,) for N words; the last entry is for the end. If several alignments have the
+    lowest cost, sclite's is taken: it goes back from the end and pairs two words wherever that is
+    cheapest. The alignments of rapidfuzz have as many errors, but cut 86 segments where sc_stats
+    cuts 90.
     """
     inserted, wrong = np.zeros((2, len(reference) + 1), dtype=np.int64)
     if reference == hypothesis:
@@ -210,6 +218,6 @@ def _costs(reference: Sequence[str], hypothesis: Sequence[str]) -> Counts:
     for above, row, word in zip(costs, costs[1:], reference, strict=False):
         row[:] = above + DELETION
         np.minimum(row[1:], above[:-1] + SUBSTITUTION * (words != word), out=row[1:])
-        # The minimum over all entries to the left, plus the insertions from there.
+        # The lowest cost of any entry to the left, plus the insertions from there.
         row[:] = np.minimum.accumulate(row - inserted) + inserted
     return costs

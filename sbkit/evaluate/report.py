@@ -1,6 +1,6 @@
 """``report.html``: the results of a run, or of two side by side, as one self-contained page.
 
-results -> for each test set the chosen utterances, frequent errors, slices -> a template
+results -> for each test set the utterances to show, frequent errors, slices -> a template
 """
 
 from base64 import b64encode
@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from itertools import accumulate, count
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from sbkit.logs.metric import Metric, Metrics
 REPORT = "report.html"
 MAX_CLIPS = 200
 MAX_CLIP_SECONDS = 30.0
-# Of the rows of utterances, with their clips and without, so that a page has at most 6 MB.
+# The rows of utterances, with clips and without; a page then has at most 6 MB.
 MAX_BYTES, MAX_ROW_BYTES = 5_600_000, 700_000
 MAX_FREQUENT_ERRORS = 20  # of each kind
 MAX_SLICES = 200  # values of a column: 10,000 speakers would take 6 MB
@@ -63,7 +63,7 @@ def write_report(
         runs: the results; two runs must have the same references (`sbkit/evaluate/compare.py`).
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
-        known_words: words that are not among them are listed.
+        known_words: the page lists the words of the references that are not among them.
         notes: lines below the title.
         pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
         compared: the comparison of each test set of two runs.
@@ -73,8 +73,8 @@ def write_report(
     by_words = all(have_words(run.utterances[name]) for run in runs for name in with_text)
     known_words = known_words if by_words else None
     figures = [run.test[name] for run in runs for name in names]
-    share = len(with_text)
-    sections = {name: _section(name, runs, clips, known_words, share=share) for name in with_text}
+    num_sets = len(with_text)
+    sections = {name: _section(name, runs, clips, known_words, num_sets) for name in with_text}
     content = render_page(
         title=" and ".join(run.name for run in runs),
         notes=notes,
@@ -87,7 +87,7 @@ def write_report(
         },
         unit="word" if by_words else "character",
         curves=encode_curves([run.log for run in runs], metrics),
-        pictures={file.stem: (_encode(file), _sounds(file)) for file in pictures},
+        pictures={picture.stem: (_encode(picture), _sounds(picture)) for picture in pictures},
         known=known_words,
         compared=compared,
         facts=runs[0].data,
@@ -114,16 +114,16 @@ def _section(
     runs: Sequence[RunResults],
     clips: Clips,
     known_words: KnownWords | None,
-    *,
-    share: int,
+    num_sets: int,
 ) -> tuple[Figures, list[Figures]]:
-    """Return the section of a test set and its rows, in 1 / ``share`` of the page's bytes."""
+    """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
     utterances = join_utterances([run.utterances[name] for run in runs])
     ordered = order_by_use(utterances)
-    sizes = [*accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)]
-    chosen = ordered[: bisect_right(sizes, MAX_ROW_BYTES // share)]
-    clip_bytes = MAX_BYTES // share - sum(sizes[len(chosen) - 1 : len(chosen)])
-    ids = [utterance[0].id for utterance in chosen[: MAX_CLIPS // share]]
+    sizes = [0, *accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)]
+    num_shown = bisect_right(sizes, MAX_ROW_BYTES // num_sets) - 1
+    shown_utterances = ordered[:num_shown]
+    clip_bytes = MAX_BYTES // num_sets - sizes[num_shown]
+    ids = [utterance[0].id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
     clip_of_id = clips(name, ids, clip_bytes)
     pairs = [[result.pairs for result in run] for run in zip(*utterances, strict=True)]
     judged = [judge_words(run.utterances[name]) for run in runs]
@@ -131,7 +131,7 @@ def _section(
     section = {
         "name": name,
         "utterances": len(utterances),
-        "shown": len(chosen),
+        "shown": num_shown,
         "played": len(clip_of_id),
         "errors": confusions(pairs),
         "unknown": unknown_words(pairs[0], known_words.words) if known_words and pairs else [],
@@ -139,40 +139,39 @@ def _section(
         "calibration": [measure_calibration(*words) for words in judged],
         "calibrated": any(reliability),
     }
-    by_id = sorted(chosen, key=lambda utterance: utterance[0].id)
+    by_id = sorted(shown_utterances, key=lambda utterance: utterance[0].id)
     return section, [row(utterance, clip_of_id) for utterance in by_id]
 
 
 def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Figures]:
     """Yield the slices of each column that all runs have; `all` is the number of its values."""
     slices = [run.test[name].get("report_by") or {} for run in runs]
-    for column, values in slices[0].items():
-        of_runs = [of_run.get(column, {}) for of_run in slices]
-        shared = [value for value in values if all(value in of_run for of_run in of_runs)]
-        largest = nlargest(MAX_SLICES, shared, key=lambda value: values[value]["utterances"])
-        rows = [(value, [of_run[value] for of_run in of_runs]) for value in sorted(largest)]
+    for column, first_figures in slices[0].items():
+        figures = [by_column.get(column, {}) for by_column in slices]  # of each run, by value
+        common = [
+            value for value in first_figures if all(value in by_value for by_value in figures)
+        ]
+        largest = nlargest(MAX_SLICES, common, key=lambda v: first_figures[v]["utterances"])
+        rows = [(value, [by_value[value] for by_value in figures]) for value in sorted(largest)]
         if rows:
-            yield {"column": column, "all": len(shared), "rows": rows}
+            yield {"column": column, "all": len(common), "rows": rows}
 
 
 def join_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[UtteranceOfRuns]:
-    """Join the same utterances of all runs, in the order of their ids."""
+    """Join the results of all runs for each utterance, in the order of the ids."""
     ordered = [sorted(run, key=lambda utterance: utterance.key) for run in runs]
     return list(zip(*ordered, strict=True))
 
 
 def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]:
-    """Return utterances in the order of their use for a report: alternately the worst, and a draw.
-
-    The same utterances give the same order.
-    """
+    """Order utterances for a report: alternately the worst and a random one, always the same."""
 
     def rank(runs: UtteranceOfRuns) -> tuple[int, str]:
         return -sum(result.counts.errors for result in runs), runs[0].id
 
     worst_first = sorted(utterances, key=rank)
-    drawn = iter(np.random.default_rng(0).permutation(len(worst_first)).tolist())
-    alternating = (index for pair in zip(count(), drawn, strict=False) for index in pair)
+    drawn = np.random.default_rng(0).permutation(len(worst_first)).tolist()
+    alternating = chain.from_iterable(enumerate(drawn))
     return [worst_first[index] for index in dict.fromkeys(alternating)]
 
 
@@ -192,7 +191,7 @@ def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> Figures:
 
 
 def _side(scored: ScoredUtterance) -> Figures:
-    """Return a hypothesis; ``marks`` has S, D, I or = (right) for each pair of words."""
+    """Return one run's result as plain data; ``marks``: S, D, I or = (right) for each word pair."""
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
     return {
@@ -214,32 +213,32 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
         for utterances in runs
     ]
     totals = sum(counters, Counter[tuple[str, str]]())
-    kinds: dict[str, list[Figures]] = {"Substituted": [], "Deleted": [], "Inserted": []}
+    errors: dict[str, list[Figures]] = {"Substituted": [], "Deleted": [], "Inserted": []}
     for pair in sorted(totals, key=lambda pair: (-totals[pair], pair)):
-        kind = {"S": "Substituted", "D": "Deleted", "I": "Inserted"}[mark_pair(*pair)]
-        texts = dict(zip(("reference", "hypothesis"), pair, strict=True))
-        kinds[kind].append({**texts, "counts": [counter[pair] for counter in counters]})
-    return {kind: errors[:MAX_FREQUENT_ERRORS] for kind, errors in kinds.items()}
+        reference, hypothesis = pair
+        kind = "Inserted" if not reference else "Substituted" if hypothesis else "Deleted"
+        counts = [counter[pair] for counter in counters]
+        errors[kind].append({"reference": reference, "hypothesis": hypothesis, "counts": counts})
+    return {kind: rows[:MAX_FREQUENT_ERRORS] for kind, rows in errors.items()}
 
 
 def unknown_words(utterances: Iterable[WordPairs], vocabulary: Container[str]) -> list[Figures]:
     """Return the unknown words of the references, the most frequent first.
 
-    Each has its count, how often it was right, and the words that were recognized instead.
+    Each has its count, the number of times it was right, and the words recognized instead.
     """
     recognized_as: dict[str, Counter[str]] = defaultdict(Counter)
     for pairs in utterances:
         for word, recognized in pairs:
             if word and word not in vocabulary:
                 recognized_as[word][recognized] += 1
-    return [
+    rows = [
         {
             "word": word,
             "count": counts.total(),
             "right": counts[word],
             "instead": [other for other, _ in counts.most_common() if other not in (word, "")],
         }
-        for word, counts in sorted(
-            recognized_as.items(), key=lambda item: (-item[1].total(), item[0])
-        )
+        for word, counts in recognized_as.items()
     ]
+    return sorted(rows, key=lambda row: (-row["count"], row["word"]))

@@ -1,4 +1,4 @@
-"""The results in the folder of a tested run: ``summary.json``, and the files of a report's page."""
+"""The results in the folder of a tested run: ``summary.json``, and the data of its report."""
 
 import json
 import re
@@ -39,8 +39,8 @@ def write_summary(
         test: the figures of each test set by its name.
         parameters: the number of the model's parameters.
         train_seconds: wall time of the training.
-        audio_seconds: all audio that was trained on in that time, over all epochs and ranks. The
-            figure ``rtfx`` is the quotient of both, null for a run that did not train.
+        audio_seconds: of all audio trained on in that time, over all epochs and ranks.
+            ``audio_seconds / train_seconds`` is written as ``rtfx``, null if nothing was trained.
         device: where the run was trained.
         provenance: the record of the tested model (`sbkit/checkpoint/provenance.py`).
     """
@@ -84,19 +84,19 @@ class RunResults:
 
 
 def read_results(folder: Path, test: Mapping[str, Figures] | None = None) -> RunResults:
-    """Read the files of a folder; ``test``: the figures of its test sets, if they are known.
+    """Read the results in a folder; ``test``: the figures of its test sets, if they are known.
 
     Raises BundleError if there are no figures, DataError if the utterances cannot be read.
     """
     test = _read_figures(folder) if test is None else test
     files = {name: utterances_file(folder, name) for name in test}
-    data = folder / DATA_REPORT
+    data_report = folder / DATA_REPORT
     return RunResults(
         name="/".join(folder.absolute().parts[-3:]),
         test=test,
         utterances={name: read_utterances(file) for name, file in files.items() if file.exists()},
         log=read_log(folder / LOG_FILE),
-        data=json.loads(data.read_bytes()) if data.exists() else None,
+        data=json.loads(data_report.read_bytes()) if data_report.exists() else None,
     )
 
 
@@ -106,15 +106,16 @@ def _read_figures(folder: Path) -> Mapping[str, Figures]:
             test: Mapping[str, Figures] = json.loads(file.read_bytes())["test"]
             return test
     raise BundleError(
-        f"{folder} is neither a tested run nor a folder of scores: it has neither {SUMMARY} nor "
-        f"{SCORES}. Finish the run, or: sbkit score RUN DATA --out DIR."
+        f"{folder} has neither {SUMMARY}, as a tested run has, nor {SCORES}. Finish the run, or: "
+        "sbkit score RUN DATA --out DIR."
     )
 
 
 def read_clips(page: Path) -> dict[str, dict[str, str]]:
     """Return the clips of a report as MP3 in base64, by test set and id; {} without a report."""
     match = PAGE_DATA.search(page.read_text("utf-8")) if page.exists() else None
+    sets = json.loads(match[1])["sets"] if match else {}
     return {
         name: {row["id"]: row["clip"] for row in rows if row["clip"] is not None}
-        for name, rows in (json.loads(match[1])["sets"] if match else {}).items()
+        for name, rows in sets.items()
     }

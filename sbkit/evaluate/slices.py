@@ -1,6 +1,6 @@
 """The metrics of a test set for each value of a column: by speaker, language, gender, length.
 
-The YAML names the columns in `report_by`. Every recipe that measures its results has this report.
+The key `report_by` of a YAML names the columns.
 """
 
 from bisect import bisect_right
@@ -19,16 +19,16 @@ from sbkit.evaluate.wer import Figures
 
 Result = TypeVar("Result")  # of an utterance
 Slices = dict[str, dict[str, Figures]]  # column -> value -> utterances and metrics
-LENGTH, NOISE = "length", "noise"  # columns that all data has
+LENGTH, NOISE = "length", "noise"  # columns that can be computed for any data
 LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
 SNR_GROUPS = (0, 10, 20, 30, 40, 50)  # lower limits in dB (`sbkit/audio/levels.py`)
 EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
 def require_columns(report_by: object, tests: Mapping[str, Sequence[str]]) -> None:
-    """Check that every test set has the columns of `report_by`; ``tests``: the columns by name.
+    """Raise ConfigError if `report_by` is no list of names, or a test set lacks one of the columns.
 
-    Raises ConfigError if `report_by` is not a list of names, or a test set lacks a column.
+    tests: the columns of each test set, by its name.
     """
     if not isinstance(report_by, list) or not all(isinstance(name, str) for name in report_by):
         raise ConfigError(
@@ -51,7 +51,7 @@ def slice_columns(
     sample_rate: int,
     clips: Iterable[Samples] = (),
 ) -> list[tuple[str, ...]]:
-    """Return the values of each utterance in some columns.
+    """Return the values of each utterance in the columns ``names``.
 
     Args:
         names: of the columns; `length` and `noise` are computed, unless the data has them.
@@ -61,22 +61,22 @@ def slice_columns(
         clips: the audio of each utterance, which is read only for `noise`.
     """
     seconds = [samples_to_seconds(count, sample_rate) for count in samples]
-    lengths = [_group(length, LENGTH_GROUPS, "s") for length in seconds]
+    lengths = [_group_name(length, LENGTH_GROUPS, "s") for length in seconds]
     values = {LENGTH: lengths, **columns}
     if NOISE in names and NOISE not in values:
         ratios = (estimate_snr(clip, sample_rate) for clip in clips)
-        values[NOISE] = [_group(ratio, SNR_GROUPS, "dB") for ratio in ratios]
+        values[NOISE] = [_group_name(ratio, SNR_GROUPS, "dB") for ratio in ratios]
     return list(zip(*(values[name] for name in names), strict=True))
 
 
-def _group(value: float | None, groups: Sequence[int], unit: str) -> str:
+def _group_name(value: float | None, limits: Sequence[int], unit: str) -> str:
     """Name the group of a value; the names sort like the values."""
     if value is None:
         return ""
-    index = bisect_right(groups, value) - 1
-    if index == len(groups) - 1:
-        return f"{groups[index]} {unit} or more"
-    return f"{groups[index]:02d} to {groups[index + 1]:02d} {unit}"
+    index = bisect_right(limits, value) - 1
+    if index == len(limits) - 1:
+        return f"{limits[index]} {unit} or more"
+    return f"{limits[index]:02d} to {limits[index + 1]:02d} {unit}"
 
 
 def measure_slices(
@@ -85,7 +85,10 @@ def measure_slices(
     results: Sequence[Result],
     measure: Callable[[Sequence[Result]], Mapping[str, object]],
 ) -> Slices:
-    """Measure the results for each value of each column; ``columns``: the values of each result."""
+    """Measure the results for each value of each column.
+
+    columns: for each result, its values in the columns ``names``.
+    """
     slices: Slices = {}
     for index, name in enumerate(names):
         by_value: dict[str, list[Result]] = defaultdict(list)
@@ -98,7 +101,19 @@ def measure_slices(
     return slices
 
 
-def _flat(figures: Figures) -> Figures:
+def write_slices(file: Path, slices: Slices) -> None:
+    """Write a TSV: a line for each value of each column."""
+    rows = [
+        {"column": column, "value": value, **_flatten(figures)}
+        for column, by_value in slices.items()
+        for value, figures in by_value.items()
+    ]
+    lines = [list(rows[0])] if rows else []
+    lines += [[_format_cell(value) for value in row.values()] for row in rows]
+    write_text_atomically(file, "".join("\t".join(line) + "\n" for line in lines))
+
+
+def _flatten(figures: Figures) -> Figures:
     """Return the ends of each interval as separate figures."""
     flat: Figures = {}
     for name, value in figures.items():
@@ -110,21 +125,9 @@ def _flat(figures: Figures) -> Figures:
     return flat
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     """Format a cell that can neither clear a screen nor run as a formula; "" for None."""
     if not isinstance(value, str):
         return "" if value is None else str(value)
     text = printable(" ".join(value.split()))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
-
-
-def write_slices(file: Path, slices: Slices) -> None:
-    """Write a TSV: a line for each value of each column."""
-    rows = [
-        {"column": column, "value": value, **_flat(figures)}
-        for column, values in slices.items()
-        for value, figures in values.items()
-    ]
-    lines = [list(rows[0])] if rows else []
-    lines += [[*map(_cell, row.values())] for row in rows]
-    write_text_atomically(file, "".join("\t".join(line) + "\n" for line in lines))

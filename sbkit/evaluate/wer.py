@@ -56,7 +56,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Error counts of one utterance or of many; ``sum(scores, Scores())`` scores a split.
+    """The error counts of one utterance or more; ``sum(scores, Scores())`` scores a split.
 
     >>> scores = count_errors("call the north office", "call the nor office")
     >>> scores.words.errors, scores.wer, scores.characters.errors
@@ -83,7 +83,7 @@ class Scores:
         return self.characters.rate
 
     def by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
-        """Return the counts of "WER", unless a language has no words, and of "CER"."""
+        """Return the counts for "WER", if ``by_words``, and for "CER"."""
         return {"WER": self.words, "CER": self.characters} if by_words else {"CER": self.characters}
 
 
@@ -92,10 +92,10 @@ class ScoredUtterance:
     """An utterance with its reference and its hypothesis.
 
     Attributes:
-        greedy: the greedy result of an utterance whose hypothesis is from another decoder.
+        greedy: the result of greedy decoding, if the hypothesis is from another decoder.
         speaker: "" if unknown.
         seconds: of audio, None if unknown.
-        words: of the hypothesis with their times, if they were aligned.
+        words: the timed words of the hypothesis, if they were aligned.
         by_words: False for a language without spaces between words, which has no WER.
     """
 
@@ -111,7 +111,7 @@ class ScoredUtterance:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return the id and the reference, which results that may be compared have in common."""
+        """Return the id and the reference, which comparable results have in common."""
         return self.id, self.reference
 
     @cached_property
@@ -120,7 +120,7 @@ class ScoredUtterance:
 
     @property
     def counts(self) -> ErrorCounts:
-        """Return the errors in words, or in characters in a language without word boundaries."""
+        """Return the counts of words, or of characters in a language without spaces."""
         return self.scores.words if self.by_words else self.scores.characters
 
     @property
@@ -137,7 +137,7 @@ def have_words(scored: Iterable[ScoredUtterance]) -> bool:
 
 
 def split_units(text: str, *, by_words: bool) -> list[str]:
-    """Return the units of an alignment: the words of a text, or its characters."""
+    """Split a text into the units of an alignment: its words, or its characters."""
     return text.split() if by_words else list(SPACE.join(text.split()))
 
 
@@ -145,9 +145,9 @@ def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> Wor
     """Pair each word, or character, with its counterpart, "" if there is none."""
     source, target = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
     pairs: WordPairs = []
-    for operation in Levenshtein.opcodes(source, target):
-        source_units = source[operation.src_start : operation.src_end]
-        target_units = target[operation.dest_start : operation.dest_end]
+    for block in Levenshtein.opcodes(source, target):
+        source_units = source[block.src_start : block.src_end]
+        target_units = target[block.dest_start : block.dest_end]
         pairs += zip_longest(source_units, target_units, fillvalue="")
     return pairs
 
@@ -172,18 +172,18 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
 
 
 def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
-    """Return which words of the hypothesis are right, by an alignment with the reference."""
+    """Align a hypothesis with its reference, and return which of its words are right."""
     right = {index for _, index in matching_words(reference, hypothesis)}
     return [index in right for index in range(len(hypothesis))]
 
 
 def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the indices of the right words, in the reference and in the hypothesis."""
+    """Return the indices of the right words in the reference and in the hypothesis."""
     return [
-        (operation.src_start + offset, operation.dest_start + offset)
-        for operation in Levenshtein.opcodes(reference, hypothesis)
-        if operation.tag == "equal"
-        for offset in range(operation.src_end - operation.src_start)
+        (block.src_start + offset, block.dest_start + offset)
+        for block in Levenshtein.opcodes(reference, hypothesis)
+        if block.tag == "equal"
+        for offset in range(block.src_end - block.src_start)
     ]
 
 
@@ -193,16 +193,17 @@ def align(reference: str, hypothesis: str, *, by_words: bool = True) -> tuple[st
     The third line marks errors as S, D or I; ``*`` stands for a missing word. Columns have the
     width that a terminal shows: two cells for a CJK character, none for a combining accent.
     """
-    columns = []
+    columns: list[list[str]] = []
     for pair in pair_units(reference, hypothesis, by_words=by_words):
         width = max(1, *map(cell_len, pair))
         cells = (*(text or "*" * width for text in pair), mark_pair(*pair))
         columns.append([set_cell_size(cell, width) for cell in cells])
     separator = " " if by_words else ""
-    first, second, marks = (
-        separator.join(column[line] for column in columns).rstrip() for line in range(3)
-    )
-    return first, second, marks
+
+    def line(index: int) -> str:
+        return separator.join(column[index] for column in columns).rstrip()
+
+    return line(0), line(1), line(2)
 
 
 def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:

@@ -3,10 +3,10 @@
 `wer_SET.txt` has every utterance with its aligned errors. `utterances_SET.jsonl` has a line for
 each utterance, sorted by id:
 
-    id, reference, hypothesis    text, as it was scored
+    id, reference, hypothesis    texts as they were scored
     reference_words, reference_characters    counts
     word_errors, character_errors    substitutions, deletions and insertions
-    by_words                     false for a language without spaces between words, whose lines have
+    by_words                     false for a language without spaces between words; its lines have
                                  neither reference_words nor word_errors
     seconds, speaker             null if unknown
     words                        of the hypothesis: text, start and end in seconds, and confidence
@@ -38,6 +38,7 @@ from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # a record beside the figures (`sbkit/checkpoint/provenance.py`)
 PREFIX, SUFFIX = "utterances_", ".jsonl"
+ERRORS_OF_RATE = {"WER": "word_errors", "CER": "character_errors"}  # names of figures
 MAX_SILENT_SHARE = 0.1  # of the characters of the references; below, the model is silent
 
 
@@ -53,7 +54,11 @@ def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -
 
 def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     """Write the error rates, then every utterance with its aligned errors, the worst first."""
-    worst_first = sorted(scored, key=_rank)
+
+    def rank(utterance: ScoredUtterance) -> tuple[float, float, str]:
+        return -utterance.counts.errors, -utterance.counts.rate, utterance.id
+
+    worst_first = sorted(scored, key=rank)
     scores, by_words = total_scores(worst_first), have_words(worst_first)
     rates = [
         f"{rate} {100 * counts.rate:.2f} % ({counts.errors} errors / {counts.reference_length} "
@@ -67,10 +72,6 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     )
     lines = [*rates, "", legend, "", *map(_describe_utterance, worst_first)]
     write_text_atomically(path, "\n".join(lines))
-
-
-def _rank(utterance: ScoredUtterance) -> tuple[float, float, str]:
-    return -utterance.counts.errors, -utterance.counts.rate, utterance.id
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> str:
@@ -87,8 +88,8 @@ def _describe_utterance(utterance: ScoredUtterance) -> str:
 def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     """Describe both rates of a test set with their counts and 95 % intervals, in one line.
 
-    The rates of greedy decoding follow if another decoder was used, and the quality of the
-    confidences if there are any.
+    The line also has the rates of greedy decoding, if another decoder was used, and the quality of
+    the confidences, if there are any.
     """
     line = _describe_rates(scored)
     if greedy := greedy_of(scored):
@@ -107,17 +108,16 @@ def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
 
 
 def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
-    """Yield a note if greedy decoding wrote (nearly) nothing: the model has not learned."""
+    """Yield a note if greedy decoding wrote almost nothing, because the model has not learned."""
     greedy = greedy_of(scored)
     texts = [utterance.hypothesis.strip() for utterance in greedy or scored]
     num_written = sum(map(len, texts))
     num_spoken = total_scores(scored).characters.reference_length
     if num_written < MAX_SILENT_SHARE * num_spoken:
+        cause = "; the beam's words come from its language model" if greedy else ""
         yield (
             f"greedy decoding wrote {num_written} of {num_spoken} characters, and nothing for "
-            f"{texts.count('')} of {plural(len(texts), 'utterance')}"
-            + "; the beam's words come from its language model"
-            * bool(greedy)
+            f"{texts.count('')} of {plural(len(texts), 'utterance')}{cause}"
         )
 
 
@@ -146,7 +146,7 @@ def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bo
 def result_figures(scored: Sequence[ScoredUtterance]) -> Figures:
     """Return the rates of a test set with their counts and 95 % intervals.
 
-    ``references`` is the SHA-256 of the ids and references: figures may be compared if it is equal.
+    ``references`` is the SHA-256 of the ids and references; figures are comparable if it is equal.
     ``greedy`` has the figures of greedy decoding, if another decoder was used.
     """
     greedy = greedy_of(scored)
@@ -155,7 +155,6 @@ def result_figures(scored: Sequence[ScoredUtterance]) -> Figures:
 
 
 def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
-    """Return the rates of one decoder, and the quality of its confidences if it has any."""
     confidence = measure_calibration(*judge_words(scored))
     return {
         **error_figures(total_scores(scored), by_words=have_words(scored)),
@@ -165,21 +164,14 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
 
 
 def error_figures(test: Scores, *, by_words: bool = True) -> Figures:
-    """Return the rates of a test set with their counts.
-
-    ``by_words`` is False for a language without spaces between words, which has no WER.
-    """
-    figures = {
-        "WER": test.wer,
-        "CER": test.cer,
+    """Return the rates of a test set with their counts; the WER only if ``by_words``."""
+    by_rate = test.by_rate(by_words=by_words)
+    return {
+        **{rate: counts.rate for rate, counts in by_rate.items()},
         "utterances": test.utterances,
-        "words": test.words.reference_length,
-        "characters": test.characters.reference_length,
-        "word_errors": test.words.by_kind(),
-        "character_errors": test.characters.by_kind(),
+        **{UNIT_OF_RATE[rate]: counts.reference_length for rate, counts in by_rate.items()},
+        **{ERRORS_OF_RATE[rate]: counts.by_kind() for rate, counts in by_rate.items()},
     }
-    hidden = () if by_words else ("WER", "words", "word_errors")
-    return {name: value for name, value in figures.items() if name not in hidden}
 
 
 def slice_error_rates(scored: Sequence[ScoredUtterance]) -> Figures:
@@ -207,7 +199,7 @@ def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
 
 
 def utterances_file(folder: Path, split: str) -> Path:
-    """Return the file with the utterances of a test set."""
+    """Return the path of a test set's utterances."""
     return folder / f"{PREFIX}{split}{SUFFIX}"
 
 
@@ -218,7 +210,7 @@ def list_test_sets(folder: Path) -> list[str]:
 
 
 def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
-    """Write a line for every utterance."""
+    """Write a line for every utterance, in the order of the ids."""
     ordered = sorted(scored, key=lambda utterance: utterance.id)
     lines = [to_json(_row(utterance)) + "\n" for utterance in ordered]
     write_text_atomically(path, "".join(lines))
@@ -232,9 +224,8 @@ def _row(utterance: ScoredUtterance) -> Figures:
         "by_words": utterance.by_words,
     }
     for rate, counts in utterance.scores.by_rate(by_words=utterance.by_words).items():
-        units = UNIT_OF_RATE[rate]
-        row[f"reference_{units}"] = counts.reference_length
-        row[f"{units.removesuffix('s')}_errors"] = counts.by_kind()
+        row[f"reference_{UNIT_OF_RATE[rate]}"] = counts.reference_length
+        row[ERRORS_OF_RATE[rate]] = counts.by_kind()
     return row | {
         "seconds": utterance.seconds,
         "speaker": utterance.speaker or None,
@@ -249,8 +240,8 @@ def read_utterances(path: Path) -> list[ScoredUtterance]:
         return [_scored(json.loads(line)) for line in lines if line]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} has a line that is not an object with id, reference and hypothesis ({error}). "
-            "Write it again: sbkit score RUN DATA --out DIR."
+            f"{path} has a line that sbkit has not written ({type(error).__name__}: {error}). "
+            "Write the file again: sbkit score RUN DATA --out DIR."
         ) from error
 
 
@@ -267,6 +258,6 @@ def _scored(row: Figures) -> ScoredUtterance:
 
 
 def hash_references(scored: Iterable[ScoredUtterance]) -> str:
-    """Return the SHA-256 of all ids and references, independent of their order."""
+    """Return the SHA-256 of all ids and references, independently of their order."""
     keys = sorted(utterance.key for utterance in scored)
     return hashlib.sha256(to_json(keys).encode()).hexdigest()

@@ -7,7 +7,6 @@ import ast
 import inspect
 import json
 import logging
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetensors
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
-from sbkit.checkpoint.weights import part_names_in
+from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
 from sbkit.decoding.words import CONFIDENCE_FILE
@@ -72,14 +71,14 @@ def export_run(
     Args:
         run: the run folder.
         out: the new bundle; replaces an earlier bundle.
-        formats: to write beside it, each compared with the trained model.
+        formats: names of further formats, each compared with the trained model.
         license: for the model card.
         grid: the batches that formats are compared on.
-        user_modules: those that `--import` names; they may hold parts of the model, or its task.
+        user_modules: the modules that `--import` names, with parts of the model or its task.
 
     Raises:
-        SbkitError: ``run`` is no run folder, has no good checkpoint, or names a class that is not
-            on the list; or ``out`` holds anything but an earlier bundle.
+        SbkitError: ``run`` is not a run folder, has no good checkpoint, or names a class that is
+            not on the list; or ``out`` holds anything but an earlier bundle.
     """
     require_formats(formats)
     out = out.resolve()
@@ -90,23 +89,24 @@ def export_run(
         )
     require_free(out)
     contents, config = _contents(run, user_modules)
-    require_writable(out.parent, option="--out")
-    with building(out) as building_folder:
+    with building_bundle(out) as folder:
         for name, content in contents.items():
-            (building_folder / name).write_bytes(content)
-        write_checksums(building_folder)
+            (folder / name).write_bytes(content)
+        write_checksums(folder)
         # A bundle that cannot be loaded is not exported.
-        bundle = load_bundle(building_folder, user_modules=user_modules)
+        bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
         if compared := [name for name in formats if name != HUB]:
             trained = TrainedModel(bundle, user_modules)
-            reports = write_formats(trained, run, building_folder, compared, grid)
-        written = [name for name in formats if _is_written(reports.get(name))]
-        _write_cards(run, building_folder, bundle.task, config, written, license)
+            reports = write_formats(trained, run, folder, compared, grid)
+        written = [
+            name
+            for name in formats
+            if name == HUB or any(report["written"] for report in reports[name].values())
+        ]
+        _write_cards(run, folder, bundle.task, config, written, license)
         if HUB in formats:
-            write_hub(building_folder)
-        fsync_tree(building_folder)
-        shutil.rmtree(out, ignore_errors=True)
+            write_hub(folder)
     return reports
 
 
@@ -119,10 +119,6 @@ def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterat
     with TemporaryDirectory() as folder:
         export_run(model, Path(folder, "bundle"), user_modules=user_modules)
         yield Path(folder, "bundle")
-
-
-def _is_written(reports: Mapping[str, Any] | None) -> bool:
-    return reports is None or any(report["written"] for report in reports.values())
 
 
 def _write_cards(
@@ -142,13 +138,20 @@ def _write_cards(
     write_checksums(folder)
 
 
-def require_free(out: Path) -> None:
-    """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+# The folder that `--out` names
+
+
+def require_free(out: Path, *, moved_to: Path | None = None) -> None:
+    """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported.
+
+    ``moved_to`` is where its content is, if that was moved.
+    """
+    content = moved_to or out
+    if not content.exists() or (content.is_dir() and not any(content.iterdir())):
         return
     reason: str | None = "it is no bundle"
-    if (out / CONFIG_FILE).is_file():
-        folders = [out, *(path for path in out.iterdir() if path.is_dir())]
+    if (content / CONFIG_FILE).is_file():
+        folders = [content, *(path for path in content.iterdir() if path.is_dir())]
         damages = ((folder.name, find_damage(folder)) for folder in folders)
         reason = next((f"in {name}, {damage}" for name, damage in damages if damage), None)
     if reason is not None:
@@ -156,6 +159,31 @@ def require_free(out: Path) -> None:
             f"--out must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
             "Choose another folder."
         )
+
+
+@contextmanager
+def building_bundle(out: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill, then rename it to ``out``, in place of an unchanged bundle.
+
+    Raises:
+        SbkitError: nothing can be written there, or somebody has put other files into ``out``.
+    """
+    require_writable(out.parent, option="--out")
+    with building(out) as new:
+        yield new
+        fsync_tree(new)
+        temporary = TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
+        with temporary as parent:
+            earlier = Path(parent, out.name)
+            if out.exists():
+                out.rename(earlier)  # before the check, so that no file can be added after it
+            try:
+                require_free(out, moved_to=earlier)
+                new.rename(out)
+            except BaseException:  # also Ctrl-C
+                if earlier.exists():
+                    earlier.rename(out)
+                raise
 
 
 def change_config(bundle: Path, **values: object) -> None:
@@ -173,14 +201,14 @@ def change_config(bundle: Path, **values: object) -> None:
 
 def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Collect the files of a bundle, and its configuration."""
-    checkpoints, root = best_checkpoints(run / CHECKPOINTS), read_document(run / RESOLVED).root
-    task = _load_task(checkpoints[0], user_modules)
+    root = read_document(run / RESOLVED).root
+    checkpoints, task = _read_checkpoints(run / CHECKPOINTS, user_modules)
     contents, labels = _read_labels(run, task)
     contents |= (sources := source_files(user_modules))
     for note in describe_recipes(sources):
         logger.info(note)
     parts = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
-    decoder = read_json(run / DECODER_FILE)  # the test was run with it
+    decoder = read_json(run / DECODER_FILE)  # used for the run's test
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
     elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
@@ -190,9 +218,9 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         )
     weights = to_safetensors(checkpoints)
     omitted = task.require_export().training_parts
-    indices = [index for index, name in enumerate(part_names_in(root)) if name not in omitted]
+    indices = [index for index, name in enumerate(part_names_of_yaml(root)) if name not in omitted]
     contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if omitted else weights
-    confidence, language_models = read_json(run / CONFIDENCE_FILE), contents.get(LANGUAGE_MODELS)
+    confidence = read_json(run / CONFIDENCE_FILE)
     config = {
         "format": FORMAT,
         "task": task.name,
@@ -203,12 +231,12 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         PROVENANCE: make_provenance(
             weights=weights,
             decoder=decoder,
-            language_models=language_models,
+            language_models=contents.get(LANGUAGE_MODELS),
             confidence=confidence,
         ),
         "checkpoints": [
-            {name: best.meta[name] for name in ("epoch", *task.metrics) if name in best.meta}
-            for best in checkpoints
+            {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
+            for meta in (checkpoint.meta for checkpoint in checkpoints)
         ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, sources)),
@@ -219,68 +247,56 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
     return contents, config
 
 
-def best_checkpoints(folder: Path) -> list[Checkpoint]:
-    """Find the undamaged checkpoints that the test was run with, or the best one on dev.
-
-    Raises:
-        BundleError: there is none.
-    """
+def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[Checkpoint], Task]:
+    """Find the undamaged checkpoints that were tested, or the best one on dev; load their task."""
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
         raise BundleError(
             f"{folder} has no undamaged checkpoint to export. Train the run first: torchrun "
             "train.py hparams/ctc.yaml"
         )
-    return checkpoints
-
-
-def _load_task(checkpoint: Checkpoint, user_modules: frozenset[str]) -> Task:
-    if TASK not in checkpoint.meta:
+    best = checkpoints[0]
+    if TASK not in best.meta:
         raise BundleError(
-            f"{checkpoint.path} cannot be exported, because it does not name the task of its run. "
+            f"{best.path} cannot be exported, because it does not name the task of its run. "
             "Train with train.py and a recipe, which names it."
         )
-    return load_task(checkpoint.meta[TASK], user_modules=user_modules)
+    return checkpoints, load_task(best.meta[TASK], user_modules=user_modules)
 
 
 def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
-    """Read the label file that the model was trained with: by its name, and as labels.
-
-    Raises:
-        BundleError: it is not the file of the training.
-    """
+    """Read the label file of the training; return its content by file name, and its labels."""
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
     if read_run_config(run).labels != checksum(file):
         raise BundleError(
-            f"{file} is not the file that the run was trained with: the model's predictions would "
-            "get other names. Restore it."
+            f"{file} is not the file that the run was trained with, so the model's predictions "
+            "would get wrong names. Restore it."
         )
     content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
 
 
 def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
-    """Describe the parts as plain data, and the order in which the ModuleList owns them.
+    """Describe a model's parts as plain data, and the order in which its ModuleList owns them.
 
-    The parts are those that the ModuleList lists, and others that the task's model takes from the
-    YAML. They may refer to attributes of ``objects``, which are built from the YAML, by key.
+    The parts are the entries of the ModuleList, and others that the task's model takes from the
+    YAML. They may refer to attributes of ``objects``, which are built objects by their YAML key.
 
     Raises:
-        SbkitError: a part is made of something else than a description, or the model takes no such
-            part.
+        SbkitError: a part cannot be described as plain data, or the model takes no such part.
     """
     export = task.require_export()
-    owned = [name for name in part_names_in(root) if name not in export.training_parts]
+    owned = [name for name in part_names_of_yaml(root) if name not in export.training_parts]
     parameters = inspect.signature(export.import_model_class()).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    unexpected = [name for name in owned if name not in (root if takes_any else parameters)]
+    takes_any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    unexpected = [name for name in owned if name not in (root if takes_any_key else parameters)]
     if unexpected:
         raise ConfigError(
             f"`model` must list only parts that {export.model_class} takes, each under its own "
-            f"key, but lists {listed(unexpected)}. Remove unused parts, or make them parts of the "
-            "others."
+            f"key, but lists {listed(unexpected)}. Remove unused parts, or move them into the "
+            "other parts."
         )
     unowned = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): built for key, built in objects.items() if built is not None}
@@ -292,14 +308,11 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     return {"model": owned, "parts": parts}
 
 
-# User modules: a bundle holds their source, and the versions of the packages that they import
+# User modules: a bundle has their source, and the versions of the packages that they import
 
 
 def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
-    """Return the source of modules by the name of its file in a bundle, as `--import` reads it.
-
-    Installed packages and compiled modules are not copied.
-    """
+    """Return the source of modules by file name; installed and compiled modules are left out."""
     installed, sources = packages_distributions(), dict[str, bytes]()
     for name in sorted(user_modules):
         file = Path(getattr(sys.modules[name], "__file__", None) or "")
@@ -309,7 +322,7 @@ def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
 
 
 def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield a note for each file that imports recipes, which an installed sbkit does not have."""
+    """Yield a note for each file that imports `recipes`, which an installed sbkit does not have."""
     for file, source in sources.items():
         names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})
         if names:
@@ -320,7 +333,7 @@ def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
-    """Return the installed packages that modules belong to, or that their source imports."""
+    """Name the installed packages that modules belong to, or that their source imports."""
     installed = packages_distributions()
     names = {*user_modules, *(name for source in sources.values() for name in _imported(source))}
     packages = {name.partition(".")[0] for name in names}

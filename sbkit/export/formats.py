@@ -1,4 +1,4 @@
-"""Write the formats of a bundle; each is compared with the trained model, and kept if it agrees.
+"""Write the formats of a bundle, and keep those that agree with the trained model.
 
 FORMAT/          the files that users of the format load
     parity.json      the parity report: what was compared, or why the format is not written
@@ -59,7 +59,7 @@ WRITERS: Mapping[str, Writer] = {
 
 
 def write_hub(bundle: Path) -> None:
-    """Copy a finished bundle into a folder of its own, to upload."""
+    """Copy the files of a finished bundle into a folder to upload."""
     folder = bundle / HUB
     folder.mkdir()
     for file in bundle.iterdir():
@@ -71,12 +71,12 @@ def write_hub(bundle: Path) -> None:
 
 def require_formats(names: Sequence[str]) -> None:
     """Raise ConfigError for a name that is no format."""
-    unknown = [name for name in names if name not in (*WRITERS, HUB)]
-    if unknown:
-        raise ConfigError(
-            f"`--formats` has no format {unknown[0]!r}. Choose from {', '.join((*WRITERS, HUB))}, "
-            "separated by commas."
-        )
+    for name in names:
+        if name not in (*WRITERS, HUB):
+            raise ConfigError(
+                f"`--formats` has no format {name!r}. Choose from {', '.join((*WRITERS, HUB))}, "
+                "separated by commas."
+            )
 
 
 def write_formats(
@@ -90,16 +90,17 @@ def write_formats(
     task = trained.bundle.task
     graph_formats = {graph.format for graph in task.require_export().graphs.values()}
     if task.predicts not in ("text", "speech") and not graph_formats.issuperset(names):
-        formats = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
+        fix = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
         raise ConfigError(
             f"`--formats {','.join(names)}` is not supported for this model, a {task.model_name}. "
-            f"{formats or 'Leave it out.'}"
+            f"{fix or 'Leave it out.'}"
         )
     try:
         test_sets: TestSets | str = prepare_test_sets(run)
     except SbkitError as error:
         test_sets = str(error)
-    written: dict[str, Sequence[Candidate] | Sequence[WrittenGraph]] = {}
+    candidates: dict[str, Sequence[Candidate]] = {}
+    graphs: dict[str, Sequence[WrittenGraph]] = {}
     reports: dict[str, dict[str, ParityReport]] = {}
     for name in names:
         logger.info(f"writing {name}")
@@ -107,48 +108,31 @@ def write_formats(
         try:
             with quiet_exporters():
                 if graph_formats:
-                    graphs = write_graphs(trained, folder / name, grid, test_sets)
-                    written[name] = graphs
-                    reports[name] = {graph.name: graph.report() for graph in graphs}
+                    graphs[name] = write_graphs(trained, folder / name, grid, test_sets)
+                    reports[name] = {graph.name: graph.report() for graph in graphs[name]}
                 else:
-                    written[name] = WRITERS[name](trained, folder / name)
+                    candidates[name] = WRITERS[name](trained, folder / name)
         except SbkitError as error:
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
-    if not graph_formats:
-        reports |= _compare(trained, written, grid, test_sets)
+    if candidates:
+        reports |= compare(trained, candidates, grid, test_sets)
     for name in names:
-        _keep(folder / name, written.get(name, ()), reports[name])
+        _finish(folder / name, candidates.get(name) or graphs.get(name, ()), reports[name])
     return reports
 
 
-def _compare(
-    trained: TrainedModel,
-    written: Mapping[str, Sequence[Any]],
-    grid: Grid,
-    test_sets: TestSets | str,
-) -> dict[str, dict[str, ParityReport]]:
-    """Run the candidates of all formats on the same audio, and return their parity reports."""
-    candidates = [candidate for format in written.values() for candidate in format]
-    comparisons = iter(compare(trained, candidates, grid, test_sets))
-    return {
-        name: {
-            candidate.name: next(comparisons).report(grid, test_sets) for candidate in candidates
-        }
-        for name, candidates in written.items()
-    }
-
-
-def _keep(
+def _finish(
     folder: Path, written: Sequence[Candidate | WrittenGraph], reports: Mapping[str, ParityReport]
 ) -> None:
-    """Remove the files of candidates that missed their limits, and write the parity report."""
-    missed = [candidate for candidate in written if not reports[candidate.name]["written"]]
+    """Remove the files that missed their limits, and write the parity report and the checksums."""
+    missed = [item for item in written if not reports[item.name]["written"]]
     if len(missed) == len(written):
         shutil.rmtree(folder)
         folder.mkdir()
     else:
-        for file in (file for candidate in missed for file in candidate.files):
-            (folder / file).unlink()
+        for item in missed:
+            for file in item.files:
+                (folder / file).unlink()
     parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": reports}
     (folder / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)

@@ -1,16 +1,17 @@
-"""The folder that transformers loads without sbkit: `Wav2Vec2ForCTC` or a similar class.
+"""The folder that transformers loads without sbkit, as `Wav2Vec2ForCTC` or a similar class.
 
     config.json, model.safetensors    the model, under the names of transformers
     preprocessor_config.json          the preparation of audio
-    vocab.json or tokenizer.json      the tokens, and tokenizer_config.json their class
+    tokenizer.json, vocab.json        the tokens
+    tokenizer_config.json             the class of the tokenizer
 
 The model is a pretrained encoder with one linear head and nothing else. Only this module imports
-transformers: it writes its own format, and runs it for the comparison with the trained model.
+transformers: it lets transformers write the format, and run it for the comparison.
 
 The tokenizer is a `ParakeetTokenizer`, which merges repeated tokens, removes the blank, and decodes
-the rest by `tokenizer.json`: as sbkit does, to the last space. A `Wav2Vec2CTCTokenizer` would write
-two spaces where a word ends twice, and the names of special tokens. But only that class knows the
-times of words, so its `vocab.json` is written too for tokenizers of characters.
+the rest with `tokenizer.json`; the text equals sbkit's to the last space. A `Wav2Vec2CTCTokenizer`
+would write two spaces where a word ends twice, and the names of special tokens. But only that class
+knows the times of words, so its `vocab.json` is written too if the tokens are characters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sentencepiece
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
-from sbkit.export.parity import Candidate
+from sbkit.export.parity import Candidate, join
 from sbkit.export.traced import TrainedModel, quiet_exporters
 from sbkit.models.asr import AsrModel
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
@@ -41,12 +40,12 @@ TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json
 CHARACTERS_FILE = "vocab.json"
 WORD_DELIMITER = "|"  # in CHARACTERS_FILE
 PARAKEET = "parakeet_encoder"
-NOT_SIZES = ("source", "do_normalize", "sample_rate")  # in `encoder_config`, not in `config.json`
+SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not `config.json`
 AUDIO_SETTINGS = (
     *("do_normalize", "num_mel_bins", "stride"),
     *("n_fft", "win_length", "hop_length", "preemphasis"),
 )
-PROCESSORS = {  # the classes of processor and features, by the `model_type` of an encoder
+PROCESSORS = {  # the classes of the processor and the features, by an encoder's `model_type`
     "wav2vec2-bert": ("Wav2Vec2BertProcessor", "SeamlessM4TFeatureExtractor"),
     PARAKEET: ("ParakeetProcessor", "ParakeetFeatureExtractor"),
 }
@@ -54,7 +53,7 @@ WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 
 def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write the model with transformers, add its processor, and load both with transformers.
+    """Write the model and its processor, and load both with transformers.
 
     Raises:
         BundleError: the model has parts that no class of transformers has.
@@ -67,9 +66,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     model = transformers.AutoModelForCTC.from_config(settings)
     model.load_state_dict(_renamed_weights(model, network))
     model.save_pretrained(folder)
-    (folder / PREPROCESSOR_FILE).write_text(
-        to_json(_preprocessor(config), indent=1) + "\n", encoding="utf-8"
-    )
+    preprocessor = to_json(_preprocessor(config), indent=1) + "\n"
+    (folder / PREPROCESSOR_FILE).write_text(preprocessor, encoding="utf-8")
     tokenizer_files = write_tokenizer(bundle.tokenizer, folder)
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     return [
@@ -113,15 +111,15 @@ def _preprocessor(config: Mapping[str, Any]) -> dict[str, object]:
 
 def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object]:
     encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
-    sizes = {
-        **{name: value for name, value in config.items() if name not in NOT_SIZES},
+    settings = {
+        **{key: value for key, value in config.items() if key not in SBKIT_KEYS},
         "num_hidden_layers": len(encoder.body.layers),
-        "mask_time_prob": encoder.frame_masks[0],  # above 0, the file has `masked_spec_embed`
+        "mask_time_prob": encoder.frame_masks[0],  # if above 0, there is a `masked_spec_embed`
     }
     if config["model_type"] == PARAKEET:
-        sizes = {"model_type": "parakeet_ctc", "encoder_config": sizes}
+        settings = {"model_type": "parakeet_ctc", "encoder_config": settings}
     return {
-        **sizes,
+        **settings,
         "vocab_size": vocabulary.size,
         "pad_token_id": vocabulary.blank,
         "bos_token_id": vocabulary.bos,
@@ -130,8 +128,8 @@ def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object
 
 
 def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
-    """Return the weights under the names of a model of transformers."""
-    is_parakeet, weights = hasattr(model, "ctc_head"), {}
+    is_parakeet = hasattr(model, "ctc_head")
+    weights: dict[str, Tensor] = {}
     prefix = "encoder" if is_parakeet else model.base_model_prefix
     for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
         for name, tensor in part.state_dict().items():
@@ -143,14 +141,15 @@ def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
     return weights | {"lm_head.weight": weight, "lm_head.bias": bias}
 
 
-@quiet_exporters()  # WavLM's attention warns about its own masks
+@quiet_exporters()  # the attention of WavLM warns about its own masks
 @torch.inference_mode()
 def _log_probs(
     pipeline: Any, modules: Mapping[str, Any], audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Run the model on one clip after the other, as the pipeline does: padding changes some models.
+    """Run the model on one clip after the other, as the pipeline does.
 
-    Some feature extractors pad even a single clip, by a frame, which is cut off.
+    Padding to a batch would change the output of some models. Some feature extractors pad even a
+    single clip by a frame, which is cut off.
     """
     frames = torch.from_numpy(lengths)
     for name in ("compute_features", "CNN"):
@@ -163,9 +162,8 @@ def _log_probs(
             return_tensors="pt",
             return_attention_mask=True,
         )
-        outputs.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1))
-    padded = pad_sequence(outputs, batch_first=True).numpy()
-    return BatchLogProbs(padded, np.array([*map(len, outputs)]))
+        outputs.append(pipeline.model(**inputs).logits[0, :count].log_softmax(-1).numpy())
+    return join(outputs)
 
 
 @quiet_exporters()
@@ -175,7 +173,7 @@ def _transcribe(pipeline: Any, clips: Sequence[Float32s]) -> list[str]:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
-    """Write the files of the class that decodes as this tokenizer does; return their names."""
+    """Write the files of a tokenizer that decodes like this one; return their names."""
     pieces, vocabulary = tokenizer.pieces(), tokenizer.vocabulary
     settings = {
         "tokenizer_class": "ParakeetTokenizer",
@@ -201,7 +199,7 @@ def _convert(tokenizer: Tokenizer, *, prepend: str) -> Any:
     """Make a tokenizer of the library `tokenizers` that encodes and decodes the same pieces."""
     tokenizers: Any = require_package("tokenizers", extra="export")
     decoders = tokenizers.decoders
-    converted = tokenizers.Tokenizer(_model(tokenizer, tokenizers.models))
+    converted = tokenizers.Tokenizer(_subword_model(tokenizer, tokenizers.models))
     converted.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(SPACE, prepend_scheme=prepend)
     special = [tokenizer.piece(id) for id in tokenizer.vocabulary.special]
     converted.decoder = decoders.Sequence(
@@ -216,8 +214,8 @@ def _convert(tokenizer: Tokenizer, *, prepend: str) -> Any:
     return converted
 
 
-def _model(tokenizer: Tokenizer, models: Any) -> Any:
-    """Return a model of the pieces with their scores, or, if these are ranks, with their merges."""
+def _subword_model(tokenizer: Tokenizer, models: Any) -> Any:
+    """Return a unigram model of the pieces, or BPE if their scores are whole numbers: ranks."""
     pieces = tokenizer.pieces()
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.content)
     scores = [processor.get_score(id) for id in range(len(pieces))]

@@ -1,7 +1,7 @@
-"""Write the model card of a bundle, README.md: what the model is, its data, results and license.
+"""Write the model card of a bundle, README.md, about the model, its data, results and license.
 
 The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
-and from the files of the run folder; facts that are missing there are called unknown.
+and the files of the run folder; the card calls facts unknown that are missing there.
 """
 
 import re
@@ -23,8 +23,8 @@ from sbkit.tasks.task import Task
 
 UNKNOWN_LICENSE = "unknown"
 SBKIT, TRANSFORMERS = "sbkit", "transformers"
-FOLDERS_OF_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")  # of absolute ones
-USES = {  # how a format is loaded, by the name of its folder
+FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
+USES = {  # how to load a format, by the name of its folder
     "onnx": "onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
     "int64, give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples` of "
     "the metadata.",
@@ -51,15 +51,15 @@ def model_card(
     license: str = UNKNOWN_LICENSE,
     library: str = SBKIT,
 ) -> str:
-    """Write the card of a run's bundle.
+    """Return the card of a run's bundle.
 
     Args:
         run: the run folder.
-        task: of the run.
-        config: the bundle's config.json.
-        formats: those that are in the bundle's folder.
-        license: of the model.
-        library: loads the model; TRANSFORMERS in the folder of that format.
+        task: the task of the run.
+        config: the content of the bundle's config.json.
+        formats: the formats in the bundle's folder.
+        license: the license of the model.
+        library: the library that loads the model: SBKIT or TRANSFORMERS.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -69,6 +69,7 @@ def model_card(
     )
     environment.filters |= {"printable": printable, "facts": _facts}
     knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
+    init_from = knobs.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and what_differs(summary.get(PROVENANCE), config.get(PROVENANCE))
     export = task.require_export()
@@ -81,7 +82,7 @@ def model_card(
         sample_rate=config["sample_rate"],
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
         corpus=data.get("corpus") or {},
-        base_model=_base_model(knobs),
+        base_model=_without_folders(str(init_from)) if init_from else None,
         encoder=_pretrained_encoder(config),
         ema_decay=knobs.get("ema_decay"),
         splits=data.get("splits"),
@@ -97,7 +98,7 @@ def model_card(
 
 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each test set, decoder and metric; the header takes the chosen decoder's."""
+    """Yield a row per test set, decoder and metric; the header has those with ``is_chosen``."""
     for split, result in summary.get("test", {}).items():
         greedy = result.get("greedy", {})
         for decoder, figures in ((result.get("decoder", ""), result), ("greedy", greedy)):
@@ -132,7 +133,7 @@ def _facts(value: Mapping[str, object] | str | None) -> str:
 
 
 def _command(run: Path) -> str:
-    """Return the command that began the run: its log begins with date, time and command."""
+    """Return the command of the run from its log, which begins with date, time and command."""
     if not (run / TEXT_LOG).is_file():
         return "(unknown: the run folder has no log)"
     with (run / TEXT_LOG).open(encoding="utf-8", errors="replace") as lines:
@@ -141,17 +142,11 @@ def _command(run: Path) -> str:
 
 def _without_folders(command: str) -> str:
     """Remove the folders of absolute paths, which belong to one machine and may name its user."""
-    return FOLDERS_OF_PATH.sub("", command)
-
-
-def _base_model(knobs: Mapping[str, Any]) -> str | None:
-    """Name the run or bundle that a fine-tuned model started from."""
-    source = knobs.get("init_from")
-    return None if source is None else _without_folders(str(source))
+    return FOLDERS_OF_ABSOLUTE_PATH.sub("", command)
 
 
 def _pretrained_encoder(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return name, license and SHA-256 of the weights that the encoder started from."""
+    """Return the name, license and SHA-256 of the weights that the encoder started from."""
     arguments = config["parts"].get("Transformer", {}).get("arguments", {})
     source = (arguments.get("config") or {}).get("source")
     return source if isinstance(source, Mapping) else None

@@ -25,6 +25,7 @@ from sbkit.export.parity import (
     MAX_DIFFERENCE,
     Candidate,
     Grid,
+    RunBatch,
     TestSets,
     cases,
     describe_failure,
@@ -41,8 +42,8 @@ from sbkit.runtime.onnx_model import (
     State,
 )
 
-OPSET = 18  # 17 gives an invalid model; every runtime of the last years has 18
-MAX_INTEGER_MISMATCHES = 1e-3  # of all: a value between two integers may be rounded to either
+OPSET = 18  # 17 gives an invalid model; every runtime of the last years supports 18
+MAX_INTEGER_MISMATCHES = 1e-3  # of all integers: a value between two may be rounded to either
 
 Proto = Any  # a message of the package onnx, which makes its classes at run time
 
@@ -50,9 +51,9 @@ Proto = Any  # a message of the package onnx, which makes its classes at run tim
 
 
 def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write ``model.onnx`` and ``model.int8.onnx``, and the chunk of a streaming model.
+    """Write ``model.onnx`` and ``model.int8.onnx``, and the chunk graph of a streaming model.
 
-    A voice activity detector has only the chunk, of one frame, since the exporter unrolls its GRU.
+    A voice activity detector has only a chunk graph, for one frame: the exporter unrolls its GRU.
     """
     bundle = trained.bundle
     metadata = {
@@ -61,30 +62,23 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         "blank": bundle.blank,
         WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
     }
-    chunk_candidates: list[Candidate] = []
+    candidates: list[Candidate] = []
+    if bundle.labels is not None:
+        metadata_of_clips = metadata | {"min_samples": min_samples(trained.program)}
+        outputs = ["log_probs", "frame_lengths"]
+        model = make_onnx(trained.program, ["audio", "audio_lengths"], outputs)
+        save_onnx(model, folder / MODEL_FILES["fp32"], metadata_of_clips)
+        _quantize(model, folder / MODEL_FILES["int8"], metadata_of_clips)
+        for precision, file in MODEL_FILES.items():
+            log_probs = OnnxModel((folder / file).read_bytes()).log_probs
+            candidates.append(_candidate(precision, precision, file, log_probs))
     if bundle.model.chunks is not None:
-        metadata_of_chunk = metadata | asdict(bundle.model.chunks)
-        chunk_candidates = _write_chunk(trained, folder, metadata_of_chunk)
-    if bundle.labels is None:
-        return chunk_candidates
-    program = trained.program
-    metadata["min_samples"] = min_samples(program)
-    model = make_onnx(program, ["audio", "audio_lengths"], ["log_probs", "frame_lengths"])
-    save_onnx(model, folder / MODEL_FILES["fp32"], metadata)
-    _quantize(model, folder / MODEL_FILES["int8"], metadata)
-    return [
-        Candidate(
-            name=precision,
-            files=(file,),
-            is_exact=precision == "fp32",
-            log_probs=OnnxModel((folder / file).read_bytes()).log_probs,
-        )
-        for precision, file in MODEL_FILES.items()
-    ] + chunk_candidates
+        candidates += _write_chunk(trained, folder, metadata | asdict(bundle.model.chunks))
+    return candidates
 
 
 def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Proto:
-    """Translate a traced graph to ONNX, check it, and remove the paths that it names.
+    """Translate a traced graph to ONNX, check it, and remove the names of local folders.
 
     Raises:
         BundleError: it cannot be translated.
@@ -114,7 +108,7 @@ def make_onnx(program: ExportedProgram, inputs: Sequence[str], outputs: Sequence
 
 
 def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
-    """Write a model with this metadata, and no other."""
+    """Write a model with no other metadata than this."""
     model.ClearField("metadata_props")
     text = {name: str(value) for name, value in metadata.items()}
     require_package("onnx", extra="export").helper.set_model_props(model, text)
@@ -124,9 +118,9 @@ def save_onnx(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
 def _quantize(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
     """Write the weights of matrix products in int8, each column with its scale.
 
-    Convolutions stay in float32, because onnxruntime's are slower in int8. So do the mel filters
-    and the operations before them, because 8 bits are too few for a log-mel; float32 suffices
-    there, since int8 loses more than float64 spectra gain.
+    Convolutions stay in float32, because onnxruntime is slower with int8 convolutions. The mel
+    filters and the operations before them stay in float32 too: 8 bits are too few for a log-mel.
+    float64 is not needed there, since its gain in the spectra is below the loss by int8 elsewhere.
     """
     onnx = require_package("onnx", extra="export")
     quantization: Any = require_package("onnxruntime.quantization", extra="export")
@@ -144,7 +138,7 @@ def _quantize(model: Proto, file: Path, metadata: Mapping[str, object]) -> None:
 
 
 def _to_float32(model: Proto) -> None:
-    """Replace float64 by float32: 1.15 times as fast overall (`Fbank` says where float64 is)."""
+    """Replace float64 by float32: 1.15 times as fast overall (`Fbank` says what uses float64)."""
     onnx = require_package("onnx", extra="export")
     double, single = onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT
     attributes = [attribute for node in model.graph.node for attribute in node.attribute]
@@ -159,7 +153,7 @@ def _to_float32(model: Proto) -> None:
 
 
 def _before_logarithm(graph: Proto) -> set[str]:
-    """Name the nodes that a logarithm depends on: those of the features."""
+    """Name the nodes that a logarithm depends on, which compute the features."""
     node_of_output = {name: node for node in graph.node for name in node.output}
     pending = [node for node in graph.node if node.op_type == "Log"]
     names: set[str] = set()
@@ -172,7 +166,7 @@ def _before_logarithm(graph: Proto) -> set[str]:
 
 
 def _strip(model: Proto) -> None:
-    """Remove the exporter's debugging notes: stack traces, which name folders."""
+    """Remove the exporter's debugging notes, whose stack traces name local folders."""
     graph = model.graph
     graph.ClearField("value_info")
     protos = [model, graph, *graph.node, *graph.input, *graph.output, *graph.initializer]
@@ -183,34 +177,29 @@ def _strip(model: Proto) -> None:
         proto.ClearField("doc_string")
 
 
-# The chunk of a streaming model, with its state as inputs and outputs
+# The chunk graph of a streaming model: its state is among the inputs and outputs
 
 
 class ChunkModel(nn.Module):
-    """A chunk as one module: audio (B, S) between -1 and 1, (B,), state -> (B, U, V), (B,), state.
+    """Run one chunk: audio (B, S) between -1 and 1, (B,), state -> (B, U, V), (B,), state.
 
-    The state is the tensors of the model's NetworkState, in their order.
+    The state consists of the tensors of the model's NetworkState, in their order.
     """
 
     def __init__(self, stream: StreamingNetwork, parts: nn.ModuleList) -> None:
         super().__init__()
-        self.parts, self.stream = parts, stream  # the first owns every parameter
+        self.parts, self.stream = parts, stream  # parts own every parameter
         self.state_class: Any = type(stream.start())
 
     def forward(self, audio: Tensor, audio_lengths: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Score every token at every frame."""
         log_probs, frames, next_state = self.stream.forward_chunk(
             audio * FULL_SCALE, audio_lengths, self.state_class(*state)
         )
         return log_probs, frames, *vars(next_state).values()
 
 
-def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
-    """Trace a chunk for any number of sessions; return also the names of its state's tensors.
-
-    Raises:
-        BundleError: it cannot be traced.
-    """
+def _trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
+    """Trace a chunk for any number of sessions; return also the names of its state's tensors."""
     stream = streaming_network(model)
     assert stream is not None
     start: Any = stream.start()
@@ -230,30 +219,31 @@ def trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
 def _write_chunk(
     trained: TrainedModel, folder: Path, metadata: Mapping[str, object]
 ) -> list[Candidate]:
-    """Write the chunk of a streaming model; that of a recognizer also in int8."""
-    program, state = trace_chunk(trained.bundle.model.network)
+    """Write the chunk graph of a streaming model, for a recognizer also in int8."""
+    program, state = _trace_chunk(trained.bundle.model.network)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
-    save_onnx(model, folder / OnnxStreamingModel.files["fp32"], metadata)
-    if trained.bundle.labels is None:
-        return [chunk_candidate(folder, "fp32")]
-    _quantize(model, folder / OnnxStreamingModel.files["int8"], metadata)
-    return [chunk_candidate(folder, precision) for precision in OnnxStreamingModel.files]
+    files = OnnxStreamingModel.files
+    save_onnx(model, folder / files["fp32"], metadata)
+    precisions = ["fp32"]
+    if trained.bundle.labels is not None:
+        _quantize(model, folder / files["int8"], metadata)
+        precisions.append("int8")
+    candidates = []
+    for precision in precisions:
+        stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
+        log_probs = partial(_run_in_chunks, stream)
+        name = f"streaming, {precision}"
+        candidates.append(_candidate(name, precision, files[precision], log_probs))
+    return candidates
 
 
-def chunk_candidate(folder: Path, precision: str) -> Candidate:
-    """Return a written chunk, to be compared with the model on whole clips."""
-    file = OnnxStreamingModel.files[precision]
-    stream = OnnxStreamingModel((folder / file).read_bytes())
-    return Candidate(
-        name=f"streaming, {precision}",
-        files=(file,),
-        is_exact=precision == "fp32",
-        log_probs=partial(run_clips, stream),
-    )
+def _candidate(name: str, precision: str, file: str, log_probs: RunBatch) -> Candidate:
+    is_exact = precision == "fp32"
+    return Candidate(name=name, files=(file,), is_exact=is_exact, log_probs=log_probs)
 
 
-def run_clips(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
+def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
     sizes, frames = stream.chunks, np.zeros_like(lengths)
     log_probs: list[Float32s] = []
@@ -266,7 +256,7 @@ def run_clips(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> B
     return BatchLogProbs(np.concatenate(log_probs, 1), frames)
 
 
-# The graphs of tasks that are no recognizers, such as a codec
+# The graphs of tasks other than recognition, such as a codec
 
 
 class MethodModule(nn.Module):
@@ -276,9 +266,8 @@ class MethodModule(nn.Module):
         super().__init__()
         self.parts, self.method = network.model, getattr(network, name)
 
-    def forward(self, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Call the method."""
-        return tuple(self.method(*arrays))
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.method(*inputs))
 
 
 @dataclass
@@ -287,10 +276,10 @@ class WrittenGraph:
 
     Attributes:
         run: computes its outputs.
-        difference: the largest between floats; where: the batch that has it.
-        integer_mismatches, integers: the number of integers that differ, and of all.
+        difference: the largest difference between floats; where: the batch that has it.
+        integer_mismatches, integers: the number of integers that differ, and of all integers.
         cases: the batches that were compared.
-        failure: the first error that it raised.
+        failure: describes the first error of `run`.
     """
 
     name: str
@@ -304,7 +293,7 @@ class WrittenGraph:
     failure: str = ""
 
     def compare(self, arguments: Sequence[Array], expected: Sequence[Array], batch: str) -> None:
-        """Run it on a batch, and add its differences; other shapes are a failure."""
+        """Run the graph on a batch, and add its differences; other shapes are a failure."""
         self.cases.append(batch)
         try:
             for x, y in zip(expected, self.run(*arguments), strict=True):
@@ -340,11 +329,7 @@ class WrittenGraph:
 def write_graphs(
     trained: TrainedModel, folder: Path, grid: Grid, test_sets: TestSets | str
 ) -> list[WrittenGraph]:
-    """Write the graphs of a task into the folder of their format, and compare them.
-
-    Raises:
-        BundleError: the format does not fit the bundle.
-    """
+    """Write the graphs of a task into the folder of their format, and compare them."""
     export, model = trained.bundle.task.require_export(), trained.bundle.model
     graphs = {name: graph for name, graph in export.graphs.items() if graph.format == folder.name}
     rate = trained.bundle.config.sample_rate
@@ -360,7 +345,15 @@ def write_graphs(
         for text_file, content in texts.items():
             (folder / text_file).write_text(content, encoding="utf-8")
         example = graph.arguments(model.run, noise.audio, noise.lengths)
-        program = _trace_method(MethodModule(model.network, name).eval(), example)
+        dynamic = tuple(  # the first two dimensions, except where they have size 1
+            {dim: Dim.DYNAMIC for dim, size in enumerate(array.shape[:2]) if size > 1}
+            for array in example
+        )
+        program = trace(
+            MethodModule(model.network, name).eval(),
+            *map(torch.from_numpy, example),
+            dynamic_shapes=(dynamic,),  # one entry for `*inputs`
+        )
         file = folder / f"{name}.onnx"
         onnx_model = make_onnx(program, graph.inputs, graph.outputs)
         save_onnx(onnx_model, file, {**metadata, **graph_metadata})
@@ -370,12 +363,3 @@ def write_graphs(
             arguments = graph.arguments(model.run, case.audio, case.lengths)
             output.compare(arguments, model.run(name, *arguments), case.description)
     return written
-
-
-def _trace_method(module: nn.Module, example: Sequence[Array]) -> ExportedProgram:
-    """Trace a method for any size of the first two dimensions, but for those of size 1."""
-    dynamic = tuple(
-        {dim: Dim.DYNAMIC for dim, size in enumerate(array.shape[:2]) if size > 1}
-        for array in example
-    )
-    return trace(module, *map(torch.from_numpy, example), dynamic_shapes=(dynamic,))  # of `*arrays`

@@ -1,20 +1,21 @@
-"""Compare written formats with the trained model: the parity reports are parity.json.
+"""Compare written formats with the trained model, and report the result for parity.json.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 
-Every format is compared on noise, on a grid of batch x length x padding, and, if the run's test
-sets are available, on all of their clips: log-probabilities, best tokens, and error rates beside
-those of the trained model.
+Every format runs on noise, in a grid of batch x length x padding, and on all clips of the run's
+test sets if they are available. Its log-probabilities, best tokens and error rates are compared
+with the trained model's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import chain, product
 from typing import Any
 
 import datasets
 import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
@@ -32,9 +33,10 @@ from sbkit.runtime.model import naming_audio
 from sbkit.runtime.onnx_model import BatchLogProbs
 
 TestSets = Mapping[str, datasets.Dataset]
-Run = Callable[[Float32s, Counts], BatchLogProbs]  # audio (B, S) between -1 and 1, and lengths (B,)
+# audio (B, S) between -1 and 1, and lengths (B,)
+RunBatch = Callable[[Float32s, Counts], BatchLogProbs]
 PADDINGS = ("none", "ragged", "beyond")
-EXTRA_SECONDS = 1.0  # of "beyond", past the longest clip; a sample more makes no round number
+EXTRA_SECONDS = 1.0  # past the longest clip in "beyond"; one more sample avoids a round number
 MAX_DIFFERENCE = 1e-4  # between log-probabilities, for a format that computes in float32
 MAX_WER_DIFFERENCE = 0.01  # on the test sets; of CER in a language without words
 
@@ -44,7 +46,7 @@ class Case:
     """One batch: audio (B, S) between -1 and 1, zero past its lengths (B,).
 
     description: for messages.
-    rows: the columns of each utterance of a test set; empty for noise.
+    rows: the rows of a test set; empty for noise.
     """
 
     audio: Float32s
@@ -54,7 +56,7 @@ class Case:
 
     @classmethod
     def of_clips(cls, rows: Sequence[Mapping[str, Any]]) -> "Case":
-        """Make a batch of the clips of a test set, given rows with `audio` (S,) int16."""
+        """Make a batch from rows of a test set, which have `audio` (S,) int16."""
         lengths = np.array([len(row["audio"]) for row in rows], np.int64)
         audio = np.zeros((len(rows), lengths.max()), np.float32)
         for samples, length, row in zip(audio, lengths, rows, strict=True):
@@ -67,29 +69,23 @@ class Candidate:
     """A written format, or one of its precisions, as its users run it.
 
     Attributes:
-        name: within its format.
+        name: unique within its format.
         files: removed if it misses its limits.
-        log_probs: runs it.
+        log_probs: runs it on a batch.
         is_exact: whether log-probabilities and tokens must equal the trained model's; otherwise
             only error rates are compared.
-        transcribe: transcribes clips (S,), if the format's users have their own decoder.
-        decoder: the decoder of the bundle that it is compared with.
-        prepare: changes the audio first, for the trained model too.
+        transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
+        decoder: the bundle's decoder that it is compared with.
+        prepare: changes the audio first, also for the trained model.
     """
 
     name: str
     files: Sequence[str]
-    log_probs: Run
+    log_probs: RunBatch
     is_exact: bool = True
     transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
     decoder: str = GREEDY
     prepare: Callable[[Case], Case] | None = None
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """Return how far it may be from the trained model."""
-        exact = {"difference": MAX_DIFFERENCE, "same_tokens": True} if self.is_exact else {}
-        return {**exact, "word_error_rate": MAX_WER_DIFFERENCE}
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ class Grid:
 
     @property
     def combinations(self) -> list[tuple[int, float, str]]:
-        """Return all batch sizes, lengths and paddings; one clip cannot be ragged."""
+        """All batch sizes, lengths and paddings; a single clip cannot be ragged."""
         combinations = product(self.batches, self.seconds, PADDINGS)
         return [(b, s, padding) for b, s, padding in combinations if b > 1 or padding != "ragged"]
 
@@ -132,7 +128,7 @@ FULL_GRID = Grid()
 
 @dataclass
 class Agreement:
-    """How far a candidate is from the trained model, over batches."""
+    """How far a candidate is from the trained model, over all batches."""
 
     largest_difference: float = 0.0
     where: str = ""
@@ -148,22 +144,22 @@ class Agreement:
             self.largest_difference, self.where = float("inf"), f"{where}: other lengths"
             self.utterances_with_other_tokens += len(expected.lengths)
             return
-        for trained, written in zip(_utterances(expected), _utterances(actual), strict=True):
+        for trained, written in zip(_split(expected), _split(actual), strict=True):
             differs = best_tokens(trained, blank) != best_tokens(written, blank)
             self.utterances_with_other_tokens += differs
             difference = float(np.abs(trained - written).max(initial=0))
-            if not difference <= self.largest_difference:  # NaN is not, either
+            if not difference <= self.largest_difference:  # also true for NaN
                 self.largest_difference, self.where = difference, where
 
 
 @dataclass
 class Comparison:
-    """A candidate beside the trained model of a bundle: on the grid, and on test clips.
+    """The comparison of a candidate with the trained model, on the grid and on test clips.
 
     Attributes:
-        errors, trained_errors: in the transcripts of both.
-        other_words: the number of transcripts with other words.
-        failure: what the candidate raised; it does not run again.
+        errors, trained_errors: of the two models' transcripts.
+        other_words: the number of transcripts with other words than the trained model's.
+        failure: describes the candidate's first error, after which it does not run again.
     """
 
     candidate: Candidate
@@ -176,12 +172,12 @@ class Comparison:
     failure: str = ""
 
     def add(self, case: Case, expected: BatchLogProbs) -> None:
-        """Run the candidate on a batch, and compare it with the output of the trained model."""
+        """Run the candidate on a batch, and compare its output with the trained model's."""
         if self.failure:
             return
         try:
             actual = self.candidate.log_probs(case.audio, case.lengths)
-        except Exception as error:  # as the graph of an LSTM does at other lengths
+        except Exception as error:  # the graph of an LSTM may fail at other lengths
             self.failure = describe_failure(case.description, error)
             return
         agreement = self.clips if case.rows else self.grid
@@ -201,17 +197,16 @@ class Comparison:
             self.other_words += text.split() != trained.split()
 
     def _texts(self, output: BatchLogProbs) -> list[str]:
-        """Decode as the candidate does, given only log-probabilities."""
+        """Decode log-probabilities with the candidate's decoder."""
         tokenizer, decoder = self.bundle.tokenizer, self.bundle.decoder
         if self.candidate.decoder == GREEDY or decoder is None:
-            blank = tokenizer.vocabulary.blank
-            return [tokenizer.decode(best_tokens(clip, blank)) for clip in _utterances(output)]
-        return [
-            tokenizer.decode(list(decoder.nbest(clip)[0].tokens)) for clip in _utterances(output)
-        ]
+            best = [best_tokens(clip, self.bundle.blank) for clip in _split(output)]
+        else:
+            best = [[*decoder.nbest(clip)[0].tokens] for clip in _split(output)]
+        return [tokenizer.decode(tokens) for tokens in best]
 
     def reasons(self) -> list[str]:
-        """Return the limits that are missed, a sentence each."""
+        """Say in a sentence each which limits the candidate misses."""
         if self.failure:
             return [self.failure]
         reasons = []
@@ -226,9 +221,9 @@ class Comparison:
                 reasons.append(
                     f"{differing} of {agreement.utterances} utterances have other tokens"
                 )
-        name, rate, trained_rate = ("WER", self.errors.wer, self.trained_errors.wer)
-        if not self.bundle.config.has_words:
-            name, rate, trained_rate = ("CER", self.errors.cer, self.trained_errors.cer)
+        name, rate, trained_rate = "CER", self.errors.cer, self.trained_errors.cer
+        if self.bundle.config.has_words:
+            name, rate, trained_rate = "WER", self.errors.wer, self.trained_errors.wer
         if abs(rate - trained_rate) > MAX_WER_DIFFERENCE:
             reasons.append(
                 f"{name} is {100 * rate:.2f} %, the trained model's is {100 * trained_rate:.2f} %; "
@@ -242,12 +237,15 @@ class Comparison:
 
     def report(self, grid: Grid, test_sets: TestSets | str) -> dict[str, Any]:
         """Return the parity report; ``test_sets`` may be the reason why there are none."""
-        reasons = self.reasons()
-        figures = partial(error_figures, by_words=self.bundle.config.has_words)
+        reasons, by_words = self.reasons(), self.bundle.config.has_words
+        exact_limits = {"difference": MAX_DIFFERENCE, "same_tokens": True}
         return {
             "written": not reasons,
             "reasons": reasons,
-            "limits": self.candidate.limits,
+            "limits": {
+                **(exact_limits if self.candidate.is_exact else {}),
+                "word_error_rate": MAX_WER_DIFFERENCE,
+            },
             "grid": {
                 "batch": grid.batches,
                 "seconds": grid.seconds,
@@ -261,38 +259,51 @@ class Comparison:
                 **asdict(self.clips),
                 "decoder": self.candidate.decoder,
                 "transcripts_with_other_words": self.other_words,
-                "error_rates": figures(self.errors),
-                "error_rates_of_the_trained_model": figures(self.trained_errors),
+                "error_rates": error_figures(self.errors, by_words=by_words),
+                "error_rates_of_the_trained_model": error_figures(
+                    self.trained_errors, by_words=by_words
+                ),
             },
         }
 
 
 def describe_failure(batch: str, error: Exception) -> str:
-    """Say on what a format failed; runtimes have exceptions of their own."""
+    """Say on which batch a format failed, and how."""
     return f"on {batch} it raised {type(error).__name__}: {printable(str(error))[:300]}"
 
 
 def compare(
-    trained: TrainedModel, candidates: Sequence[Candidate], grid: Grid, test_sets: TestSets | str
-) -> list[Comparison]:
-    """Run every candidate and the trained model on the same audio."""
-    comparisons = [Comparison(candidate, trained.bundle) for candidate in candidates]
+    trained: TrainedModel,
+    candidates: Mapping[str, Sequence[Candidate]],
+    grid: Grid,
+    test_sets: TestSets | str,
+) -> dict[str, dict[str, Any]]:
+    """Run all candidates and the trained model on the same audio; return their parity reports.
+
+    Candidates and reports are by format; the reports of a format are by candidate.
+    """
+    comparisons = {
+        format: [Comparison(candidate, trained.bundle) for candidate in format_candidates]
+        for format, format_candidates in candidates.items()
+    }
     for case in cases(grid, test_sets, trained.bundle.config.sample_rate):
         with naming_audio(case.description):
             expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
-        for comparison in comparisons:
-            if (prepare := comparison.candidate.prepare) is None:
+        for comparison in chain.from_iterable(comparisons.values()):
+            if comparison.candidate.prepare is None:
                 comparison.add(case, expected)
-                continue
-            prepared = prepare(case)
-            comparison.add(
-                prepared, trained_log_probs(trained.waveform, prepared.audio, prepared.lengths)
-            )
-    return comparisons
+            else:
+                prepared = comparison.candidate.prepare(case)
+                output = trained_log_probs(trained.waveform, prepared.audio, prepared.lengths)
+                comparison.add(prepared, output)
+    return {
+        format: {item.candidate.name: item.report(grid, test_sets) for item in format_comparisons}
+        for format, format_comparisons in comparisons.items()
+    }
 
 
 def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
-    """Yield the batches of the grid, then those of the test clips; show the progress."""
+    """Yield the batches of the grid, then batches of test clips; show the progress."""
     sets = [] if isinstance(test_sets, str) else [*test_sets.values()]
     batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
     test_cases = (Case.of_clips([*batch.values()]) for batch in batches)
@@ -303,6 +314,13 @@ def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
             advance(len(case.lengths))
 
 
-def _utterances(output: BatchLogProbs) -> list[Float32s]:
+def _split(output: BatchLogProbs) -> list[Float32s]:
+    """Return the frames (U, V) of each utterance of a batch, without padding."""
     pairs = zip(output.log_probs, output.lengths.tolist(), strict=True)
     return [log_probs[:frames] for log_probs, frames in pairs]
+
+
+def join(utterances: Sequence[Float32s]) -> BatchLogProbs:
+    """Pad the frames (U, V) of utterances to a batch."""
+    padded = pad_sequence([torch.from_numpy(frames) for frames in utterances], batch_first=True)
+    return BatchLogProbs(padded.numpy(), np.array([*map(len, utterances)]))

@@ -1,15 +1,13 @@
-"""The folder that sherpa-onnx loads, on servers, phones and in browsers: three types of models.
+"""The folder that sherpa-onnx loads on servers, phones and in browsers, with three model types.
 
 `fire-red-asr-2-ctc` (80 log-mel bins) and `omnilingual-asr-ctc` (a pretrained encoder of waveforms)
-recognize whole clips; `wenet_ctc` recognizes chunk by chunk. If the bundle's decoder is a decoding
-graph, it is written too, as `HLG.fst`. sherpa-onnx computes features itself, with settings that
-follow from the model type: those of `fire-red-asr-2-ctc` are sbkit's (no partial windows, filters
-up to half the sample rate, the scale of int16). It writes the names of special tokens (<unk>) into
-texts; sbkit omits them.
+recognize whole clips; `wenet_ctc` recognizes chunk by chunk. A decoding graph of the bundle is
+written as `HLG.fst`. sherpa-onnx computes features itself, with settings that depend on the model
+type: `fire-red-asr-2-ctc` has sbkit's (no partial windows, filters up to half the sample rate, the
+scale of int16). It writes the names of special tokens (<unk>) into texts; sbkit omits them.
 
-Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary; of a streaming
-model: L frames of left context, N blocks, H heads, D model width, K frames of a convolution, C
-channels of the front-end.
+Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary. In a streaming
+model: L frames of left context, N blocks, H heads, D model width, K frames of a convolution.
 """
 
 from collections.abc import Sequence
@@ -21,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import FULL_SCALE
@@ -32,7 +29,7 @@ from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.bundle.protocols import ChunkSizes
 from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES
 from sbkit.export.onnx_format import make_onnx, save_onnx
-from sbkit.export.parity import Candidate, Case, Run
+from sbkit.export.parity import Candidate, Case, RunBatch, join
 from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, WaveformModel, trace
 from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import PAST_FRAMES, STRIDE
@@ -40,7 +37,6 @@ from sbkit.models.pretrained.features import VARIANCE_EPS, NormalizedAudio
 from sbkit.models.streaming import EncoderState, streaming_network
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.text.tokenizer import Tokenizer
 
 MODEL_FILE, ONLINE_FILE = "model.onnx", "online.onnx"
 TOKENS_FILE, GRAPH_FILE = "tokens.txt", "HLG.fst"
@@ -54,11 +50,11 @@ WENET_OUTPUTS = ("log_probs", "next_attn_cache", "next_conv_cache")
 
 
 def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write the model and its tokens, and the decoding graph of the bundle's decoder, if any.
+    """Write the model and its tokens, and the decoding graph of the bundle, if it has one.
 
     Raises:
-        BundleError: sherpa-onnx cannot compute the model's features: it needs 80 log-mel bins or
-            normalized audio, of 16 kHz.
+        BundleError: sherpa-onnx cannot compute the model's features, which must be 80 log-mel bins
+            or normalized audio, at 16 kHz.
     """
     sherpa = require_package("sherpa_onnx", extra="export")
     bundle = trained.bundle
@@ -68,7 +64,9 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     else:
         model_type, load = FIRE_RED, sherpa.OfflineRecognizer.from_fire_red_asr_ctc
         log_probs = _write_feature_model(bundle, folder / MODEL_FILE)
-    (folder / TOKENS_FILE).write_text(_tokens(bundle.tokenizer), encoding="utf-8")
+    names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: BLANK}
+    tokens = "".join(f"{name} {id}\n" for id, name in names.items())
+    (folder / TOKENS_FILE).write_text(tokens, encoding="utf-8")
     recognizer = load(model=str(folder / MODEL_FILE), tokens=str(folder / TOKENS_FILE))
     greedy = Candidate(
         name=model_type,
@@ -78,7 +76,7 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     )
     candidates = [greedy]
     if bundle.model.chunks is not None:
-        candidates.append(write_online(trained, folder, folder / TOKENS_FILE))
+        candidates.append(_write_online(trained, folder))
     decoder = bundle.decoder
     if decoder is None or decoder.decoder_type != "graph":
         return candidates
@@ -93,11 +91,6 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     return [*candidates, with_graph]
 
 
-def _tokens(tokenizer: Tokenizer) -> str:
-    names = dict(enumerate(tokenizer.pieces())) | {tokenizer.vocabulary.blank: BLANK}
-    return "".join(f"{name} {id}\n" for id, name in names.items())
-
-
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
     texts = []
     for clip in clips:
@@ -109,7 +102,7 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 
 
 def load_with_graph(folder: Path, model_type: str) -> Any:
-    """Load the model of whole clips with the decoding graph."""
+    """Load the whole-clip model with the decoding graph."""
     sherpa = require_package("sherpa_onnx", extra="export").offline_recognizer
     model = sherpa.OfflineModelConfig(tokens=str(folder / TOKENS_FILE))
     if model_type == OMNILINGUAL:
@@ -124,12 +117,12 @@ def load_with_graph(folder: Path, model_type: str) -> Any:
 
 
 def load_online(model: Path, tokens: Path, *, chunk: int = 16, left_chunks: int = 4) -> Any:
-    """Load the streaming model with sbkit's features."""
+    """Load the streaming model with the settings of sbkit's features."""
     sherpa = require_package("sherpa_onnx", extra="export").online_recognizer
     wenet = sherpa.OnlineWenetCtcModelConfig(
         model=str(model), chunk_size=chunk, num_left_chunks=left_chunks
     )
-    # The defaults are filters up to 7600 Hz, and windows that reach beyond both ends.
+    # By default, filters end at 7600 Hz, and windows reach beyond both ends of the audio.
     features = sherpa.FeatureExtractorConfig(high_freq=0, snip_edges=True)
     config = sherpa.OnlineRecognizerConfig(
         feat_config=features,
@@ -141,7 +134,7 @@ def load_online(model: Path, tokens: Path, *, chunk: int = 16, left_chunks: int 
 
 
 def _build_recognizer(sherpa: Any, config: Any) -> Any:
-    """Call a private class: no public method takes such a config. Tried with sherpa-onnx 2.0.1."""
+    """Call a private class, since no public function takes the config; tested with 2.0.1."""
     return sherpa._Recognizer(config)
 
 
@@ -152,13 +145,11 @@ class FeatureModel(WaveformModel):
     """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
         states, frames = self.model.encoder.encode_features(x, x_lens)
         return self.model.ctc_log_probs(states), frames
 
 
-def _write_feature_model(bundle: TorchBundle, file: Path) -> Run:
-    """Write a model of features, and return a function that runs it."""
+def _write_feature_model(bundle: TorchBundle, file: Path) -> RunBatch:
     _require_fbank(bundle)
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
@@ -169,7 +160,7 @@ def _write_feature_model(bundle: TorchBundle, file: Path) -> Run:
         "model_type": FIRE_RED,
         "vocab_size": bundle.tokenizer.vocab_size,
         "subsampling_factor": bundle.model.samples_per_frame // shift_samples(SAMPLE_RATE),
-        "cmvn_mean": ",".join(["0"] * N_MELS),  # our graph normalizes by itself
+        "cmvn_mean": ",".join(["0"] * N_MELS),  # the graph itself normalizes
         "cmvn_inv_stddev": ",".join(["1"] * N_MELS),
     }
     save_onnx(graph, file, metadata)
@@ -183,9 +174,9 @@ def _require_fbank(bundle: TorchBundle) -> None:
     mels = arguments.get("n_mels", N_MELS)
     if not is_fbank or mels != N_MELS or bundle.config.sample_rate != SAMPLE_RATE:
         raise BundleError(
-            f"sherpa-onnx can only compute sbkit's Fbank of {N_MELS} bins at {SAMPLE_RATE} Hz, but "
-            f"this model has {name} of {mels} bins at {bundle.config.sample_rate} Hz. Leave the "
-            "format out."
+            f"sherpa-onnx can only compute sbkit's Fbank with {N_MELS} bins at {SAMPLE_RATE} Hz, "
+            f"but this model has {name} with {mels} bins at {bundle.config.sample_rate} Hz. Leave "
+            "the format out."
         )
 
 
@@ -200,20 +191,19 @@ def _feature_log_probs(
 
 
 # Models of waveforms: OMNILINGUAL. sherpa-onnx passes whole clips, one by one, without lengths. It
-# subtracts the mean of each and divides by the root of its variance plus 1e-5
-# (`offline-omnilingual-asr-ctc-model.cc`), while the encoder was trained with 1e-7: the graph
-# converts the one into the other.
+# subtracts the mean of each clip, and divides by the root of its variance plus 1e-5
+# (`offline-omnilingual-asr-ctc-model.cc`). The encoder was trained with 1e-7, so the graph first
+# rescales the audio.
 
 
 class NormalizedModel(WaveformModel):
-    """Clips that sherpa-onnx has normalized to log-probabilities: (B, S) -> (B, U, V)."""
+    """A recognizer of clips that sherpa-onnx has normalized: (B, S) -> (B, U, V)."""
 
     def forward(self, audio: Tensor) -> Tensor:  # type: ignore[override]
-        """Score every token at every frame."""
-        # v / (v + VARIANCE_EPSILON) for a clip of variance v
+        # A clip whose variance was v has variance v / (v + VARIANCE_EPSILON) here.
         variance = audio.double().var(1, correction=0, keepdim=True)
-        share = VARIANCE_EPS / VARIANCE_EPSILON
-        audio = audio * (variance + share * (1 - variance)).rsqrt().float()
+        ratio = VARIANCE_EPS / VARIANCE_EPSILON
+        audio = audio * (variance + ratio * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
         states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)
         log_probs: Tensor = self.model.ctc_log_probs(states)
@@ -221,7 +211,7 @@ class NormalizedModel(WaveformModel):
 
 
 def takes_waveforms(features: Any) -> bool:
-    """Check whether `compute_features` leaves the audio a waveform.
+    """Return whether the part `compute_features` passes on the waveform.
 
     Raises:
         BundleError: the model was not trained on normalized audio, which sherpa-onnx passes.
@@ -238,8 +228,7 @@ def takes_waveforms(features: Any) -> bool:
     return True
 
 
-def _write_waveform_model(trained: TrainedModel, file: Path) -> Run:
-    """Write the model, and return a function that runs it."""
+def _write_waveform_model(trained: TrainedModel, file: Path) -> RunBatch:
     example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
     program = trace(NormalizedModel(trained.bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
@@ -248,22 +237,21 @@ def _write_waveform_model(trained: TrainedModel, file: Path) -> Run:
 
 
 def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> BatchLogProbs:
-    """Run the graph on one clip after the other, normalized as by sherpa-onnx."""
+    """Normalize clips as sherpa-onnx does, and run the graph on one after the other."""
     outputs = []
     for samples, length in zip(audio, lengths, strict=True):
         clip = samples[:length].astype(np.float64)
         clip = (clip - clip.mean()) / np.sqrt(clip.var() + VARIANCE_EPSILON)
         (output,) = session.run(None, {"audio": clip[None].astype(np.float32)})
-        outputs.append(torch.from_numpy(output[0]))
-    padded = pad_sequence(outputs, batch_first=True).numpy()
-    return BatchLogProbs(padded, np.array([*map(len, outputs)]))
+        outputs.append(output[0])
+    return join(outputs)
 
 
-# Streaming models: WENET. The caches are WeNet's, of N + 1 blocks: keys before rotation and values,
-# (N + 1, H, L, 2 D/H), and the frames that each convolution keeps, (N + 1, 1, D, K); the last block
-# of the second holds the frames that the front-end keeps. sherpa-onnx decodes only whole chunks,
-# and a chunk only once one more frame is available, so audio must end with silence (sherpa #411).
-# Its features equal sbkit's only as `load_online` sets them.
+# Streaming models: WENET. The caches are WeNet's and have N + 1 blocks: keys before rotation and
+# values, (N + 1, H, L, 2 D/H), and the frames that each convolution keeps, (N + 1, 1, D, K). The
+# last block of the second cache has the frames that the front-end keeps. sherpa-onnx decodes only
+# whole chunks, and a chunk only once one more frame is available, so audio must end with silence
+# (sherpa #411). Its features equal sbkit's only with the settings of `load_online`.
 
 
 class OnlineModel(nn.Module):
@@ -271,17 +259,11 @@ class OnlineModel(nn.Module):
 
     def __init__(self, model: AsrModel, stream: StreamingAsrModel) -> None:
         super().__init__()
-        self.parts, self.stream = model.model, stream  # the first owns every parameter
+        self.parts, self.stream = model.model, stream  # parts own every parameter
         self.start = stream.start()
 
-    @property
-    def fits(self) -> bool:
-        """Check whether the frames that the front-end keeps fit into a block's cache."""
-        cached = self.start.features.numel() + self.start.hidden.numel()
-        return self.start.convolution[0, 0].numel() >= cached
-
     def metadata(self) -> dict[str, object]:
-        """Return the sizes of the caches, for sherpa-onnx."""
+        """Return the sizes of the caches, which sherpa-onnx reads."""
         _, blocks, width, size = self.start.convolution.shape
         return {
             "model_type": WENET,
@@ -294,12 +276,12 @@ class OnlineModel(nn.Module):
         }
 
     def example(self) -> tuple[Tensor, ...]:
-        """Return the inputs of a first chunk, of zeros, with the whole context visible."""
+        """Return the inputs for a first chunk of zeros, with the whole context visible."""
         left = self.start.attention.shape[2]
         frames = self.stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)
         mask = torch.ones(1, 1, left + frames // SUBSAMPLING, dtype=torch.bool)
-        count, x = torch.tensor([left]), torch.zeros(1, frames, self.start.features.shape[2])
-        return x, count, count, *self._pack(self.start), mask
+        offset, x = torch.tensor([left]), torch.zeros(1, frames, self.start.features.shape[2])
+        return x, offset, offset, *self._pack(self.start), mask
 
     def forward(
         self,
@@ -310,13 +292,14 @@ class OnlineModel(nn.Module):
         conv_cache: Tensor,
         attn_mask: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Score every token at every frame: (1, T, M) -> (1, U, V)."""
+        """Score the tokens: (1, T, M) -> (1, U, V)."""
         state = self._unpack(attn_cache, conv_cache, attn_mask)
         lengths = torch.full((1,), x.shape[1])
         log_probs, _, state = self.stream.forward_features(x, lengths, state)
         return log_probs, *self._pack(state)
 
     def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> EncoderState:
+        """Read the encoder's state from WeNet's caches."""
         mels, channels = self.start.features.shape[2], self.start.hidden.shape[2]
         cached = (
             convolution[-1].flatten()[: PAST_FRAMES * (mels + channels)].view(1, PAST_FRAMES, -1)
@@ -332,6 +315,7 @@ class OnlineModel(nn.Module):
         )
 
     def _pack(self, state: EncoderState) -> tuple[Tensor, Tensor]:
+        """Write the encoder's state into WeNet's caches."""
         keys = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
         blocks = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
         cached = torch.cat([state.features, state.hidden], 2).flatten()
@@ -340,21 +324,21 @@ class OnlineModel(nn.Module):
         return torch.cat([keys, torch.zeros_like(keys[:1])]), torch.cat([blocks, last])
 
 
-def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate:
+def _write_online(trained: TrainedModel, folder: Path) -> Candidate:
     """Write the streaming model; raises BundleError if WeNet's caches cannot hold its state."""
     network, bundle = trained.bundle.model.network, trained.bundle
     stream, sizes = streaming_network(network), bundle.model.chunks
     assert isinstance(stream, StreamingAsrModel) and sizes is not None
     module = OnlineModel(network, stream).eval()
-    chunk, left = (
-        stream.chunk_shift_samples // bundle.model.samples_per_frame,
-        module.start.attention.shape[2],
-    )
-    if not module.fits or left % chunk:
+    start, tokens = module.start, folder / TOKENS_FILE
+    chunk = stream.chunk_shift_samples // bundle.model.samples_per_frame
+    left = start.attention.shape[2]
+    front_end_size = start.features.numel() + start.hidden.numel()
+    if left % chunk or front_end_size > start.convolution[0, 0].numel():
         raise BundleError(
             "sherpa-onnx's online recognizer needs left_ms to be a multiple of chunk_ms, and "
-            "kernel_size // 2 * d_model to be at least 3 * (n_mels + cnn_channels), which the "
-            "front-end keeps. Raise these, or leave the format out."
+            "kernel_size // 2 * d_model to be at least 3 * (n_mels + cnn_channels), the size of "
+            "the front-end's state. Change these, or leave the format out."
         )
     program = trace(module, *module.example(), dynamic_shapes=({},) * len(WENET_INPUTS))
     graph = make_onnx(program, WENET_INPUTS, WENET_OUTPUTS)
@@ -372,7 +356,7 @@ def write_online(trained: TrainedModel, folder: Path, tokens: Path) -> Candidate
 
 
 def _append_silence(sizes: ChunkSizes, case: Case) -> Case:
-    """Append silence to each clip, so that its last chunk is whole."""
+    """Append silence to each clip to fill its last chunk."""
     missing = sizes.window - case.lengths
     lengths = case.lengths + np.maximum(missing, missing % sizes.step)
     padding = max(0, int(lengths.max()) - case.audio.shape[1])
@@ -383,7 +367,7 @@ def _transcribe_online(recognizer: Any, frame: int, clips: Sequence[Float32s]) -
     texts = []
     for clip in clips:
         stream = recognizer.create_stream()
-        # A chunk is decoded once there is one more frame.
+        # The last chunk is decoded only once one more frame is available.
         stream.accept_waveform(SAMPLE_RATE, np.pad(clip, (0, frame)))
         while recognizer.is_ready(stream):
             recognizer.decode_stream(stream)
@@ -416,6 +400,4 @@ def _run_online(
             state[2:] = caches
             log_probs.append(scores[0])
         outputs.append(np.concatenate(log_probs))
-    longest = max(map(len, outputs))
-    padded = [np.pad(output, ((0, longest - len(output)), (0, 0))) for output in outputs]
-    return BatchLogProbs(np.stack(padded), counts)
+    return BatchLogProbs(join(outputs).log_probs, counts)

@@ -1,6 +1,6 @@
 """A folder for SpeechBrain: ``EncoderASR.from_hparams(source=FOLDER, savedir=None)``.
 
-Its YAML builds parts of sbkit, which must be installed; SpeechBrain loads audio and decodes.
+Its YAML builds parts from sbkit, which must be installed; SpeechBrain loads the audio and decodes.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 """
@@ -26,9 +26,9 @@ from sbkit.models.asr import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 
 YAML_FILE, ENCODER_FILE, TOKENIZER_FILE = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
-SPARE_FRAMES = 2  # that rounding a relative length can cost
+SPARE_FRAMES = 2  # frames that rounding a relative length can cost
 HEAD = """\
-# Written by sbkit export. It builds parts of sbkit, which must be installed with SpeechBrain.
+# Written by sbkit export. It builds parts from sbkit, which must be installed with SpeechBrain.
 sample_rate: {rate}
 audio_normalizer: !new:speechbrain.dataio.preprocess.AudioNormalizer {{sample_rate: {rate}}}
 tokenizer: !new:sentencepiece.SentencePieceProcessor
@@ -45,7 +45,7 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 
 
 def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write YAML, weights and tokenizer, and load them with EncoderASR."""
+    """Write the YAML, the weights and the tokenizer, and load them with EncoderASR."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
     bundle, tokenizer = trained.bundle, trained.bundle.tokenizer
     config = bundle.config
@@ -84,7 +84,6 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
 
 
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
-    """Transcribe clips as one batch."""
     audio = pad_sequence([torch.from_numpy(clip) for clip in clips], batch_first=True)
     lengths = torch.tensor([len(clip) for clip in clips])
     texts, _ = recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))
@@ -97,7 +96,7 @@ def _flow(plain: Plain) -> str:
         return f"[{', '.join(map(_flow, plain))}]"
     if not isinstance(plain, dict):
         text = json.dumps(plain)
-        # In YAML, 1e-05 is a text, and 1.0e-05 a number.
+        # YAML reads 1e-05 as a text, and 1.0e-05 as a number.
         return text.replace("e", ".0e") if isinstance(plain, float) and "." not in text else text
     if plain.keys() == {"tuple"}:
         return f"({', '.join(map(_flow, plain['tuple']))})"
@@ -108,16 +107,16 @@ def _flow(plain: Plain) -> str:
 
 
 class WaveformEncoder(nn.Module):
-    """Waveforms to log-probabilities, as SpeechBrain's EncoderASR calls an encoder.
+    """A recognizer that SpeechBrain's EncoderASR calls as its encoder.
 
-    It takes audio between -1 and 1 and relative lengths: (B, S), (B,) -> (B, U', V). Frames past
-    the end of an utterance are blank with certainty. There are enough of them that SpeechBrain's
-    decoder, which rounds relative lengths, never cuts off a frame of speech. Frames whose best
-    token is special are blank too, since sbkit omits special tokens from texts.
+    It takes audio between -1 and 1 and relative lengths: (B, S), (B,) -> (B, U', V). After the end
+    of an utterance, the blank has probability 1 in so many frames that SpeechBrain's decoder, which
+    rounds relative lengths, never cuts off a frame of speech. It also has probability 1 in frames
+    whose best token is special, since sbkit omits special tokens from texts.
     """
 
     def __init__(self, *, model: Sequence[str], vocabulary: Vocabulary, **parts: nn.Module) -> None:
-        """Assemble the parts as a bundle does; ``model`` names those with weights, in order."""
+        """Assemble the parts as a bundle does; ``model`` names the parts with weights, in order."""
         super().__init__()
         self.blank = vocabulary.blank
         self.special = (vocabulary.unk, vocabulary.bos, vocabulary.eos)
@@ -126,7 +125,6 @@ class WaveformEncoder(nn.Module):
         self.waveform = WaveformModel(AsrModel(model=owned, vocabulary=vocabulary, **parts))
 
     def forward(self, wavs: Tensor, wav_lens: Tensor) -> Tensor:
-        """Score every token at every frame."""
         lengths = (wav_lens * wavs.shape[1]).round().long().cpu()
         log_probs, frames = self.waveform(wavs, lengths)
         spare = int(torch.ceil(SPARE_FRAMES / wav_lens.min()))

@@ -1,4 +1,4 @@
-"""The test sets of a run, and batches of whole utterances of prepared data."""
+"""The test sets of a run, and batches of whole utterances."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ def prepare_test_sets(run: Path) -> Mapping[str, datasets.Dataset]:
     test_sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
     if not test_sets:
         raise DataError(
-            f"{run} has no test sets to score or compare models on. Name data of yours: sbkit "
+            f"{run} has no test sets to score or compare models on. Name data of your own: sbkit "
             f"score {run} test.csv"
         )
     return test_sets

@@ -1,4 +1,4 @@
-"""A trained recognizer as one module, and its graph, which all formats share.
+"""A trained recognizer as one module, and its traced graph, which all formats share.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 """
@@ -24,13 +24,13 @@ from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
 
-EXAMPLE_BATCH = 3  # utterances: exporters may take one or two for constants of the model
+EXAMPLE_BATCH = 3  # utterances; exporters may take a 1 or 2 for a constant of the model
 
 
 class WaveformModel(nn.Module):
     """A recognizer as one module, with its features: (B, S), (B,) -> (B, U, V), (B,).
 
-    Audio is between -1 and 1, as in every other library; scaling it by a power of two is exact.
+    Audio is between -1 and 1, as in other libraries; scaling it by a power of two is exact.
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,7 +39,6 @@ class WaveformModel(nn.Module):
         self.model = model
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Score every token at every frame."""
         log_probs, frames = self.model.predict(audio * FULL_SCALE, audio_lengths)
         return log_probs, frames
 
@@ -47,12 +46,12 @@ class WaveformModel(nn.Module):
 def trace(
     module: nn.Module, *example: Tensor, dynamic_shapes: tuple[Any, ...] | None = None
 ) -> ExportedProgram:
-    """Trace a module of data (B, S, ...), and lengths (B,) if it takes them, for any B and S.
+    """Trace a module that takes data (B, S, ...) and perhaps lengths (B,), for any B and S.
 
-    ``dynamic_shapes``, as torch.export takes them, replace these dynamic dimensions.
+    ``dynamic_shapes``, in the form of torch.export, replaces these dynamic dimensions.
 
     Raises:
-        BundleError: it cannot be traced, or only for the sizes of the example.
+        BundleError: the module cannot be traced, or only for the sizes of the example.
     """
     default = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC}, {0: Dim.DYNAMIC})[: len(example)]
     keep_device_guard()
@@ -60,11 +59,11 @@ def trace(
     module.requires_grad_(False)
     with torch.no_grad(), quiet_exporters():
         try:
-            module(*example)  # fills caches with real tensors
+            module(*example)  # fills the module's caches with real tensors
             program = torch.export.export(
                 module, example, dynamic_shapes=dynamic_shapes or default, strict=False
             )
-        except Exception as error:  # a user's part may do what no exporter knows
+        except Exception as error:  # a user's part may use anything
             raise BundleError(
                 "torch.export cannot trace this model for any batch size and length: it raised "
                 f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change "
@@ -72,12 +71,12 @@ def trace(
             ) from error
     for graph in program.graph_module.modules():  # graphs are nested, as with autocast
         for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # names folders of this machine, and is saved
+            node.meta.pop("stack_trace", None)  # is saved, and names folders of this machine
     return program
 
 
 def min_samples(program: ExportedProgram) -> int:
-    """Return the minimum length of audio that a traced graph takes, in samples."""
+    """Return the shortest audio that a traced graph takes, in samples."""
     audio = next(node for node in program.graph.nodes if node.name == "audio")
     symbol = audio.meta["val"].shape[1].node.expr
     return int(program.range_constraints[symbol].lower)
@@ -98,7 +97,7 @@ def quiet_exporters() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained recognizer; ``user_modules``, which `--import` names, hold some of its parts."""
+    """A trained recognizer; ``user_modules`` are the modules of its parts that `--import` names."""
 
     bundle: TorchBundle
     user_modules: frozenset[str] = frozenset()
@@ -110,7 +109,7 @@ class TrainedModel:
 
     @cached_property
     def program(self) -> ExportedProgram:
-        """The graph, traced on a second of noise in three lengths."""
+        """The graph, traced on noise of three lengths."""
         rate = self.bundle.config.sample_rate
         noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
         return trace(self.waveform, noise, torch.tensor([rate, rate * 3 // 4, rate // 2]))

@@ -31,8 +31,8 @@ START = b"\\data\\"  # tools may write anything above it
 def read_arpa(path: Path) -> NgramModel:
     """Read a model from an ARPA file; raise DataError if it is truncated or inconsistent.
 
-    A file without `<unk>` gives unknown words no probability: a log10 of -99, as is usual in ARPA
-    files. Back-offs of the highest order have no effect and are dropped.
+    If the file has no `<unk>`, unknown words have no probability: a log10 of -99, as is usual in
+    ARPA files. Back-offs of the highest order have no effect and are dropped.
     """
     file = ArpaFile(path)
     counts = file.read_counts()
@@ -50,7 +50,7 @@ def read_arpa(path: Path) -> NgramModel:
 
 
 class ArpaFile:
-    """The lines of a file with their numbers, for errors."""
+    """A file that is read line by line, and remembers the latest line for errors."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lines = path, read_lines(path, subject="An ARPA file")
@@ -66,10 +66,10 @@ class ArpaFile:
         self._line = b""
         return b""
 
-    def error(self, rule: str) -> DataError:
-        """Return an error that names the latest line; ``rule``: what an ARPA file must do."""
+    def error(self, rule: str, fault: str = "") -> DataError:
+        """Return an error; ``rule``: what an ARPA file must do; ``fault``: by default, the line."""
         line = self._line[:80].decode(errors="backslashreplace")
-        fault = f"has {line!r} in line {self._number}" if line else "is truncated"
+        fault = fault or (f"has {line!r} in line {self._number}" if line else "is truncated")
         return DataError(
             f"An ARPA file must {rule}, but {self._path} {fault}. Make or fetch the file again."
         )
@@ -105,22 +105,23 @@ class ArpaFile:
 
 
 def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
-    rows: dict[str, tuple[float, float]] = {SPECIAL[0]: (LOG10_ZERO, 0.0)}
+    values: dict[str, tuple[float, float]] = {SPECIAL[0]: (LOG10_ZERO, 0.0)}
     for log_prob, (field,), backoff in file.read_rows(1, count):
         try:
             word = field.decode()
         except UnicodeDecodeError:
             raise file.error("be UTF-8") from None
-        rows[SPECIAL[0] if word == "<UNK>" else word] = log_prob, backoff
-    if not rows.keys() >= {*SPECIAL}:
+        values[SPECIAL[0] if word == "<UNK>" else word] = log_prob, backoff
+    if not values.keys() >= {*SPECIAL}:
         raise file.error(f"have {' and '.join(SPECIAL[1:])} among its unigrams")
-    words = (*SPECIAL, *sorted(rows.keys() - {*SPECIAL}))
-    values = LN_10 * np.array([rows[word] for word in words])  # (V, 2)
-    return words, Grams(np.arange(len(words)), *_columns(values))
+    words = (*SPECIAL, *sorted(values.keys() - {*SPECIAL}))
+    columns = _to_columns(np.array([values[word] for word in words]))
+    return words, Grams(np.arange(len(words)), *columns)
 
 
-def _columns(values: Float64s) -> Iterator[Float32s]:
-    return (column.astype(np.float32) for column in values.T)
+def _to_columns(values: Float64s) -> Iterator[Float32s]:
+    """Convert log10 probabilities and back-offs, (N, 2), to two columns of natural logarithms."""
+    return (column.astype(np.float32) for column in LN_10 * values.T)
 
 
 def _read_grams(
@@ -137,10 +138,11 @@ def _read_grams(
         values.extend((log_prob, backoff))
     keys = _find_keys(np.array(word_ids, np.int64).reshape(-1, order), lower)
     if (keys < 0).any():
-        raise file.error(f"contain the prefix of each {order}-gram as an n-gram")
-    by_key = np.argsort(keys, kind="stable")
-    columns = _columns(LN_10 * np.array(values).reshape(-1, 2)[by_key])
-    return Grams(keys[by_key], *columns)
+        raise file.error(f"contain the prefix of each {order}-gram as an n-gram", "lacks some")
+    by_key = np.argsort(keys)
+    if (np.diff(keys[by_key]) == 0).any():
+        raise file.error(f"contain each {order}-gram once", "repeats some")
+    return Grams(keys[by_key], *_to_columns(np.array(values).reshape(-1, 2)[by_key]))
 
 
 def _find_keys(words: Int64s, lower: Sequence[Grams]) -> Int64s:
@@ -163,22 +165,19 @@ def write_arpa(model: NgramModel, path: Path) -> None:
     """
     counts = [f"ngram {order}={len(grams)}" for order, grams in enumerate(model.grams, start=1)]
     parts = ["\\data\\\n" + "\n".join(counts) + "\n"]
-    texts = [""]  # the words of the order below, by row
+    prefixes = [""]  # by row in the order below
     for order, grams in enumerate(model.grams, start=1):
-        rows, words = np.divmod(grams.keys, len(model.words))
-        prefixes = map(texts.__getitem__, rows.tolist())
-        last_words = map(model.words.__getitem__, words.tolist())
-        texts = list(map(str.__add__, prefixes, last_words))
+        rows, ids = np.divmod(grams.keys, len(model.words))
+        pairs = zip(rows.tolist(), ids.tolist(), strict=True)
+        texts = [prefixes[row] + model.words[word] for row, word in pairs]
         parts.append(f"\n\\{order}-grams:\n")
-        parts += _write_lines(texts, grams, last=order == model.order)
-        texts = [f"{text} " for text in texts]
+        log_probs, backoffs = (
+            (column.astype(np.float64) / LN_10).tolist()
+            for column in (grams.log_probs, grams.backoffs)
+        )
+        for log_prob, text, backoff in zip(log_probs, texts, backoffs, strict=True):
+            suffix = f"\t{backoff:.9g}" if order < model.order else ""
+            parts.append(f"{log_prob:.9g}\t{text}{suffix}\n")
+        prefixes = [f"{text} " for text in texts]
     parts.append("\n\\end\\\n")
     write_bytes_atomically(path, "".join(parts).encode())
-
-
-def _write_lines(texts: list[str], grams: Grams, *, last: bool) -> Iterator[str]:
-    log_probs, backoffs = (
-        (values.astype(np.float64) / LN_10).tolist() for values in (grams.log_probs, grams.backoffs)
-    )
-    for log_prob, text, backoff in zip(log_probs, texts, backoffs, strict=True):
-        yield f"{log_prob:.9g}\t{text}\n" if last else f"{log_prob:.9g}\t{text}\t{backoff:.9g}\n"

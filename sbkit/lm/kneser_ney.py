@@ -67,8 +67,8 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
             f"The order of a language model must be from 1 to {MAX_ORDER}, but is {order}. Use 3 "
             "for words, 6 for characters."
         )
-    words, ids = read_text(sentences)
-    counted = count(ids, len(words), order)
+    words, ids = index_words(sentences)
+    counted = count_ngrams(ids, len(words), order)
     num_sentences = int((ids == END).sum())
     estimates = [estimate_discounts(grams.counts) for grams in counted]
     discounts = [estimate or FALLBACK_DISCOUNTS for estimate in estimates]
@@ -80,7 +80,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     )
 
 
-def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Int64s]:
+def index_words(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Int64s]:
     """Assign ids to the words of sentences: -> different words (V,), ids of the text (T,).
 
     Each sentence is between `<s>` and `</s>`. Raises DataError for a text without words.
@@ -89,23 +89,23 @@ def read_text(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], Int6
     first_ids.default_factory = first_ids.__len__
     for word in SPECIAL:
         first_ids[word]
-    stream = array("i")  # 4 bytes a word
+    text_ids = array("i")  # 4 bytes a word
     for sentence in sentences:
-        stream.append(BEGIN)
-        stream.extend(map(first_ids.__getitem__, sentence))
-        stream.append(END)
+        text_ids.append(BEGIN)
+        text_ids.extend(map(first_ids.__getitem__, sentence))
+        text_ids.append(END)
     if len(first_ids) == len(SPECIAL):
         raise DataError(
-            "A text to train on needs at least one word, but this one has none. Check the file and "
-            "the normalizer."
+            "A language model needs a text with at least one word, but this text has none. Check "
+            "the file and the normalizer."
         )
     words = sorted(list(first_ids)[len(SPECIAL) :])
     sorted_ids = np.arange(len(first_ids))
     sorted_ids[[first_ids[word] for word in words]] = np.arange(len(SPECIAL), len(first_ids))
-    return (*SPECIAL, *words), sorted_ids[np.frombuffer(stream, np.intc)]
+    return (*SPECIAL, *words), sorted_ids[np.frombuffer(text_ids, np.intc)]
 
 
-def count(ids: Int64s, size: int, order: int) -> list[Counted]:
+def count_ngrams(ids: Int64s, size: int, order: int) -> list[Counted]:
     """Count the n-grams of all orders up to ``order``: ids (T,) of ``size`` words."""
     frequencies = np.bincount(ids, minlength=size)
     frequencies[BEGIN] = 0  # it is never predicted
@@ -130,7 +130,7 @@ def count(ids: Int64s, size: int, order: int) -> list[Counted]:
 
 
 def estimate_discounts(counts: Int64s) -> tuple[float, ...] | None:
-    """Estimate the discounts of counts of 0, 1, 2, and 3 or more; None if that fails.
+    """Estimate the discounts for counts of 0, 1, 2, and 3 or more; return None if that fails.
 
     Chen and Goodman's equation 26, from the numbers t of n-grams with a count of 1 to 4:
     D(k) = k - (k + 1) Y t(k + 1) / t(k), where Y = t(1) / (t(1) + 2 t(2)). It fails if t(1), t(2)
@@ -149,24 +149,24 @@ def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -
     size = len(counted[0].keys)
     lower = np.array([1 / (size - 1)])  # of order 0: uniform over all words except <s>
     log_probs: list[Float32s] = []
-    weights: list[Float32s] = []
+    log_backoffs: list[Float32s] = []  # of the contexts of each order: the first is empty
     for order, (grams, by_count) in enumerate(zip(counted, discounts, strict=True), start=1):
         discount = np.array(by_count)[np.minimum(grams.counts, 3)]  # (N,)
         num_contexts, prefixes = len(lower), grams.keys // size  # (N,) rows of the order below
         totals = np.bincount(prefixes, grams.counts, num_contexts)
         freed_totals = np.bincount(prefixes, discount, num_contexts)
-        backoffs = np.ones(num_contexts)  # 1 for an n-gram that is no context
+        backoffs = np.ones(num_contexts)  # of an n-gram that is no context
         np.divide(freed_totals, totals, out=backoffs, where=totals > 0)
         probs = (grams.counts - discount) / totals[prefixes]
         probs += backoffs[prefixes] * lower[grams.suffixes]
         if order == 1:
             probs[BEGIN] = 1.0  # as in lmplz; it has no effect on scores
         log_probs.append(_log(probs))
-        weights.append(_log(backoffs))
+        log_backoffs.append(_log(backoffs))
         lower = probs
-    weights.append(_log(np.ones(len(lower))))  # the highest order has nothing to back off from
+    log_backoffs.append(_log(np.ones(len(lower))))  # the highest order has no longer n-grams
     keys = (grams.keys for grams in counted)
-    return tuple(map(Grams, keys, log_probs, weights[1:]))
+    return tuple(map(Grams, keys, log_probs, log_backoffs[1:]))
 
 
 def _log(values: Float64s) -> Float32s:

@@ -1,6 +1,7 @@
 """Language models of words and of tokens: trained, read from ARPA, and stored in one file.
 
-texts, normalized -> words -> model of words; tokens of the tokenizer -> model of tokens -> one file
+normalized text -> its words -> model of words
+                -> its tokens -> model of tokens -> one file of both
 
 The file is safetensors. Each model has a name, `words` or `tokens`; its arrays are `NAME.keys_2`,
 `NAME.log_probs_1` and so on, and its words are one text. Loading runs no code, and takes no more
@@ -11,6 +12,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -33,13 +35,13 @@ WORDS, TOKENS = "words", "tokens"
 MAX_FILE_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
-MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or the words of an ARPA file
-TEXT = "The text of a language model"
+MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
+SUBJECT = "The text of a language model"  # in errors
 
 
 @dataclass(frozen=True)
 class LanguageModels:
-    """The language models of words and of tokens that a decoder uses, or None."""
+    """The language models of a decoder, of words and of tokens; None for no model."""
 
     words: NgramModel | None
     tokens: NgramModel | None
@@ -55,8 +57,7 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
         arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
         for order, grams in enumerate(model.grams, start=1):
             for field in FIELDS:
-                array = np.ascontiguousarray(getattr(grams, field))
-                arrays[f"{name}.{field}_{order}"] = array
+                arrays[f"{name}.{field}_{order}"] = np.ascontiguousarray(getattr(grams, field))
     orders = {name: model.order for name, model in models.items()}
     content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
     # Sort the metadata, whose order safetensors does not fix.
@@ -69,10 +70,7 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
 
 
 def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and their metadata; ``content``: the bytes of the file, if known.
-
-    Raises DataError if the file is damaged or of another kind.
-    """
+    """Read models and metadata, from ``content`` if known; raise DataError for a damaged file."""
     if content is None:
         subject = "A file of language models"
         content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
@@ -91,17 +89,17 @@ def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel
 
 def _make_model(arrays: Mapping[str, Array], name: str, order: int) -> NgramModel:
     words = tuple(arrays[f"{name}.words"].tobytes().decode().split("\n"))
-    orders = tuple(
+    all_grams = tuple(
         Grams(*(arrays[f"{name}.{field}_{n}"] for field in FIELDS)) for n in range(1, order + 1)
     )
-    if words[: len(SPECIAL)] != SPECIAL or len(orders[0]) != len(words):
+    if words[: len(SPECIAL)] != SPECIAL or len(all_grams[0]) != len(words):
         raise ValueError(f"the words of {name} do not match its unigrams")
     num_contexts = 1
-    for n, grams in enumerate(orders, start=1):
+    for n, grams in enumerate(all_grams, start=1):
         if not _is_valid(grams, num_contexts * len(words)):
             raise ValueError(f"the {n}-grams of {name} are damaged")
         num_contexts = len(grams)
-    return NgramModel(words, orders)
+    return NgramModel(words, all_grams)
 
 
 def _is_valid(grams: Grams, size: int) -> bool:
@@ -154,13 +152,13 @@ def ensure_language_models(
     """Train the language models of a run, unless the file has them; return messages about them.
 
     Args:
-        file: the file that holds both models.
+        file: the file of both models.
         source: identifies the sentences.
         orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
         texts: returns the normalized sentences to train on.
         tokenizer: spells the sentences.
-        arpa: an ARPA file that replaces one model: the model of tokens if a word of it has a `▁`,
-            else the model of words.
+        arpa: an ARPA file that replaces one model: the model of tokens if one of its words has a
+            `▁`, else the model of words.
 
     Raises:
         SbkitError: the ARPA file cannot be read, or has another order or another spelling.
@@ -170,28 +168,22 @@ def ensure_language_models(
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
-    if file.exists() and metadata.items() <= _metadata(file).items():
-        return []
+    with suppress(SbkitError):  # if there is no file, or it is damaged
+        if metadata.items() <= load(file)[1].items():
+            return []
     models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer)
     messages = [f"language model of {name}: {arpa}" for name in models]
     sentences = [text for text in texts() if text.strip()]
-    unspelled = _check_spelled(Counter(" ".join(sentences).split()), tokenizer)
-    to_tokens = partial(_to_pieces, tokenizer=tokenizer)
-    splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_tokens}
+    note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
+    to_pieces = partial(_to_pieces, tokenizer=tokenizer)
+    splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_pieces}
     for name, split in splits.items():
         if orders[name] and name not in models:
             trained = train(map(split, sentences), order=orders[name])
             models[name] = trained.model
             messages.append(_describe(name, trained))
     save(models, file, metadata=metadata)
-    return messages + unspelled
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    try:
-        return load(file)[1]
-    except SbkitError:
-        return {}
+    return messages + note
 
 
 def replace_language_models(
@@ -199,7 +191,7 @@ def replace_language_models(
 ) -> list[str]:
     """Train the language models of a file again on a text; return messages about them.
 
-    ``orders`` are those that change. An ARPA file replaces only the model of its kind.
+    ``orders``: only those that change. An ARPA file replaces only the model of its kind.
     """
     models = load(file)[0] if file.exists() else {}
     current_orders = {name: model.order for name, model in models.items()}
@@ -224,17 +216,18 @@ def train_texts(
 ) -> str:
     """Train a language model on texts, write it as an ARPA file, and return messages about it.
 
-    texts: files with one sentence per line; language: of the normalizer; tokenizer: a run, a bundle
-    or a model file for a model of its tokens, None for words; out: the ARPA file.
+    texts: files with one sentence per line; language: of the normalizer; tokenizer: for a model of
+    tokens, a run, a bundle or the file of a tokenizer, None for a model of words; out: the ARPA
+    file.
     Raises SbkitError if a file cannot be read or written, the tokens do not spell the text, or the
     order is out of range.
     """
     if out.resolve() in map(Path.resolve, texts):
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
-    for file in filter(is_arpa, texts):
-        raise DataError(f"A language model is trained on text, but {file} is an ARPA file.")
+    for text in filter(is_arpa, texts):
+        raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
     require_writable(out.parent, option="--out")
-    sentences = chain.from_iterable(read_sentences(file, language) for file in texts)
+    sentences = chain.from_iterable(read_sentences(text, language) for text in texts)
     if tokenizer is None:
         trained = train(map(str.split, sentences), order=order)
         messages = [_describe(WORDS, trained)]
@@ -242,13 +235,13 @@ def train_texts(
         file = tokenizer / "tokenizer.model" if tokenizer.is_dir() else tokenizer
         speller, words = Tokenizer(model_file=file), Counter[str]()
 
-        def pieces() -> Iterator[list[str]]:
-            for text in sentences:
-                words.update(text.split())
-                yield _to_pieces(text, speller)
+        def split_and_count() -> Iterator[list[str]]:
+            for sentence in sentences:
+                words.update(sentence.split())
+                yield _to_pieces(sentence, speller)
 
-        trained = train(pieces(), order=order)
-        messages = [_describe(TOKENS, trained), *_check_spelled(words, speller)]
+        trained = train(split_and_count(), order=order)
+        messages = [_describe(TOKENS, trained), *_check_spelling(words, speller)]
     write_arpa(trained.model, out)
     return "\n".join(messages)
 
@@ -256,15 +249,15 @@ def train_texts(
 def read_sentences(file: Path, language: str) -> Iterator[str]:
     """Yield the normalized sentences of a text; raise DataError if it is not UTF-8."""
     try:
-        for line in read_lines(file, subject=TEXT):
+        for line in read_lines(file, subject=SUBJECT):
             if text := normalize(line.decode("utf-8-sig"), language):
                 yield text
     except UnicodeDecodeError as error:
-        raise DataError(f"{TEXT} must be UTF-8, but {file} is not ({error}).") from error
+        raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of a text in their written form, without unknown ones."""
+    """Return the pieces of a text's tokens, without unknown ones."""
     unknown = tokenizer.vocabulary.unk
     return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
 
@@ -273,7 +266,7 @@ def _describe(name: str, trained: Trained) -> str:
     line = (
         f"language model of {name}: {trained.model.order}-grams of {trained.num_tokens} {name} in "
         f"{trained.num_sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different "
-        "ones"
+        f"{name}"
     )
     if trained.fallback_orders:
         orders = ", ".join(map(str, trained.fallback_orders))
@@ -281,20 +274,21 @@ def _describe(name: str, trained: Trained) -> str:
     return line
 
 
-def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
-    """Return a message on the share of words that the tokens cannot spell, if there are any.
+def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
+    """Return a message about the share of words that the tokens cannot spell, if there are any.
 
-    Raises DataError if more than half of all letters are in no token: the text is in another
-    language.
+    Raises DataError if more than half of all letters are in no token: another language.
     """
     known_letters = {*"".join(tokenizer.texts)}
-    num_missing = {word: sum(letter not in known_letters for letter in word) for word in words}
-    num_unspelled = sum(count for word, count in words.items() if num_missing[word])
+    num_letters = num_missing = num_unspelled = 0
+    for word, count in words.items():
+        missing = sum(letter not in known_letters for letter in word)
+        num_letters += count * len(word)
+        num_missing += count * missing
+        num_unspelled += count * (missing > 0)
     share = num_unspelled / max(1, words.total())
-    message = f"{share:.1%} of its words have letters that no token spells"
-    num_letters = sum(len(word) * count for word, count in words.items())
-    missing = sum(num_missing[word] * count for word, count in words.items())
-    if missing > MIN_SPELLED_SHARE * num_letters:
+    message = f"{share:.1%} of the text's words have letters that no token spells"
+    if num_missing > MIN_SPELLED_SHARE * num_letters:
         raise DataError(
             f"The recognizer's tokens cannot spell this text: {message}. Train the language model "
             "on a text in the letters of the training transcripts."
@@ -307,7 +301,7 @@ def _check_spelled(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 
 def is_arpa(file: Path) -> bool:
     r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
-    lines = islice(read_lines(file, subject=TEXT), MAX_PREAMBLE_LINES)
+    lines = islice(read_lines(file, subject=SUBJECT), MAX_PREAMBLE_LINES)
     return file.suffix == ".arpa" or any(line.strip() == START for line in lines)
 
 
@@ -316,20 +310,20 @@ def _read_arpa_model(
 ) -> dict[str, NgramModel]:
     """Read a model of words or of tokens; raise an error if its order or spelling does not fit."""
     model = read_arpa(file)
-    words, pieces = model.words[len(SPECIAL) :], {*tokenizer.texts}
+    words = model.words[len(SPECIAL) :]
     if any(SPACE in word for word in words):
-        name, num_known = TOKENS, len(pieces.intersection(words))
+        name, num_spelled = TOKENS, len({*tokenizer.texts}.intersection(words))
     else:
-        name, num_known = WORDS, sum(map(bool, map(tokenizer.letters, words)))
+        name, num_spelled = WORDS, sum(tokenizer.letters(word) != "" for word in words)
     if model.order != orders[name]:
         option = f"{name[:-1]}_lm_order"
         raise ConfigError(
             f"{file} is a {model.order}-gram model of {name}, but `{option}` is {orders[name]}. "
             f"Pass --{option}={model.order}."
         )
-    if num_known <= MIN_SPELLED_SHARE * len(words):
+    if num_spelled <= MIN_SPELLED_SHARE * len(words):
         raise DataError(
-            f"The model's tokens spell only {num_known} of the {len(words)} {name} of {file}. "
-            "Train it on text that is normalized like the transcripts."
+            f"The recognizer's tokens spell only {num_spelled} of the {len(words)} {name} of "
+            f"{file}. Train it on text that is normalized like the transcripts."
         )
     return {name: model}

@@ -30,7 +30,7 @@ class Grams:
     """The n-grams of one order, sorted by key.
 
     keys: (N,); log_probs: (N,) natural logarithms; backoffs: (N,) natural logarithms of the weight
-    for a longer n-gram that does not exist, 0 for no weight.
+    of backing off from this context, 0 for none.
     """
 
     keys: Int64s
@@ -85,7 +85,6 @@ class NgramModel:
 
     @property
     def order(self) -> int:
-        """Return the number of words in the longest n-grams."""
         return len(self.grams)
 
     @cached_property
@@ -106,15 +105,15 @@ class NgramModel:
         Two histories with equal states have equal futures.
         """
         words, log_probs, backoffs, shorter, states, begins = self._columns
-        paid = 0.0
+        total = 0.0
         while state:
             end = begins[state + 1]
             number = bisect_left(words, word, begins[state], end)
             if number < end and words[number] == word:
-                return paid + log_probs[number], states[number]
-            paid += backoffs[state]
+                return total + log_probs[number], states[number]
+            total += backoffs[state]
             state = shorter[state]
-        return paid + log_probs[1 + word], states[1 + word]
+        return total + log_probs[1 + word], states[1 + word]
 
     def numbered(self) -> Numbered:
         """Number the n-grams, and find the states: n-grams with successors or a back-off weight."""
@@ -138,7 +137,7 @@ class NgramModel:
             states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
         return Numbered(contexts, words, log_probs, backoffs, shorter, states, begins)
 
-    # `data` gives Python's own numbers, in 40 ns instead of 100.
+    # An item of a memoryview is a Python number, which takes 40 ns; an item of an array takes 100.
     @cached_property
     def _columns(self) -> tuple[memoryview, ...]:
         grams = self.numbered()
@@ -164,14 +163,15 @@ def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size:
     return longest
 
 
-Arc = tuple[int, int, int, float]  # two states, a word's id, a natural logarithm
+Arc = tuple[int, int, int, float]  # source, target, id of the word, natural logarithm
 
 
 class Automaton(NamedTuple):
     """An n-gram model as an automaton that is deterministic except for its back-off arcs.
 
     start: the state after `<s>`; words: an arc for each n-gram that does not end in `<s>` or
-    `</s>`; ends: an arc for each that ends in `</s>`; backoffs: to the state of a shorter history.
+    `</s>`; ends: an arc for each n-gram that ends in `</s>`; backoffs: arcs to the states of
+    shorter histories.
     """
 
     start: int
@@ -181,7 +181,7 @@ class Automaton(NamedTuple):
 
 
 def make_automaton(model: NgramModel) -> Automaton:
-    """Build the automaton of a model; its states have the numbers of the model's."""
+    """Build the automaton of a model, with the model's numbers of states."""
     grams = model.numbered()
     arcs = _arcs(grams.contexts[1:], grams.states[1:], grams.words[1:], grams.log_probs[1:])
     states = 1 + np.flatnonzero(grams.states[1:] == np.arange(1, len(grams.states)))

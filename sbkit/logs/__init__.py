@@ -1,4 +1,4 @@
-"""Logs of a run: messages, figures, curves, progress, and pages of reports."""
+"""The logs of a run: messages, figures, curves, progress, and report pages."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The curves of a run, or of two runs in the same panels, drawn from ``train_log.jsonl`` as PNG."""
+"""Draw the curves of a run, or of two runs in the same panels, from ``train_log.jsonl`` as PNG."""
 
 import base64
 import io
@@ -61,7 +61,7 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     for color, (name, label) in enumerate((("loss", "training"), ("valid_loss", "validation"))):
         for xs, ys in _points(epochs, "epoch", name):
             yield Curve(BY_EPOCH, label, xs, ys, color, "marked")
-    tests = {test["split"]: test for test in _select(records, "test")}  # the last one of each
+    tests = {test["split"]: test for test in _select(records, "test")}  # the last of each split
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # Every epoch is validated with greedy decoding.
     validation_decoder = " (greedy)" if any(decoders.values()) else ""
@@ -85,7 +85,7 @@ def _select(records: Sequence[Record], kind: str) -> list[Record]:
 
 
 def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
-    """List the logged metrics in the recipe's order, then those of single validation sets."""
+    """List the logged metrics in the recipe's order, then those of each validation set."""
     logged = dict.fromkeys(name for epoch in epochs for name in epoch)
     return [
         *(name for name in metrics if name in logged),
@@ -96,7 +96,7 @@ def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
 def _points(
     records: Sequence[Record], x: str, y: str, *, scale: float = 1
 ) -> Iterator[tuple[list[float], list[float]]]:
-    """Yield the finite points of a curve, if it has any; other values were logged as null."""
+    """Yield the points of a curve, if there are any; non-finite values were logged as null."""
     finite = [record for record in records if record.get(y) is not None]
     if finite:
         yield [record[x] for record in finite], [scale * record[y] for record in finite]
@@ -110,14 +110,14 @@ def _smooth(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list
 
 
 def write_picture(png: Path, draw: Callable[[], bytes]) -> None:
-    """Write what ``draw`` returns; without matplotlib it is not called."""
+    """Write the PNG that ``draw`` returns; do nothing without matplotlib."""
     if can_draw():
         write_bytes_atomically(png, draw())
 
 
 @cache
 def can_draw() -> bool:
-    """Return whether matplotlib is installed; if not, say once what a run leaves out."""
+    """Return whether matplotlib is installed; if not, log once that pictures are left out."""
     if find_spec("matplotlib") is None:
         logger.info("No pictures without matplotlib: pip install 'sbkit[curves]' adds them.")
         return False
@@ -125,21 +125,21 @@ def can_draw() -> bool:
 
 
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
-    """Draw the records of a run so far."""
+    """Draw the curves of a run so far."""
     write_picture(png, lambda: draw_png([read_log(log_file)], metrics))
 
 
 def encode_curves(runs: Sequence[Sequence[Record]], metrics: Metrics) -> str:
-    """Draw runs as base64 PNG for a page; return "" without records or matplotlib."""
-    trained = [records for records in runs if records]
-    if not trained or not can_draw():
+    """Draw the curves of runs as base64 PNG; return "" without records or matplotlib."""
+    logged_runs = [records for records in runs if records]
+    if not logged_runs or not can_draw():
         return ""
-    return base64.b64encode(draw_png(trained, metrics)).decode()
+    return base64.b64encode(draw_png(logged_runs, metrics)).decode()
 
 
 def draw_png(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
     """Draw the four panels as PNG; two runs are labeled A and B and have different colors."""
-    from matplotlib.figure import Figure  # takes 0.7 s; without pyplot the backend is Agg
+    from matplotlib.figure import Figure  # takes 0.7 s; without pyplot, the backend is Agg
 
     figure = Figure(figsize=(12, 8), dpi=DPI, layout="constrained")  # inches
     panels = dict(zip(AXES, figure.subplots(2, 2).flat, strict=True))
@@ -165,7 +165,7 @@ def _draw(axes: "Axes", curve: Curve) -> None:
 
 
 def _finish(axes: "Axes", title: str) -> None:
-    """Write title, axes and legend; a log axis is labeled at 1, 2 and 5 of each decade.
+    """Write title, axes and legend; the log axis of a loss has labels at 1, 2 and 5 of each decade.
 
     A loss that is not always positive, such as SI-SNR or ELBO, has a linear axis.
     """

@@ -1,4 +1,4 @@
-"""Where messages go: to the screen of a command, and to ``train.log`` of a run.
+"""Send messages to the screen of a command, and to ``train.log`` of a run.
 
 Every module logs with ``logging.getLogger(__name__)``. Only the commands of sbkit attach handlers,
 so a program that uses sbkit as a library decides what is shown and where.
@@ -10,10 +10,9 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sbkit.base.errors import SbkitError
@@ -25,7 +24,7 @@ INSTALLED_PACKAGES = sysconfig.get_paths()["purelib"]
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is the one that prints and writes, by torchrun's RANK."""
+    """Return whether this process prints and writes: torchrun's RANK is 0 or not set."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -33,33 +32,35 @@ def is_first_rank() -> bool:
 def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> Iterator[None]:
     """Show messages while a command runs: warnings on standard error, others on standard output.
 
-    With `to_stderr` all go to standard error, because standard output holds the command's result.
+    to_stderr: all on standard error, because standard output holds the command's result.
     """
-    root, progress = logging.getLogger(), logging.getLogger(PROGRESS_LOGGER)
-    levels = root.level, progress.level
+    root = logging.getLogger()
     handler = ScreenHandler(to_stderr=to_stderr)
     handler.setFormatter(PrintableFormatter(format))
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    progress.setLevel(logging.DEBUG)  # of its own, so that `quiet` does not hide progress
-    try:
-        yield
-    finally:
-        root.setLevel(levels[0])
-        progress.setLevel(levels[1])
-        root.removeHandler(handler)
+    # Progress has its own level, so that `quiet` does not hide it.
+    with _level(logging.INFO), _level(logging.DEBUG, logger=PROGRESS_LOGGER):
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Drop all messages, as `sbkit check` does while it tries the steps of a run."""
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.CRITICAL + 1)
+def _level(level: int, *, logger: str | None = None) -> Iterator[None]:
+    """Set the level of a logger, or of the root, inside the block."""
+    target = logging.getLogger(logger)
+    before = target.level
+    target.setLevel(level)
     try:
         yield
     finally:
-        root.setLevel(level)
+        target.setLevel(before)
+
+
+def quiet() -> AbstractContextManager[None]:
+    """Drop all messages in a block, for example while `sbkit check` tries the steps of a run."""
+    return _level(logging.CRITICAL + 1)
 
 
 class ScreenHandler(logging.Handler):
@@ -76,9 +77,9 @@ class ScreenHandler(logging.Handler):
 
 
 def should_log(record: logging.LogRecord) -> bool:
-    """Keep the messages of sbkit, recipes and the user's modules, and warnings of other packages.
+    """Pass messages of sbkit, recipes and the user's modules, and other packages' warnings.
 
-    Of several ranks only the first one logs.
+    Only the first rank logs.
     """
     is_installed = record.pathname.startswith(INSTALLED_PACKAGES)
     is_ours = record.name.partition(".")[0] == "sbkit" or not is_installed
@@ -95,30 +96,26 @@ class PrintableFormatter(logging.Formatter):
 class TextLog(MemoryHandler):
     """Append messages, warnings and the last error of a run to ``train.log`` in its folder.
 
-    Messages wait in memory until `open`: a run that is refused leaves the folder as it was. Only
-    the first rank writes. Lines that do not fit on the disk are lost, and the run continues.
+    Messages wait in memory until `open`, so a refused run leaves the folder as it was. Only the
+    first rank writes. Lines that do not fit on the disk are lost, and the run continues.
+
+    title: the first line that this call of the command writes.
     """
 
     def __init__(self, folder: Path, *, title: str) -> None:
-        """Open nothing yet; ``title`` is the first line of this call."""
-        super().__init__(capacity=1)  # written at once, as soon as there is a file
+        super().__init__(capacity=1)  # no delay once there is a file
         self._path = folder / TEXT_LOG
         self.addFilter(should_log)
         self._write(title)
 
     def __enter__(self) -> Self:
         if is_first_rank():
-            # Before the screen: printing raises once the terminal is gone.
+            # Before the screen's handler, which raises once the terminal is gone.
             logging.getLogger().handlers.insert(0, self)
             logging.captureWarnings(True)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if is_first_rank():
             logging.captureWarnings(False)
             logging.getLogger().removeHandler(self)
@@ -130,7 +127,7 @@ class TextLog(MemoryHandler):
         self.close()
 
     def open(self) -> None:
-        """Write the messages that waited, and append from now on."""
+        """Write the waiting messages, and append all later ones."""
         if is_first_rank():
             self.setTarget(_RunFile(self._path, encoding="utf-8", errors="backslashreplace"))
             self.flush()
@@ -148,12 +145,11 @@ class _RunFile(logging.FileHandler):
         return "\n".join(f"{now} {line}" for line in formatter.format(record).splitlines())
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not isinstance(sys.exc_info()[1], OSError):  # the disk is full
+        if not isinstance(sys.exc_info()[1], OSError):  # an OSError: the disk is full
             super().handleError(record)
 
 
 def _describe_end(error: BaseException) -> str:
-    """Describe why a run ended early."""
     match error:
         case SbkitError() | OSError():
             return f"error: {error}"

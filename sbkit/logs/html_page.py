@@ -1,7 +1,7 @@
-"""HTML pages of results, comparisons and data: each is one file that loads nothing.
+"""HTML pages of results, comparisons and data: each is one file that loads nothing else.
 
-They share one template, one style and one script. jinja2 escapes all data, and a content security
-policy forbids every request and every other script and style.
+They share a template, a style and a script. jinja2 escapes all data, and a content security policy
+forbids all requests and all other scripts and styles.
 """
 
 import base64
@@ -13,7 +13,7 @@ import jinja2
 
 from sbkit.base.files import to_json
 
-EMPTY_SECTIONS = {  # the values of sections that a page leaves out
+EMPTY_SECTIONS = {  # the contents of sections that a page leaves out
     "notes": (),
     "runs": (),
     "names": (),
@@ -30,7 +30,7 @@ EMPTY_SECTIONS = {  # the values of sections that a page leaves out
 
 
 def render_page(*, title: str, **content: object) -> str:
-    """Render a page; sections without content are left out."""
+    """Render a page, leaving out sections without content."""
     style, script = _read("page.css"), _read("page.js")
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "

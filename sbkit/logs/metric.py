@@ -1,4 +1,4 @@
-"""The metrics of a recipe: which direction is better, and how values are written."""
+"""The metrics of a recipe: whether lower is better, and how values are written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class Metric:
 
     lower_is_better: true for error rates and losses.
     is_fraction: whether values are written as percentages.
-    unit: of a metric that is not a fraction, such as dB.
+    unit: the unit of a metric that is not a fraction, such as dB.
 
     >>> Metric().as_text(0.125), Metric(lower_is_better=False, unit="dB").as_text(12.5)
     ('12.5 %', '12.5 dB')
@@ -31,7 +31,7 @@ class Metric:
 
 
 Metrics = Mapping[str, Metric]  # by name; the first one selects the best checkpoint
-LOSS: Metrics = {"loss": Metric(is_fraction=False)}  # of a Brain that declares no metrics
+LOSS: Metrics = {"loss": Metric(is_fraction=False)}  # for a Brain that declares no metrics
 
 
 def base_name(name: str) -> str:
@@ -41,7 +41,7 @@ def base_name(name: str) -> str:
 
 def describe_values(metrics: Metrics, values: Mapping[str, float]) -> list[str]:
     """Write each value with its name and unit."""
-    plain = Metric(is_fraction=False)  # of a value that the recipe does not declare
+    plain = Metric(is_fraction=False)  # for a value that the recipe does not declare
     return [
         f"{name} {metrics.get(base_name(name), plain).as_text(value)}"
         for name, value in values.items()
@@ -56,7 +56,6 @@ class BestKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of the metric."""
         return self.max_key or self.min_key or ""
 
 

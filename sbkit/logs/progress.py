@@ -1,4 +1,4 @@
-"""Progress and time left: live on a terminal; in a file, a line per minute or epoch."""
+"""Progress and time left: live on a terminal, or a line per minute or epoch in a file."""
 
 import logging
 import sys
@@ -29,20 +29,19 @@ Clock = Callable[[], float]
 def progress_bar(
     title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
 ) -> Iterator[Callable[[float], None]]:
-    """Show the progress of some work: a bar on a terminal, lines in a file; rank 0 only.
+    """Show progress on rank 0: a bar on a terminal, lines in a file.
 
-    Yields a function that is called with the amount of work done since its last call. ``total`` is
-    in the same unit, or None if unknown. The bar is drawn on standard error, because standard
-    output may hold a result.
+    Yields a function that takes the amount of work done since its last call. ``total`` is in the
+    same unit, or None if unknown. The bar is drawn on standard error, because standard output may
+    hold a result.
     """
-    # Piped output does not pass the terminal.
-    console, on_terminal = Console(stderr=True), sys.stdout.isatty()
+    console = Console(stderr=True)
     is_off = quiet or not is_first_rank()
     bar = Bar(
         console=console,
         transient=True,
         auto_refresh=False,  # for the same reason as in `Progress`
-        redirect_stdout=on_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # piped output does not disturb the bar
         disable=is_off or not console.is_terminal,
     )
     start = last_line = clock()
@@ -56,24 +55,20 @@ def progress_bar(
             bar.update(task, completed=done, refresh=True)
         if now - last_line >= LINE_SECONDS and not is_off:
             last_line = now
-            line = f"{title}: {_describe(done, total, now - start)}"
-            logger.log(level_of(is_shown=not bar.disable), line)
+            line = f"{title}: {done:,.0f} done"
+            if total and 0 < done <= total:
+                time_left = _as_time((now - start) * (total - done) / done)
+                line = f"{title}: {done / total:.0%} done, about {time_left} left"
+            logger.log(line_level(on_terminal=not bar.disable), line)
 
     with bar:
         task = bar.add_task(title, total=total or None)
         yield advance
 
 
-def _describe(done: float, total: float | None, seconds: float) -> str:
-    """Describe the part done, and the time for the rest at the same pace."""
-    if not total or not 0 < done <= total:
-        return f"{done:,.0f} done"
-    return f"{done / total:.0%} done, about {_as_time(seconds * (total - done) / done)} left"
-
-
-def level_of(*, is_shown: bool) -> int:
-    """Return the level of a progress line: only the text log needs what a terminal shows live."""
-    return logging.DEBUG if is_shown else logging.INFO
+def line_level(*, on_terminal: bool) -> int:
+    """Return the logging level of a line; a terminal that shows it live does not need it."""
+    return logging.DEBUG if on_terminal else logging.INFO
 
 
 def _as_time(seconds: float) -> timedelta:
@@ -81,11 +76,11 @@ def _as_time(seconds: float) -> timedelta:
 
 
 class Progress:
-    """Show a live line on a terminal, and log one line per epoch; rank 0 only.
+    """On rank 0, show a live line on a terminal, and log a line per epoch.
 
-    The time left is estimated from ``total_steps``, the last step of the run, at the pace of the
-    last steps, from the remaining validations, each as long as the last one, and from the work
-    after the last epoch.
+    The estimated time left is the sum of three parts: the steps up to ``total_steps`` at the pace
+    of the last steps, the remaining validations, each as long as the last one, and the work after
+    the last epoch.
     """
 
     def __init__(
@@ -96,10 +91,8 @@ class Progress:
         metrics: Metrics | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        first = is_first_rank()
-        console = Console(
-            quiet=not first, force_terminal=first and sys.stdout.isatty(), highlight=False
-        )
+        on_terminal = is_first_rank() and sys.stdout.isatty()
+        console = Console(quiet=not is_first_rank(), force_terminal=on_terminal, highlight=False)
         # No refresh thread: a thread that wakes four times a second would share the GIL.
         self._live = Live(
             console=console,
@@ -109,7 +102,7 @@ class Progress:
         )
         self._total_epochs, self._metrics = total_epochs, metrics or {}
         self._total_steps, self._clock = total_steps, clock
-        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # step, seconds of training
+        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # (step, seconds of training)
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
         self._validation_seconds: float | None = None  # of the last one
@@ -131,30 +124,34 @@ class Progress:
         """Update the live line; without a terminal, log it once a minute."""
         now = self._clock()
         self._points.append((figures.step, now - self._paused_seconds))
-        time_left = self._time_left(figures, validations=self._total_epochs - figures.epoch + 1)
-        words = [f"lr {figures.learning_rate:.1e}"]
-        line = self._line(figures, words, [f"waiting {100 * figures.waiting:.0f} %"], time_left)
+        line = self._line(
+            figures,
+            values=[f"lr {figures.learning_rate:.1e}"],
+            waiting=f"waiting {100 * figures.waiting:.0f} %",
+            validations=self._total_epochs - figures.epoch + 1,
+        )
         self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         if now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            logger.log(level_of(is_shown=self._live.console.is_terminal), line)
+            logger.log(line_level(on_terminal=self._live.console.is_terminal), line)
 
     def epoch(
         self, figures: EpochFigures, ending: Callable[[float], float] = lambda _: 0.0
     ) -> None:
         """Log the line of an epoch.
 
-        ending: estimates the seconds after the last epoch from the seconds of a validation.
+        ending: estimates the seconds of work after the last epoch from those of a validation.
         """
         self._last_line = self._clock()
         if self._paused_since is not None:
             self._validation_seconds = self._last_line - self._paused_since
             self._ending_seconds = ending(self._validation_seconds)
-        time_left = self._time_left(figures, validations=self._total_epochs - figures.epoch)
-        valid = [] if figures.valid_loss is None else [f"valid loss {figures.valid_loss:.3f}"]
-        words = [*valid, *describe_values(self._metrics, figures.metrics)]
-        logger.info(self._line(figures, words, [], time_left))
+        values = describe_values(self._metrics, figures.metrics)
+        if figures.valid_loss is not None:
+            values = [f"valid loss {figures.valid_loss:.3f}", *values]
+        validations = self._total_epochs - figures.epoch
+        logger.info(self._line(figures, values=values, validations=validations))
 
     def close(self) -> None:
         self._live.stop()
@@ -162,26 +159,33 @@ class Progress:
     def _line(
         self,
         figures: StepFigures | EpochFigures,
-        words: Sequence[str],
-        after: Sequence[str],
-        time_left: Sequence[str],
+        *,
+        values: Sequence[str],
+        waiting: str = "",
+        validations: int,
     ) -> str:
-        skipped = [f"{figures.skipped} skipped"] if figures.skipped else []
-        head = f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}"
-        tail = [f"{figures.rtfx:.0f} RTFx", *after, *skipped, *time_left]
-        return " ".join([head, f"loss {figures.loss:.3f}", *words, *tail])
+        parts = (
+            f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}",
+            f"loss {figures.loss:.3f}",
+            *values,
+            f"{figures.rtfx:.0f} RTFx",
+            waiting,
+            f"{figures.skipped} skipped" if figures.skipped else "",
+            self._time_left(figures.step, validations),
+        )
+        return " ".join(filter(None, parts))
 
-    def _time_left(self, figures: StepFigures | EpochFigures, *, validations: int) -> list[str]:
+    def _time_left(self, step: int, validations: int) -> str:
         """Estimate the time left at the pace of the last 50 points, if there are two.
 
         Before the first validation, only the training time is known, so the result is a minimum.
         """
         if len(self._points) < 2:
-            return []
-        (first_step, first_time), (step, now) = self._points[0], self._points[-1]
-        seconds_per_step = (now - first_time) / max(step - first_step, 1)
-        training = seconds_per_step * max(self._total_steps - figures.step, 0)
+            return ""
+        (first_step, first_time), (last_step, last_time) = self._points[0], self._points[-1]
+        seconds_per_step = (last_time - first_time) / max(last_step - first_step, 1)
+        training = seconds_per_step * max(self._total_steps - step, 0)
         if self._validation_seconds is None:
-            return [f"> {_as_time(training)} left"]
+            return f"> {_as_time(training)} left"
         validating = max(validations, 0) * self._validation_seconds
-        return [f"{_as_time(training + validating + self._ending_seconds)} left"]
+        return f"{_as_time(training + validating + self._ending_seconds)} left"

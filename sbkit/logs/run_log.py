@@ -1,7 +1,6 @@
 """The figures of a run in ``train_log.jsonl`` and TensorBoard.
 
-Figures are plain numbers, logged every few steps, never tensors: reading a tensor would make the
-host wait for the device.
+Figures are plain numbers, not tensors: reading a tensor would make the host wait for the device.
 """
 
 import json
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sbkit.base.files import naming, to_json, write_text_atomically
@@ -26,7 +26,7 @@ Record = dict[str, Any]  # a line of the log, parsed from JSON
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Measurements at a step; ``metrics`` are the recipe's, by name."""
+    """Measurements at a step; ``metrics`` holds those of the recipe by name."""
 
     kind: ClassVar[str]
     epoch: int
@@ -34,7 +34,7 @@ class Figures:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def as_record(self) -> Record:
-        """Flatten to one line of the log."""
+        """Return the figures and metrics as one flat line of the log."""
         fields = asdict(self)
         metrics = fields.pop("metrics")
         return {"kind": self.kind, **fields, **metrics}
@@ -42,7 +42,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFigures(Figures):
-    """Figures of the steps since the last logged one."""
+    """Figures of the steps since the last logged step."""
 
     kind: ClassVar[str] = "step"
     loss: float
@@ -73,33 +73,27 @@ class FinalFigures(Figures):
 
 
 def read_log(path: Path) -> list[Record]:
-    """Read a run's records in order, without a line that a killed run left incomplete.
+    """Read a run's records, skipping a line that a killed run left incomplete.
 
     A missing file is an empty log.
     """
-    if not path.exists():
-        return []
-    records = map(_parse, path.read_text(encoding="utf-8", errors="replace").splitlines())
-    return [record for record in records if record is not None]
-
-
-def _parse(line: str) -> Record | None:
-    try:
-        record: Record = json.loads(line)
-    except ValueError:
-        return None
-    return record
+    records: list[Record] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                records.append(json.loads(line))
+    return records
 
 
 class RunLog:
     """Append figures to ``train_log.jsonl``, one JSON object per line, and to TensorBoard.
 
-    A line is handed to the system before ``write`` returns, so a killed run loses at most its last
+    ``write`` hands a line to the system before it returns, so a killed run loses at most its last
     line.
 
-    resume_step: drop the records after this step and the test figures, which the run measures
+    resume_step: drop the records after this step, and all test figures, which the run measures
         again; a fresh run (0) drops all records.
-    within_epoch: the run resumes before the validation of an epoch, so its record is dropped too.
+    within_epoch: the run resumes before an epoch's validation; drop the record of that epoch, too.
     keep_test: keep the test figures of this step.
     """
 
@@ -113,14 +107,20 @@ class RunLog:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOG_FILE
-        test_step = resume_step if keep_test else -1
-        epoch_step = resume_step - within_epoch
-        _drop_later(self._path, step=resume_step, epoch=epoch_step, test=test_step)
+        last_steps = {
+            StepFigures.kind: resume_step,
+            EpochFigures.kind: resume_step - 1 if within_epoch else resume_step,
+            FinalFigures.kind: resume_step if keep_test else -1,
+        }
+        if self._path.exists():
+            log = read_log(self._path)
+            records = [r for r in log if r["step"] <= last_steps.get(r["kind"], resume_step)]
+            write_text_atomically(self._path, "".join(to_json(record) + "\n" for record in records))
         self._curves = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, figures: Figures) -> None:
-        """Add a line, and a point to each of TensorBoard's curves."""
+        """Add a line to the log, and a point to each curve of TensorBoard."""
         record = figures.as_record()
         with naming(self._path):
             self._file.write(to_json(record) + "\n")
@@ -132,38 +132,16 @@ class RunLog:
 
     def close(self) -> None:
         self._curves.close()
-        with suppress(OSError):  # an earlier error has been raised
+        with suppress(OSError):  # it would hide the error that ends the run
             self._file.close()
-
-
-class _NoTensorBoard:
-    """Take TensorBoard's place where it is not installed."""
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _open_tensorboard(folder: Path, purge_step: int) -> Any:
     if find_spec("tensorboard") is None:
         logger.info("No TensorBoard files without tensorboard: pip install 'sbkit[curves]'.")
-        return _NoTensorBoard()
+        return SimpleNamespace(add_scalar=_do_nothing, flush=_do_nothing, close=_do_nothing)
     return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
 
 
-def _drop_later(path: Path, *, step: int, epoch: int, test: int) -> None:
-    """Rewrite the log without incomplete lines and records after the last step of their kind."""
-    if not path.exists():
-        return
-    last_steps = {StepFigures.kind: step, EpochFigures.kind: epoch, FinalFigures.kind: test}
-    remaining = [
-        record
-        for record in read_log(path)
-        if record["step"] <= last_steps.get(record["kind"], step)
-    ]
-    write_text_atomically(path, "".join(to_json(record) + "\n" for record in remaining))
+def _do_nothing(*_: object) -> None:
+    pass

@@ -1,6 +1,6 @@
-"""Run bundles by torch or onnxruntime: transcription, voice detection, codecs and synthesis.
+"""Run bundles with torch or onnxruntime: transcription, voice detection, codecs and synthesis.
 
-A model runs in a thread of its own. Nothing here imports torch unless a bundle is run by it.
+A model runs in a thread of its own. Torch is only imported to run a bundle with it.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """A codec that is ready to run: audio to codes and back, whole or as a stream.
 
-Whole audio and streams run in the same windows: a step each, with the context that the network sees
-before and after it. So streaming gives bit for bit the codes of whole audio, and long audio needs
-no more memory. Every index is checked before it reaches the network.
+Audio is cut into the same windows either way: a step, with the context that the network sees before
+and after it. So a stream has bit for bit the codes of whole audio, and long audio needs no more
+memory. Every code is checked before it reaches the network.
 
 Legend: S samples, U frames of codes, G codebooks.
 """
@@ -37,8 +37,8 @@ STEP_SECONDS = 5.0
 class Codec(GraphModel):
     """A codec, opened from a bundle: encodes audio, and decodes codes.
 
-    frame: the samples of a frame.
-    fingerprint: in the header of its files of codes.
+    frame: the number of samples of a frame.
+    fingerprint: identifies the codec in the header of files of codes.
     """
 
     command: ClassVar[str] = "encode"
@@ -48,7 +48,7 @@ class Codec(GraphModel):
     ) -> None:
         """Open a bundle as `GraphModel` does.
 
-        step_seconds: audio that is coded at a time, without its context.
+        step_seconds: the audio of a step, without its context.
         """
         super().__init__(folder, **options)
         settings, rate = self.settings, self.sample_rate
@@ -62,10 +62,10 @@ class Codec(GraphModel):
         )
 
     def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
-        """Encode a file, or an array at ``sample_rate`` that `to_samples` takes.
+        """Encode a file, or an array at ``sample_rate``, which `to_samples` converts.
 
         Raises:
-            SbkitError: the file is no audio, or the array has non-finite samples.
+            SbkitError: the file is not audio, or the array has non-finite samples.
         """
         if isinstance(audio, Path | str):
             samples = read_audio(audio, self.sample_rate)
@@ -74,7 +74,7 @@ class Codec(GraphModel):
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:
-        """Yield the codes (U, G) of blocks at the codec's rate that `to_samples` takes."""
+        """Yield the codes (U, G) of blocks at the codec's rate, which `to_samples` converts."""
         samples = map(to_samples, blocks)
         for window, first, end in windows(samples, self.frame, self._step, self._contexts[0]):
             audio = (window.astype(np.float32) / np.float32(FULL_SCALE))[None]
@@ -82,12 +82,12 @@ class Codec(GraphModel):
             yield self.space.check(codes[0], subject="the output of the model")[first:end]
 
     def decode(self, coded: Coded) -> Samples:
-        """Return the audio of codes, (S,) int16; raises DataError for indices out of range."""
+        """Return the audio of codes, (S,) int16; raises DataError for codes out of range."""
         codes = self.space.check(coded.codes, subject="`codes`")
         return np.concatenate([*self.decode_stream([codes])])[: coded.samples]
 
     def decode_stream(self, blocks: Iterable[Codes]) -> Iterator[Samples]:
-        """Yield the audio of blocks of codes (U, G) without delay; raises DataError as `decode`."""
+        """Yield the audio of blocks of codes (U, G); raises DataError as `decode`."""
         checked = (self.space.check(block, subject="a block of codes") for block in blocks)
         for window, first, end in windows(checked, 1, self._step, self._contexts[1]):
             (audio,) = self.run("decode", window[None])
@@ -98,6 +98,8 @@ def windows(
     blocks: Iterable[Array], unit: int, step: int, context: int
 ) -> Iterator[tuple[Array, int, int]]:
     """Cut a stream of blocks into windows of ``step`` units, with ``context`` units on each side.
+
+    unit: the length of a unit in the arrays.
 
     Yield each window with the first and the end unit of its step.
 

@@ -1,8 +1,8 @@
-"""The thread that runs a bundle's model, and the batches of similar length that it is given.
+"""The thread that runs a bundle's model, and batches of clips of similar length.
 
 Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
-(pytorch #123177). So one thread makes the model and runs it. On the CPU it lets other threads run
-batches in parallel while it waits for them.
+(pytorch #123177). So one thread makes the model and runs it. On the CPU this thread hands batches
+to other threads, which run in parallel, and waits for them.
 
 Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
 """
@@ -25,8 +25,8 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
 
-LoadedModel = Any  # has the protocols in sbkit/bundle/protocols.py that its callers need
-StreamingUse = Literal["no", "also", "only"]  # whether a model is to run chunk by chunk
+LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
+StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
 Result = TypeVar("Result")
 
 BATCH_CLIPS = (1, 2, 4, 8, 16, 32, 64)
@@ -35,7 +35,7 @@ CLIP_SECONDS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The shapes that batches of clips may have. By default they may have any.
+    """The shapes that batches of clips may have: those of a closed table, or by default any.
 
     A new shape costs time and memory: torch generates kernels for it, and oneDNN and cuDNN choose
     theirs. A server warms up a closed table of shapes and uses no other.
@@ -45,9 +45,9 @@ class Shapes:
     [[3, 2], [0], [1, 4]]
     """
 
-    max_samples: int  # the padded audio of a batch of several clips
-    clips: tuple[int, ...] = ()  # how many clips a batch may have, ascending from 1
-    lengths: tuple[int, ...] = ()  # that clips are padded to, ascending up to the longest clip
+    max_samples: int  # of padded audio in a batch of several clips
+    clips: tuple[int, ...] = ()  # the numbers of clips that a batch may have, ascending from 1
+    lengths: tuple[int, ...] = ()  # the samples that clips are padded to, ascending
 
     @classmethod
     def table(
@@ -74,9 +74,9 @@ class Shapes:
     def batches(self, lengths: Sequence[int], *, min_batches: int = 1) -> Iterator[list[int]]:
         """Yield the indices of clips of these lengths in batches, the shortest clips first.
 
-        The clips of a batch are padded to the same length of the table, or in an open table differ
-        by a factor of at most 2. No silent row is added: seven clips are batches of four, two and
-        one. There are at least ``min_batches`` batches if there are as many clips.
+        The clips of a batch are padded to the same length of the table; without a table, their
+        lengths differ by a factor of at most 2. No silent row is added: seven clips become batches
+        of four, two and one. There are at least ``min_batches`` batches if there are as many clips.
         """
         padded = [round_up(length, self.lengths) for length in lengths]
         max_samples = min(self.max_samples, sum(padded) // min_batches)
@@ -95,7 +95,7 @@ class Shapes:
 
 
 def round_up(size: int, sizes: Sequence[int]) -> int:
-    """Return the first of ascending sizes that is not below ``size``, or else ``size`` itself."""
+    """Return the first of ascending sizes that is at least ``size``; ``size`` if there is none."""
     return next((candidate for candidate in sizes if candidate >= size), size)
 
 
@@ -104,7 +104,7 @@ def pad_clips(
 ) -> tuple[Float32s, Counts]:
     """Pad clips (S,) with zeros to a batch in the scale of int16: -> (B, samples), (B,).
 
-    num_rows: B, if silent rows of full length are to follow the clips.
+    num_rows: B, if it is larger than the number of clips: silent rows of full length are added.
     """
     audio = np.zeros((num_rows or len(clips), samples), np.float32)
     lengths = np.full(len(audio), samples, np.int64)
@@ -115,15 +115,15 @@ def pad_clips(
 
 
 def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
-    """Return where and how a model runs; raises DeviceError unless that is as requested."""
+    """Return ``effective``; raises DeviceError if the model does not run as requested."""
     precisions = [effective.precision]
     if precision != "fp32":  # features may stay in fp32
-        precisions += effective.precision.split(" and ")
-    for option, requested, actual, allowed in (
+        precisions = effective.precision.split(" and ")
+    for option, requested, actual, accepted in (
         ("device", device, effective.device, [effective.device]),
         ("precision", precision, effective.precision, precisions),
     ):
-        if requested not in allowed:
+        if requested not in accepted:
             raise DeviceError(
                 f"`--{option} {requested}` was requested, but the model runs with {actual}. To see "
                 "what can be used: sbkit doctor"
@@ -132,11 +132,11 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
 
 
 class ModelThread:
-    """A model that any thread may call: its own thread makes it and runs it."""
+    """A model in a thread of its own, which any thread may call."""
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
         """Start the thread, and make the model in it; raises as ``make`` does."""
-        self._local = threading.local()  # the model ends with its thread
+        self._local = threading.local()  # so that the model ends with its thread
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
             self.effective = self._executor.submit(self._keep, make).result()
@@ -150,7 +150,7 @@ class ModelThread:
         return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
-        """Call a function of the model in its thread, after earlier calls; return its result."""
+        """Call a function with the model, in the model's thread, and return its result."""
         return self._executor.submit(lambda: use(self._local.model)).result()
 
     @cached_property
@@ -177,12 +177,12 @@ class ModelThread:
 
         The batches run in parallel if the device allows it.
 
-        on_batch: called with the number of clips of each batch and the samples of one, padded.
+        on_batch: called with the number of clips of each batch, and the samples of a padded clip.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
-        contents = [[clips[index] for index in batch] for batch in batches]
-        outputs = self.call(lambda model: model.encode_batches(contents))
+        clips_of_batches = [[clips[index] for index in batch] for batch in batches]
+        outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
         for batch in batches:
             on_batch(len(batch), round_up(lengths[batch[-1]], shapes.lengths))
         encoded = dict(zip(chain(*batches), chain(*outputs), strict=True))
@@ -193,7 +193,7 @@ class ModelThread:
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        """The chunks of the streaming model, if there is one."""
+        """The sizes of the model's chunks; None if it only takes whole clips."""
         sizes: ChunkSizes | None = self.call(lambda m: m.streaming and m.streaming.chunks)
         return sizes
 
@@ -206,7 +206,7 @@ class ModelThread:
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
     def warm_up(self, shapes: Shapes) -> None:
-        """Run every shape of a closed table; from then on clips are padded to its lengths."""
+        """Run every shape of a closed table; later clips are padded to its lengths."""
 
         def run(model: LoadedModel) -> None:
             model.padded_lengths = shapes.lengths
@@ -229,8 +229,8 @@ def run_batches(
 ) -> list[list[Encoded]]:
     """Call ``encode`` on each batch, and return the results in their order.
 
-    Each thread has a core to itself: threads that share the work of every operation wait for each
-    other hundreds of times in a batch. A single batch runs in the calling thread.
+    Each batch has a thread of its own. If threads shared each operation of one batch, they would
+    wait for each other hundreds of times. A single batch runs in the calling thread.
 
     prepare: called first in each new thread.
     """
@@ -243,12 +243,12 @@ def run_batches(
 
 @contextmanager
 def naming_audio(audio: object) -> Iterator[None]:
-    """Turn any other error of a model into a BundleError that names the audio."""
+    """Turn any error of a model but an SbkitError into a BundleError that names the audio."""
     try:
         yield
     except SbkitError:
         raise
-    except Exception as error:  # a bundle may have parts of the user's
+    except Exception as error:  # the user's parts of a bundle may raise anything
         raise BundleError(
             f"The model raised {type(error).__name__} with {audio}: {str(error)[:200]}. The parts "
             "of its bundle may not fit each other: export it again, or try a shorter file."

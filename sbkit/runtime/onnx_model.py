@@ -1,9 +1,8 @@
 """The ONNX models of a bundle, run by onnxruntime without torch.
 
-A session runs as requested, or is refused. onnxruntime falls back to the CPU with no more than a
-warning, so the provider of each node is read back, and so are the index of the GPU and the
-precision of the nodes. Only this file and `SileroModel` call onnxruntime; tried with version
-1.31.1.
+A session that does not run as requested is refused. onnxruntime falls back to the CPU with only a
+warning, so the provider of each node, the index of the GPU and the precision of the nodes are read
+back. Only this file and `SileroModel` call onnxruntime; tested with version 1.31.1.
 
 Legend: B clips or sessions, S samples, U frames, V vocabulary.
 """
@@ -28,7 +27,6 @@ from sbkit.base.files import read_regular, reading
 from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import (
-    Arrays,
     ChunkSizes,
     DeviceArray,
     Effective,
@@ -41,33 +39,33 @@ ONNX_FOLDER = "onnx"  # of a bundle
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
 WEIGHTS_SHA256 = "weights"  # key of the metadata: the checksum of the bundle's weights
 SETTINGS_JSON = "settings"  # key of the metadata: data for callers of a task's graphs
-MAX_MODEL_BYTES = 1 << 31  # of a protobuf
-MAX_SAMPLES = 1 << 20  # of a chunk or of padding; clips of a minute at 16 kHz
+MAX_MODEL_BYTES = 1 << 31  # the limit of a protobuf
+MAX_SAMPLES = 1 << 20  # of a chunk or of padding; a minute at 16 kHz
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 DEVICE_PATTERN = re.compile("(cpu(?!:)|cuda)(?::(0|[1-9][0-9]?))?")
 GPU_INDEX = "device_id"  # an option of the provider
-HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # parts of names, also of fused ones
-INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # of int8
+HEAVY_OPERATIONS = ("MatMul", "Gemm", "Conv", "Attention")  # also parts of fused operations' names
+INTEGER_OPERATIONS = ("MatMulInteger", "ConvInteger")  # of int8 models
 RECORD_PROVIDERS = "session.record_ep_graph_assignment_info"
 NUMPY_TYPES = {"tensor(float)": np.float32, "tensor(int64)": np.int64}
 
-State = Mapping[str, Arrays]  # (B, ...) each
+State = Mapping[str, Array]  # (B, ...) each
 
 
 class BatchLogProbs(NamedTuple):
-    """log_probs (B, U, V) in float32; lengths (B,) in frames, past which they mean nothing."""
+    """log_probs (B, U, V), meaningless past each clip's length; lengths (B,) in frames."""
 
     log_probs: Float32s
     lengths: Counts
 
 
 class OnnxModel:
-    """A session that takes whole clips, a `RunnableModel`.
+    """A `RunnableModel`: a session that takes whole clips.
 
     metadata: of the file: sample_rate, min_samples, samples_per_frame, blank, weights.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
     files: the name of the file in ``onnx/`` of a bundle, by precision.
-    chunk_model: the session of a chunk, if it was loaded, too.
+    chunk_model: the model of chunks, if it was loaded, too.
     """
 
     files: ClassVar = MODEL_FILES
@@ -75,26 +73,26 @@ class OnnxModel:
     chunk_model: "OnnxStreamingModel | None" = None
 
     def __init__(self, content: bytes, *, device: str = "cpu") -> None:
-        """Make a session of the bytes of a file, on cpu, cuda (the first GPU) or cuda:N.
+        """Make a session from the bytes of a file, on cpu, cuda (the first GPU) or cuda:N.
 
         Raises:
-            SbkitError: onnxruntime or the device is missing, or does not run the model.
+            SbkitError: onnxruntime or the device is missing, or cannot run the model.
         """
         onnxruntime = require_package("onnxruntime", extra="export")
         provider, provider_options = _parse_device(device)
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(RECORD_PROVIDERS, "1")
         options.intra_op_num_threads = 1  # callers have a thread for each batch
-        options.log_severity_level = 4  # errors are raised, not printed too
+        options.log_severity_level = 4  # errors are raised; they need not be printed
         if provider == PROVIDERS["cuda"]:
             with redirect_stdout(sys.stderr):
-                onnxruntime.preload_dlls()  # of CUDA's wheels, which otherwise only torch finds
+                onnxruntime.preload_dlls()  # of CUDA's wheels, which only torch finds by itself
         try:
             self._session = onnxruntime.InferenceSession(
                 content,
                 options,
                 providers=[(provider, provider_options)],
-                enable_fallback=0,  # after errors, too
+                enable_fallback=0,  # not even after errors
             )
         except Exception as error:  # onnxruntime has an exception for each of its error codes
             raise BundleError(
@@ -108,13 +106,13 @@ class OnnxModel:
 
     @classmethod
     def load(cls, bundle: Path, *, device: str = "cpu", precision: str = "fp32") -> Self:
-        """Load the model from ``onnx/`` of a bundle; raises SbkitError as `read_graph` does."""
+        """Load the model from ``onnx/`` of a bundle; raises SbkitError."""
         return cls(read_graph(bundle, cls.files[precision]), device=device)
 
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
         """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
 
-        ``audio`` is int16, or floating point between -1 and 1; zero past each length.
+        ``audio`` is int16, or floating point between -1 and 1, with zeros past each length.
         """
         signal = audio.astype(np.float32, copy=False)
         if audio.dtype == np.int16:
@@ -124,7 +122,7 @@ class OnnxModel:
         return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))
 
     def run(self, *arrays: Array) -> list[Array]:
-        """Compute the outputs of the graph from its inputs, both in their order."""
+        """Run the graph on its inputs in their order, and return its outputs in their order."""
         names = (node.name for node in self._session.get_inputs())
         outputs: list[Array] = self._session.run(None, dict(zip(names, arrays, strict=True)))
         return outputs
@@ -134,7 +132,7 @@ class OnnxModel:
         return self.read_samples("samples_per_frame")
 
     def read_samples(self, name: str) -> int:
-        """Return a number of samples from the metadata; raises BundleError if it is not there."""
+        """Return a number of samples from the metadata; raises BundleError if it is not valid."""
         text = self.metadata.get(name, "nothing")
         if not (text.isdecimal() and len(text) < 9 and 1 <= int(text) <= MAX_SAMPLES):
             raise BundleError(
@@ -163,7 +161,7 @@ class OnnxModel:
 
 
 class OnnxStreamingModel(OnnxModel):
-    """A session of the graph of one chunk, a `StreamingModel`; arrays carry its state."""
+    """A `StreamingModel`: a session that takes one chunk, and the state as arrays."""
 
     files: ClassVar = {"fp32": "streaming.onnx", "int8": "streaming.int8.onnx"}
 
@@ -201,53 +199,47 @@ class OnnxStreamingModel(OnnxModel):
 
 
 class OnnxGraphs:
-    """The graphs of a task, each in a session of its own, a `GraphRunner`.
+    """The graphs of a task, each in a session of its own.
 
     effective: where the nodes of all graphs run.
-    metadata: of their files.
+    metadata: of the first graph.
+    settings: the plain data that callers of the graphs need.
     """
 
-    def __init__(self, models: Mapping[str, OnnxModel]) -> None:
-        self._models = models
-        first = next(iter(models.values()))
-        nodes = sum((Counter(model.effective.nodes) for model in models.values()), Counter[str]())
+    def __init__(self, graphs: Iterable[str], bundle: Path, *, device: str) -> None:
+        """Load graphs of a bundle; raises SbkitError."""
+        contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
+        self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
+        first, *others = self._models.values()
+        nodes = Counter(first.effective.nodes)
+        for model in others:
+            nodes.update(model.effective.nodes)
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
         with reading("An ONNX model", "hold its settings", fix="Export it again."):
             self.settings: dict[str, Any] = json.loads(first.metadata[SETTINGS_JSON])
 
-    @classmethod
-    def load(cls, graphs: Iterable[str], bundle: Path, *, device: str) -> Self:
-        """Load graphs of a bundle; raises SbkitError."""
-        contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
-        return cls({name: OnnxModel(content, device=device) for name, content in contents.items()})
-
     def run(self, graph: str, *arrays: Array) -> list[Array]:
+        """Run the graph of that name, and return its outputs."""
         return self._models[graph].run(*arrays)
 
 
-def load_onnx(
-    bundle: Path, *, streaming: StreamingUse, device: str, precision: str
-) -> OnnxModel | OnnxStreamingModel:
-    """Load the model of whole clips, the model of chunks, or both if the bundle has both.
-
-    Raises:
-        SbkitError: a file is missing or damaged, or the device does not run the model.
-    """
-    chunk_file = bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]
+def load_onnx(bundle: Path, *, streaming: StreamingUse, device: str, precision: str) -> OnnxModel:
+    """Load the model of whole clips, the model of chunks, or both; raises SbkitError."""
     if streaming == "only":
         return OnnxStreamingModel.load(bundle, device=device, precision=precision)
     model = OnnxModel.load(bundle, device=device, precision=precision)
+    chunk_file = bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]
     if streaming == "also" and chunk_file.exists():
         model.chunk_model = OnnxStreamingModel.load(bundle, device=device, precision=precision)
     return model
 
 
 def read_graph(bundle: Path, name: str) -> bytes:
-    """Read a file of ``onnx/`` of a bundle; the bytes that are hashed are the bytes returned.
+    """Read a file in ``onnx/`` of a bundle, and return the bytes that match its checksum.
 
     Raises:
-        BundleError: the file is missing or damaged.
+        SbkitError: the file is missing or damaged.
     """
     folder = bundle / ONNX_FOLDER
     if not (folder / name).exists():
@@ -257,12 +249,12 @@ def read_graph(bundle: Path, name: str) -> bytes:
         )
     content = read_regular(folder / name, max_bytes=MAX_MODEL_BYTES, subject="An ONNX model")
     sums = read_regular(folder / CHECKSUMS, max_bytes=1 << 16, subject="A list of checksums")
-    check_unchanged({name: content}, sums, of=folder)
+    check_unchanged({name: content}, sums, folder=folder)
     return content
 
 
 def available_providers() -> list[str]:
-    """List the providers of the onnxruntime that is installed, if one is."""
+    """List the providers of the installed onnxruntime, if there is one."""
     try:
         import onnxruntime
     except ImportError:
@@ -271,12 +263,12 @@ def available_providers() -> list[str]:
 
 
 def _parse_device(device: str) -> tuple[str, dict[str, str]]:
-    """Return the provider of a device, and its options: the index of the GPU, and no TF32."""
+    """Return the provider of a device and its options: for a GPU its index, and no TF32."""
     match = DEVICE_PATTERN.fullmatch(device)
     if match is None:
         raise ConfigError(
-            f"`--device {device}` is not supported by the runtime onnx, where it must be auto, "
-            "cpu, cuda or cuda:N. Choose one of them, or --runtime torch."
+            f"`--device {device}` is not supported by the runtime onnx: it must be auto, cpu, cuda "
+            "or cuda:N. Choose one of them, or --runtime torch."
         )
     options = {} if device == "cpu" else {GPU_INDEX: match[2] or "0", "use_tf32": "0"}
     return PROVIDERS[match[1]], options
@@ -286,11 +278,11 @@ def _read_back(session: Any, provider: str) -> Effective:
     """Return where and how a session computes its matrix products and convolutions.
 
     Raises:
-        DeviceError: another provider than the requested one computes some of them.
+        DeviceError: a provider other than the requested one computes some of them.
     """
     subgraphs = session.get_provider_graph_assignment_info()
     nodes = [(graph.ep_name, node.op_type) for graph in subgraphs for node in graph.get_nodes()]
-    heavy = [(name, kind) for name, kind in nodes if any(part in kind for part in HEAVY_OPERATIONS)]
+    heavy = [(name, op) for name, op in nodes if any(part in op for part in HEAVY_OPERATIONS)]
     elsewhere = Counter(name for name, _ in heavy if name != provider)
     if elsewhere or not heavy:
         where = ", ".join(f"{count} by {name}" for name, count in elsewhere.items())
@@ -299,13 +291,12 @@ def _read_back(session: Any, provider: str) -> Effective:
             f"but runs {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check "
             "the driver and the CUDA libraries, or choose --device cpu."
         )
-    on_gpu = provider == PROVIDERS["cuda"]
     index = session.get_provider_options().get(provider, {}).get(GPU_INDEX)
-    # Products of two activations are not quantized.
-    precisions = {"int8" if kind in INTEGER_OPERATIONS else "fp32" for _, kind in heavy}
+    # Products of two activations are not quantized, so an int8 model also has fp32.
+    precisions = {"int8" if op in INTEGER_OPERATIONS else "fp32" for _, op in heavy}
     return Effective(
         runtime="onnx",
-        device=f"cuda:{index}" if on_gpu else "cpu",
+        device=f"cuda:{index}" if provider == PROVIDERS["cuda"] else "cpu",
         precision=" and ".join(sorted(precisions, reverse=True)),
         nodes=dict(Counter(name for name, _ in nodes)),  # `asdict` copies no Counter
     )

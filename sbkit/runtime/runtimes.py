@@ -1,4 +1,4 @@
-"""Open the model of a bundle with torch or onnxruntime, imported in the thread that makes it."""
+"""Open the model of a bundle with torch or onnxruntime, which its thread imports."""
 
 import ctypes
 from argparse import Namespace
@@ -25,7 +25,8 @@ from sbkit.tasks.task import ONNX, PRECISIONS
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
-MODEL_OPTIONS = ("device", "runtime", "precision", "compile", "user_modules")  # of a command line
+# The options of a command line that `open_model` takes.
+MODEL_OPTIONS = ("device", "runtime", "precision", "compile", "user_modules")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ def open_model(
     streaming: StreamingUse = "no",
     user_modules: frozenset[str] = frozenset(),
 ) -> OpenBundle:
-    """Read a bundle, and make its model in a thread of its own, a `ModelThread`.
+    """Read a bundle, and make its model in a `ModelThread`.
 
     device, runtime, precision, compile, user_modules: as for `Transcriber.load`.
-    streaming: whether the model is to run chunk by chunk, which takes a file of its own in ONNX:
-        "no", "only", or "also" if the bundle allows it.
+    streaming: whether the model runs chunk by chunk: "no", "only", or "also" (if the bundle has a
+        model of chunks). In ONNX, this model is a file of its own.
 
     Raises:
         SbkitError: the bundle is damaged, or the device, runtime or precision is not available.
@@ -70,39 +71,39 @@ def open_model(
             "`--runtime torch` needs the package torch, which is not installed. Pass --runtime "
             "onnx, which runs a bundle exported with --formats onnx, or install torch."
         )
-    read = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
+    contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
 
     def make() -> LoadedModel:
         _require_cuda(device, runtime)
         if runtime == ONNX:
-            return _load_onnx(read, folder, device, precision, streaming)
+            return _load_onnx(contents, folder, device, precision, streaming)
         from sbkit.distributed.device import resolve
         from sbkit.runtime.torch_model import Compilation, load_torch
 
         compilation = Compilation(mode=compile, streaming=streaming) if compile else None
         return load_torch(
-            read,
+            contents,
             folder,
             user_modules=user_modules,
             placement=resolve(None if device == AUTO else device, precision),
             compilation=compilation,
         )
 
-    return OpenBundle.of(read, ModelThread(make))
+    return OpenBundle.from_contents(contents, ModelThread(make))
 
 
 def _load_onnx(
-    read: BundleContents, folder: Path, device: str, precision: str, streaming: StreamingUse
+    contents: BundleContents, folder: Path, device: str, precision: str, streaming: StreamingUse
 ) -> OnnxModel | OnnxGraphs:
-    export = read.task.require_export()
-    graphs = [name for name, graph in export.graphs.items() if graph.format == ONNX]
+    task = contents.task
+    graphs = [name for name, graph in task.require_export().graphs.items() if graph.format == ONNX]
     if not graphs and streaming != "only":  # classifiers are not exported to ONNX
-        read.task.require_prediction("text", command="transcribe")
+        task.require_prediction("text", command="transcribe")
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
     model: OnnxModel | OnnxGraphs
     if graphs:
-        model = OnnxGraphs.load(graphs, folder, device=device)
+        model = OnnxGraphs(graphs, folder, device=device)
     else:
         model = load_onnx(folder, streaming=streaming, device=device, precision=precision)
     if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS_FILE):
@@ -146,12 +147,12 @@ def why_no_cuda(runtime: str) -> str | None:
 
 
 def has_torch() -> bool:
-    """Return whether torch is installed."""
+    """Return whether torch is installed, without importing it."""
     return find_spec("torch") is not None
 
 
 def has_driver() -> bool:
-    """Return whether the driver of NVIDIA's GPUs can be loaded."""
+    """Return whether NVIDIA's driver can be loaded."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -160,7 +161,7 @@ def has_driver() -> bool:
 
 
 class GraphModel:
-    """A bundle whose task has graphs of its own, as a codec has.
+    """A bundle whose task has graphs, such as a codec's `encode` and `decode`.
 
     command: a command that the task of the bundle must have.
     settings: the plain data that callers of the graphs need.
@@ -172,7 +173,7 @@ class GraphModel:
         """Open a bundle with the options of `open_model`.
 
         Raises:
-            SbkitError: the bundle is damaged or of another task, or the device is not available.
+            SbkitError: the bundle is damaged or has another task, or the device is not available.
         """
         self.bundle = open_model(Path(folder), **options)
         self.bundle.task.require_command(self.command)
@@ -187,11 +188,11 @@ class GraphModel:
 
     @classmethod
     def from_options(cls, options: Namespace) -> Self:
-        """Open the bundle that a command line names."""
+        """Open the bundle that the options of a command name."""
         return cls(options.bundle, **{name: getattr(options, name) for name in MODEL_OPTIONS})
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:
-        """Run a graph of the task: arrays in, arrays out."""
+        """Run the graph of that name: arrays in, arrays out."""
         outputs: list[Array] = self._thread.call(lambda model: model.run(graph, *arrays))
         return outputs
 

@@ -1,4 +1,4 @@
-"""Timed words as subtitles, SubRip (.srt) and WebVTT, or as a table.
+"""Timed words as subtitles, in SubRip (.srt) and WebVTT, or as a table.
 
 Lines, width and durations follow Netflix's Timed Text Style Guide (General Requirements): two
 lines of 42 characters, shown for five sixths of a second to seven seconds.
@@ -15,17 +15,21 @@ from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 MAX_WIDTH, MAX_LINES = 42, 2
-MIN_SECONDS, MAX_SECONDS = 5 / 6, 7.0  # that a subtitle is shown
+MIN_SECONDS, MAX_SECONDS = 5 / 6, 7.0  # how long a subtitle is shown
 MAX_PAUSE_SECONDS = 1.0  # between two words of a subtitle
 
 
 @dataclass(frozen=True)
 class Subtitle:
-    """Lines, and when they are shown, in seconds."""
+    """The text of a subtitle, and when it is shown, in seconds."""
 
-    lines: tuple[str, ...]
+    text: str  # with line breaks
     start: float
     end: float
+
+    def times(self, mark: str) -> str:
+        """Return the line with its start and end; ``mark`` is the decimal point."""
+        return f"{_clock(self.start, mark)} --> {_clock(self.end, mark)}"
 
 
 def subtitles(words: Sequence[Word]) -> list[Subtitle]:
@@ -35,7 +39,7 @@ def subtitles(words: Sequence[Word]) -> list[Subtitle]:
     timed: list[Subtitle] = []
     for cue, (start, next_start) in zip(groups, pairwise(starts), strict=True):
         end = min(max(cue[-1].end, start + MIN_SECONDS), start + MAX_SECONDS, next_start)
-        timed.append(Subtitle(tuple(_lines(cue)), start, end))
+        timed.append(Subtitle("\n".join(_lines(cue)), start, end))
     return timed
 
 
@@ -63,7 +67,7 @@ def _split_long(word: Word) -> Iterator[Word]:
         return
     parts = max(ceil(letters / MAX_WIDTH), ceil(seconds / MAX_SECONDS))
     for first, end in pairwise(letters * part // parts for part in range(parts + 1)):
-        start_time, end_time = (word.start + seconds * at / letters for at in (first, end))
+        start_time, end_time = (word.start + seconds * n / letters for n in (first, end))
         yield replace(word, text=word.text[first:end], start=start_time, end=end_time)
 
 
@@ -77,7 +81,7 @@ def to_srt(words: Sequence[Word]) -> str:
     <BLANKLINE>
     """
     blocks = (
-        f"{number}\n{_time(subtitle, ',')}\n{_text(subtitle)}\n"
+        f"{number}\n{subtitle.times(',')}\n{subtitle.text}\n"
         for number, subtitle in enumerate(subtitles(words), start=1)
     )
     return "\n".join(blocks)
@@ -86,7 +90,7 @@ def to_srt(words: Sequence[Word]) -> str:
 def to_vtt(words: Sequence[Word]) -> str:
     """Write WebVTT, with the characters &, < and > escaped."""
     blocks = (
-        f"{_time(subtitle, '.')}\n{escape(_text(subtitle), quote=False)}\n"
+        f"{subtitle.times('.')}\n{escape(subtitle.text, quote=False)}\n"
         for subtitle in subtitles(words)
     )
     return "\n".join(["WEBVTT\n", *blocks])
@@ -100,14 +104,6 @@ def to_tsv(words: Sequence[Word]) -> str:
 
 def _lines(cue: Sequence[Word]) -> list[str]:
     return wrap(join_segments(word.text for word in cue), MAX_WIDTH)
-
-
-def _text(subtitle: Subtitle) -> str:
-    return "\n".join(subtitle.lines)
-
-
-def _time(subtitle: Subtitle, mark: str) -> str:
-    return f"{_clock(subtitle.start, mark)} --> {_clock(subtitle.end, mark)}"
 
 
 def _clock(seconds: float, mark: str) -> str:

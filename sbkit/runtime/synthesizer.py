@@ -1,6 +1,6 @@
 """A TTS model that is ready to run: text to audio, a sentence at a time.
 
-Legend: S samples, L symbols, U frames.
+Legend: S samples.
 """
 
 import logging
@@ -8,7 +8,6 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from sbkit.audio.resample import Signal
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import read_regular, require_writable
 from sbkit.base.messages import listed, printable
+from sbkit.bundle.protocols import Speech
 from sbkit.runtime.runtimes import GraphModel
 from sbkit.text.languages import check_language
 from sbkit.text.symbols import to_symbols, transcribe_phonemes
@@ -26,27 +26,16 @@ from sbkit.text.verbalize import MARKS, spell_out, split_sentences
 
 logger = logging.getLogger(__name__)
 
-MAX_TEXT_CHARACTERS = 20_000  # half an hour
-MAX_SENTENCE_CHARACTERS = 300  # that are synthesized at once
+MAX_TEXT_CHARACTERS = 20_000  # about half an hour of speech
+MAX_SENTENCE_CHARACTERS = 300  # longer sentences are split
 MIN_FRAMES = 2  # a graph may treat one frame as a special case
-SYMBOLS_PER_SECOND = 13  # in the default corpus in English, with marks and spaces
+SYMBOLS_PER_SECOND = 13  # in the English default corpus, with punctuation and spaces
 PAUSE_SECONDS = 0.25  # between two sentences
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 
 
-@dataclass(frozen=True)
-class Speech:
-    """The audio of a text, synthesized while it is iterated over, and remarks on how it is read."""
-
-    audio: Iterator[Signal]  # (S,) between -1 and 1: sentences, and pauses between them
-    notes: tuple[str, ...]
-
-    def __iter__(self) -> Iterator[Signal]:
-        return self.audio
-
-
 class Synthesizer(GraphModel):
-    """A TTS model, opened from a bundle; language: the tag of its texts."""
+    """A TTS model, opened from a bundle; language: the language tag of the texts it reads."""
 
     command: ClassVar[str] = "speak"
 
@@ -54,16 +43,16 @@ class Synthesizer(GraphModel):
         super().__init__(folder, **options)
         self._labels = self.bundle.labels
         self.language = check_language(self.bundle.config.language or "und")  # passed to espeak-ng
-        self._symbol_type, self._known = str(self.settings["symbol_type"]), set(self._labels.names)
+        self._symbol_type = str(self.settings["symbol_type"])
+        self._symbols = set(self._labels.names)
 
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float = math.inf) -> Speech:
-        """Read a text; its audio is synthesized a sentence at a time.
+        """Check a text, and return its speech, which is synthesized a sentence at a time.
 
-        max_seconds: of speech, estimated from the spelled-out text.
+        max_seconds: the longest speech, as estimated from the spelled-out text.
 
         Raises:
-            DataError: the text is empty, too long or unreadable, or the speed is out of range. It
-                is raised before the first sentence is synthesized.
+            DataError: the text is empty, too long or unreadable, or the speed is out of range.
         """
         if not MIN_SPEED <= speed <= MAX_SPEED:
             raise DataError(
@@ -83,8 +72,17 @@ class Synthesizer(GraphModel):
         return np.concatenate([*self.stream(text, speed)])
 
     def _read(self, text: str) -> tuple[list[list[int]], tuple[str, ...]]:
-        """Return the symbol ids of the sentences of a text, and notes on how it is read."""
-        _check_text(text)
+        """Return the symbol ids of each sentence of a text, and notes on how it is read."""
+        if not text.strip():
+            raise DataError("The text is empty. Write the text to speak.")
+        if len(text) > MAX_TEXT_CHARACTERS:
+            raise DataError(
+                f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it "
+                "in parts."
+            )
+        for char in text:
+            if not (char.isprintable() or char.isspace()):
+                raise DataError(f"The text has the control character {char!r}. Remove it.")
         spoken = spell_out(text, self.language)
         texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
         sentences: list[list[int]] = []
@@ -93,10 +91,10 @@ class Synthesizer(GraphModel):
             symbols = to_symbols(sentence)
             if symbols and symbols[-1] not in MARKS:
                 symbols.append(".")
-            readable = [symbol for symbol in symbols if symbol in self._known]
-            unknown |= dict.fromkeys(s for s in symbols if s not in self._known and s not in MARKS)
-            if not {*readable} <= {*MARKS, " "}:
-                sentences.append([self._labels.encode(symbol) for symbol in readable])
+            known = [symbol for symbol in symbols if symbol in self._symbols]
+            unknown |= dict.fromkeys(s for s in symbols if not (s in self._symbols or s in MARKS))
+            if not {*known} <= {*MARKS, " "}:
+                sentences.append([self._labels.encode(symbol) for symbol in known])
         if not sentences:
             raise DataError(
                 f"{printable(text[:40])!r} has no words that this voice can read. Write words of "
@@ -114,20 +112,6 @@ class Synthesizer(GraphModel):
             index = np.searchsorted(ends, frames, side="right").clip(max=len(ends) - 1)
             (audio,) = self.run("decode", states, index[None])
             yield audio[0] if number == len(sentences) else np.concatenate([audio[0], pause])
-
-
-def _check_text(text: str) -> None:
-    """Raise DataError for a text that no TTS model reads."""
-    if not text.strip():
-        raise DataError("The text is empty. Write the text to speak.")
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise DataError(
-            f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it in "
-            "parts."
-        )
-    for char in text:
-        if not (char.isprintable() or char.isspace()):
-            raise DataError(f"The text has the control character {char!r}. Remove it.")
 
 
 def speak(options: Namespace) -> int:

@@ -22,11 +22,12 @@ from sbkit.audio.io import Samples, to_samples
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
-from sbkit.checkpoint.weights import check_finite, check_same_model, limit_parameters
+from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
@@ -41,7 +42,7 @@ from sbkit.runtime.model import (
     run_batches,
 )
 
-NUM_WARM_UPS = 3  # of a shape: CUDA graphs run once as they are, are recorded, and are replayed
+NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
 CPU = Placement(torch.device("cpu"), "fp32")
 PRECISION_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the products' precision
@@ -51,8 +52,7 @@ Row = TypeVar("Row")
 class TorchModel:
     """A model on its device, which takes and returns arrays.
 
-    It is a `RunnableModel`, a `GraphRunner` if its task has graphs, and a `StreamingModel` if its
-    encoder takes chunks.
+    It is a `RunnableModel`, and a `StreamingModel` if its encoder takes chunks.
 
     network: the model of a task, such as an AsrModel.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
@@ -70,7 +70,7 @@ class TorchModel:
     ) -> None:
         """Move the model to its device, run it, and read back where and how it ran.
 
-        parts: all modules that the model calls.
+        parts: all modules that the network calls.
 
         Raises:
             DeviceError: it did not run as requested.
@@ -104,40 +104,40 @@ class TorchModel:
         prepare = partial(torch.set_num_threads, 1)
         try:
             return run_batches(self.encode, batches, threads=threads, prepare=prepare)
-        finally:  # later threads begin with the number that any thread set last
+        finally:  # new threads begin with the number that any thread set last, which was 1
             torch.set_num_threads(torch.get_num_threads())
 
     @property
-    def _chunked(self) -> StreamingNetwork | None:
+    def _streaming_network(self) -> StreamingNetwork | None:
         return streaming_network(self.network)
 
     @property
     def streaming(self) -> StreamingModel | None:
         """The model itself, if it can run chunk by chunk."""
-        return None if self._chunked is None else self
+        return None if self._streaming_network is None else self
 
     @property
     def chunks(self) -> ChunkSizes | None:
-        chunked = self._chunked
-        if chunked is None:
+        network = self._streaming_network
+        if network is None:
             return None
-        return ChunkSizes(chunked.chunk_shift_samples, chunked.chunk_samples, chunked.min_samples)
+        return ChunkSizes(network.chunk_shift_samples, network.chunk_samples, network.min_samples)
 
     def start(self) -> NetworkState:
-        assert self._chunked is not None
-        return self._chunked.start()
+        assert self._streaming_network is not None
+        return self._streaming_network.start()
 
     @torch.inference_mode()
     def advance(
         self, chunks: Sequence[Samples], states: Sequence[NetworkState]
     ) -> list[tuple[LogProbs, NetworkState]]:
-        assert self._chunked is not None
+        network = self._streaming_network
+        assert network is not None
         state = type(states[0]).stack(states)
-        batch = self._to_device(
-            *pad_clips(chunks, max(self._chunked.chunk_samples, *map(len, chunks)))
-        )
+        samples = max(network.chunk_samples, *map(len, chunks))
+        batch = self._to_device(*pad_clips(chunks, samples))
         with self._placement.autocast():
-            log_probs, frames, after = self._chunked.forward_chunk(*batch, state)
+            log_probs, frames, after = network.forward_chunk(*batch, state)
         rows = zip(log_probs.cpu(), frames.tolist(), after.rows(), strict=True)
         return [(row[:count].numpy(), row_state) for row, count, row_state in rows]
 
@@ -154,11 +154,13 @@ class TorchModel:
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The plain data that callers of the task's graphs need."""
         settings: dict[str, Any] = self.network.settings
         return settings
 
     @torch.inference_mode()
     def run(self, graph: str, *arrays: Array) -> list[Array]:
+        """Run the task's graph of that name, and return its outputs."""
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
         with self._placement.autocast():
             outputs = getattr(self.network, graph)(*tensors)
@@ -173,7 +175,7 @@ class TorchModel:
         return torch.from_numpy(audio).to(self._placement.device), torch.from_numpy(lengths)
 
     def _read_back(self) -> Effective:
-        """Run a second of silence, and read back its devices and the types of its products."""
+        """Run a second of silence; return the devices used and the types of the products."""
         types: set[torch.dtype] = set()
 
         def note(module: nn.Module, inputs: object, output: object) -> None:
@@ -204,25 +206,25 @@ class Compilation:
     clips: tuple[int, ...] = (1, 4)
     seconds: tuple[float, ...] = (5.0, 15.0, 30.0)
     backend: str = "inductor"  # of torch.compile
-    streaming: StreamingUse = "no"  # whether chunks of as many sessions are compiled
+    streaming: StreamingUse = "no"  # whether to compile chunks, of ``clips`` sessions each
 
 
 class CompiledModel(TorchModel):
     """A model whose repeated blocks are compiled for a closed table of shapes; it has one thread.
 
     Compiling takes seconds per shape. So every shape is compiled while the model is loaded, clips
-    are padded to the next one, and torch raises an error instead of compiling another one later.
+    are padded to the next larger shape, and torch raises an error instead of compiling more later.
     """
 
     def __init__(
         self, network: Any, *, compilation: Compilation, sample_rate: int, **options: Any
     ) -> None:
-        """Make a model as its base does, compile its blocks, and run each shape of the table."""
+        """Make the model, compile its blocks, and run each shape of the table."""
         self._mode, self._stance = compilation.mode, "default"
-        table = Shapes.table(
-            sample_rate, batch_seconds=0, clips=compilation.clips, seconds=compilation.seconds
+        lengths = [seconds_to_samples(seconds, sample_rate) for seconds in compilation.seconds]
+        self._shapes = Shapes(
+            max_samples=sys.maxsize, clips=compilation.clips, lengths=tuple(lengths)
         )
-        self._shapes = replace(table, max_samples=sys.maxsize)
         super().__init__(network, sample_rate=sample_rate, **options)
         chunks = None if compilation.streaming == "no" else self.chunks
         self._compile_blocks(compilation, with_chunks=chunks is not None)
@@ -243,7 +245,7 @@ class CompiledModel(TorchModel):
             own_cuda_graphs()
             options["mode"] = compilation.mode
         keep_device_guard()
-        set_recompile_limit(1000)  # of a class of blocks; here the table limits it
+        set_recompile_limit(1000)  # for a class of blocks; in effect the table is the limit
         block: Any
         for block in chain.from_iterable(map(find_blocks, self.network.model)):
             block.compile(**options)
@@ -251,7 +253,7 @@ class CompiledModel(TorchModel):
                 block.forward_chunk = torch.compile(block.forward_chunk, **options)
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
-        """Pad clips to a shape of the table; rows that are added are silent."""
+        """Pad clips to a shape of the table, with silent rows if there are fewer clips."""
         num_rows = round_up(len(clips), self._shapes.clips)
         samples = round_up(max(map(len, clips)), self._shapes.lengths)
         return self._to_device(*pad_clips(clips, samples, num_rows))
@@ -260,7 +262,7 @@ class CompiledModel(TorchModel):
     def _step(self) -> Iterator[None]:
         """Run compiled code, and compile nothing more once the model is warm."""
         if self._mode == "reduce-overhead":
-            # Otherwise each block is a step of its own, and its graph may overwrite its own input.
+            # Otherwise each block is a step of its own, and its graph may overwrite its input.
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         with torch.compiler.set_stance(self._stance):
             yield
@@ -316,11 +318,11 @@ class TorchBundle(Bundle):
     model: TorchModel
 
     def predict(self, clips: Sequence[Samples]) -> Any:
-        """Return the model's predictions for clips in one batch, which `to_samples` converts."""
+        """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
         return self.model.predict([*map(to_samples, clips)])
 
     def classify(self, clips: Sequence[Samples]) -> Float32s:
-        """Compute the probability of every label: clips, as in `predict` -> (B, V)."""
+        """Return the probability of every label (B, V) for clips, as `predict` takes them."""
         self.task.require_prediction("label", command="classify")
         log_probs: Tensor = self.predict(clips)
         return log_probs.float().exp().cpu().numpy()
@@ -334,12 +336,14 @@ def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> 
     Raises:
         SbkitError: a file is missing or damaged, or belongs to another model.
     """
-    read = read_bundle(folder, with_weights=True, user_modules=user_modules)
-    return TorchBundle.of(read, load_torch(read, folder, user_modules=user_modules))
+    contents = read_bundle(folder, with_weights=True, user_modules=user_modules)
+    return TorchBundle.from_contents(
+        contents, load_torch(contents, folder, user_modules=user_modules)
+    )
 
 
 def load_torch(
-    read: BundleContents,
+    contents: BundleContents,
     folder: Path,
     *,
     user_modules: frozenset[str] = frozenset(),
@@ -352,23 +356,29 @@ def load_torch(
         SbkitError: a part is not allowed, or the weights are damaged or of another model.
     """
     file = folder / WEIGHTS_FILE
-    weights = _parse_weights(read.weights, file)
+    try:
+        weights = safetensors.torch.load(contents.weights)
+    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise BundleError(
+            f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
+        ) from error
     with limit_parameters(weights):
-        network, parts = _assemble(read, user_modules)
+        network, parts = _assemble(contents, user_modules)
     modules: nn.ModuleList = network.model
-    check_same_model(weights, modules.state_dict(), of=str(file))
-    names = {name for name, _ in modules.named_parameters()}
-    check_finite(weights, of=str(file), parameters=names)
+    check_fits(weights, modules, source=str(file))
     modules.load_state_dict(weights)
     make = TorchModel if compilation is None else partial(CompiledModel, compilation=compilation)
-    return make(network, parts=parts, sample_rate=read.config.sample_rate, placement=placement)
+    rate = contents.config.sample_rate
+    return make(network, parts=parts, sample_rate=rate, placement=placement)
 
 
-def _assemble(read: BundleContents, user_modules: frozenset[str]) -> tuple[Any, list[nn.Module]]:
-    """Build the parts, and pass them to the task's class with its arguments from the labels."""
-    config, task = read.config, read.task
+def _assemble(
+    contents: BundleContents, user_modules: frozenset[str]
+) -> tuple[Any, list[nn.Module]]:
+    """Build the parts and the task's model from them; return the model and the parts."""
+    config, task = contents.config, contents.task
     model_class = task.require_export().import_model_class()
-    arguments = {} if task.labels is None else task.labels.arguments(read.labels)
+    arguments = {} if task.labels is None else task.labels.arguments(contents.labels)
     try:
         parts = {
             name: build(spec, user_modules=user_modules) for name, spec in config.parts.items()
@@ -384,13 +394,4 @@ def _assemble(read: BundleContents, user_modules: frozenset[str]) -> tuple[Any, 
         raise BundleError(
             f"The parts of this bundle do not fit {task.model_class}: {type(error).__name__} "
             f"({str(error)[:200]}). Export it again."
-        ) from error
-
-
-def _parse_weights(content: bytes, file: Path) -> dict[str, Tensor]:
-    try:
-        return safetensors.torch.load(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise BundleError(
-            f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
         ) from error

@@ -4,12 +4,12 @@
         -> joined at overlaps -> decoded -> a transcript for each source, in their order
 
 Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. It
-arrives in blocks, and no more than a segment and a block are held. Where a cut is depends only on
-the 30 s before it, so the size of the blocks changes nothing.
+arrives in blocks, and at most a segment and a block are held in memory. A cut depends only on the
+30 s before it, so the size of the blocks changes nothing.
 
-If there is no pause, two segments overlap. Their log-probabilities are cut at one frame, in the
-longest gap between two tokens of the first segment, so that no word is lost or repeated: CTC has a
-frame for each moment, independent of the decoder.
+If there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
+longest gap between two tokens of the first segment, so that no word is lost or repeated. CTC has a
+frame for each moment, so this works with every decoder.
 
 Any number of threads may call one Transcriber.
 
@@ -44,12 +44,12 @@ from sbkit.text.word import Word
 
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
-POOL_SECONDS = 480.0  # that are read ahead, and sorted by length; 15 MB of audio
+POOL_SECONDS = 480.0  # of audio that is read ahead and sorted by length; 15 MB
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
 MIN_SEGMENT_SECONDS = 1.0  # before a long pause ends a segment
 LONG_PAUSE_SECONDS = 0.5
-MARGIN_SECONDS = 0.5  # of a pause that is left before speech
-OVERLAP_SECONDS = 4.0  # that two segments share if speech does not pause
+MARGIN_SECONDS = 0.5  # of a pause, kept before the next speech
+OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
 
 Audio = Path | str | IOBase | Array
 
@@ -79,7 +79,7 @@ class Transcript:
 
 
 class BatchError(DataError):
-    """Some sources of a batch could not be read; ``results`` has a transcript or error of each."""
+    """Some sources of a batch cannot be read; ``results`` has each source's transcript or error."""
 
     def __init__(self, results: Sequence[Transcript | SbkitError]) -> None:
         errors = [result for result in results if isinstance(result, SbkitError)]
@@ -92,11 +92,11 @@ class BatchError(DataError):
 
 @dataclass(frozen=True)
 class Segment:
-    """Audio that a model takes at once, and where it is in its source."""
+    """Audio that a model takes at once, and its position in the source."""
 
-    samples: Samples  # a copy, so that the block that it is cut from can be freed
+    samples: Samples  # a copy, so that the blocks can be freed
     start: int  # the index of its first sample in the source
-    overlap: int = 0  # its last samples that the next segment has, too; 0 if it ends in a pause
+    overlap: int = 0  # samples that it shares with the next segment; 0 if it ends in a pause
 
     @property
     def next_start(self) -> int:
@@ -115,16 +115,16 @@ class Segmenter:
     """
 
     sample_rate: int
-    multiple: int = 1  # the starts of overlapping segments are multiples of it apart, in samples
+    multiple: int = 1  # samples; the starts of overlapping segments are multiples of it apart
     min_seconds: float = MIN_SEGMENT_SECONDS  # before a long pause ends a segment
-    detector: VoiceDetector | None = None  # finds the pauses; without one they are found by level
+    detector: VoiceDetector | None = None  # finds the pauses; by default they are quiet audio
 
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
 
-        A segment ends in the first long pause after ``min_seconds``. Before it exceeds
-        MAX_SEGMENT_SECONDS it ends in its longest pause. Without a pause it ends there, and the
-        next segment repeats its last OVERLAP_SECONDS.
+        A segment ends in the first long pause after ``min_seconds``. If there is none before
+        MAX_SEGMENT_SECONDS, it ends in its longest pause. If it has no pause at all, it ends at
+        MAX_SEGMENT_SECONDS, and the next segment repeats its last OVERLAP_SECONDS.
         """
         pending = np.empty(0, np.int16)
         segment, pauses = Segment(pending, 0), Pauses(self.detector, self.sample_rate)
@@ -147,18 +147,21 @@ class Segmenter:
         return seconds_to_samples(MAX_SEGMENT_SECONDS, self.sample_rate)
 
     def _first(self, pending: Samples, pauses: "Pauses", *, after: Segment) -> Segment:
-        """Return the first segment of pending samples (S,), which follows another one."""
+        """Return the segment of the pending samples (S,) that follows ``after``."""
         start = after.next_start
         ahead, is_longer = pending[: self._max_samples], len(pending) > self._max_samples
         window = self.sample_rate // WINDOWS_PER_SECOND
         count = len(ahead) // window
         min_windows = max(self.min_seconds * WINDOWS_PER_SECOND, after.overlap / window)
-        cuts = [  # the length of each pause, and its cut: the middle, or MARGIN before the end
-            (end - first, end - min((end - first) // 2, round(MARGIN_SECONDS * WINDOWS_PER_SECOND)))
-            for first, end in pauses.within(ahead, start)
-            if (is_longer or end < count) and (first > 0 or end - first == count)
-        ]
-        cuts = [(length, cut) for length, cut in cuts if cut >= min_windows]
+        margin = round(MARGIN_SECONDS * WINDOWS_PER_SECOND)
+        cuts: list[tuple[int, int]] = []  # the length of a pause, and where to cut it, in windows
+        for first, end in pauses.within(ahead, start):
+            length = end - first
+            cut = end - min(length // 2, margin)
+            is_leading = first == 0 and length < count
+            may_continue = end == count and not is_longer
+            if cut >= min_windows and not is_leading and not may_continue:
+                cuts.append((length, cut))
         for length, cut in cuts:
             if length >= LONG_PAUSE_SECONDS * WINDOWS_PER_SECOND:
                 return Segment(pending[: cut * window].copy(), start)
@@ -172,7 +175,7 @@ class Segmenter:
 
 
 class Pauses:
-    """The pauses of one source, which arrives block by block."""
+    """The pauses of one source, whose samples arrive block by block."""
 
     def __init__(self, detector: VoiceDetector | None, sample_rate: int) -> None:
         self._detector, self._rate = detector, sample_rate
@@ -185,9 +188,9 @@ class Pauses:
             self._events += events
 
     def within(self, samples: Samples, start: int) -> list[list[int]]:
-        """Return the pauses of samples (S,) as `find_pauses` does, in windows.
+        """Return the first and end window of each pause in samples (S,), as `find_pauses` does.
 
-        start: the index of the first of them in the source.
+        start: the index of the first sample in the source.
         """
         window, rate = self._rate // WINDOWS_PER_SECOND, self._rate
         if self._detector is None:
@@ -202,8 +205,8 @@ class Pauses:
 def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
     """Return the frame to cut (U, V) at: the middle of the longest gap between two tokens.
 
-    Only the middle half of the last ``overlap`` frames is searched. If every frame of it has a
-    token, its first frame is returned.
+    Only the middle half of the last ``overlap`` frames is searched. If all its frames have tokens,
+    the first of them is returned.
 
     silent: the tokens without speech, blank and space.
     """
@@ -218,7 +221,7 @@ def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
 class _SourceSegment:
     """A segment of a source, or the error that ends the source."""
 
-    name: str | None  # of a file
+    name: str | None  # of the file; None for an array or an open file
     segment: Segment | SbkitError
     is_last: bool
 
@@ -243,7 +246,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Take a bundle whose model has a thread of its own.
 
         times: whether words are timed.
-        pool_seconds: audio that is read ahead.
+        pool_seconds: how much audio is read ahead.
         detector: finds the pauses where long audio is cut.
         encode: runs the model on segments, by default in batches of similar length.
         """
@@ -254,8 +257,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         if detector is not None:
             detector.require_rate(self._rate)
         max_samples = seconds_to_samples(default_batch_seconds(self.effective), self._rate)
-        by_length = partial(self._thread.encode_by_length, shapes=Shapes(max_samples=max_samples))
-        self._encode = encode or by_length
+        self._encode = encode or partial(
+            self._thread.encode_by_length, shapes=Shapes(max_samples=max_samples)
+        )
 
     @classmethod
     def load(
@@ -272,7 +276,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         user_modules: frozenset[str] = frozenset(),
     ) -> Self:
-        """Load a bundle and its model, which runs as requested or is refused.
+        """Load a bundle; a model that cannot run as requested is an error.
 
         device: cpu, cuda, cuda:N or auto.
         runtime: torch or onnx.
@@ -285,7 +289,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         user_modules: the user's modules that the bundle may import.
 
         Raises:
-            SbkitError: the bundle is damaged, or the device, runtime or precision not available.
+            SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
         """
         bundle = open_recognizer(
             Path(folder),
@@ -303,7 +307,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Transcribe a file, or an array at ``sample_rate``, which `to_samples` converts.
 
         Raises:
-            DataError: the file is no audio, or the array no finite samples.
+            DataError: the file is not audio, or the array has no finite samples.
         """
         (transcript,) = self.stream([audio], sample_rate)
         if isinstance(transcript, SbkitError):
@@ -338,16 +342,16 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
         on_seconds: called with the seconds of audio that were decoded since its last call.
         on_text: called with the text that each segment adds to its source, as soon as it is final.
-        phrases: to expect, if the decoder can expect any.
-        times: whether words are timed, by default as the Transcriber does.
+        phrases: hotwords, for a decoder that takes them.
+        times: whether words are timed; None for the setting of the Transcriber.
         """
         recognized: list[Recognized] = []
-        cut = 0  # frames that a segment leaves to the one before it
-        expected = self._bundle.split_phrases(phrases)[0] if phrases else ()
+        cut = 0  # frames of the next segment that belong to the previous one
+        hotwords = self._bundle.split_phrases(phrases)[0] if phrases else ()
         times = self._times if times is None else times
-        queued = self._read(audios, sample_rate)
-        for pool in _pools(queued, self._rate, self._pool_seconds):
-            inputs, cut = self._decoder_inputs(pool, cut, expected)
+        segments = self._read(audios, sample_rate)
+        for pool in _pools(segments, self._rate, self._pool_seconds):
+            inputs, cut = self._decoder_inputs(pool, cut, hotwords)
             decoded = iter(self._pool.decode(inputs, times=times))
             for item in pool:
                 if isinstance(item.segment, SbkitError):
@@ -372,7 +376,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self.close()
 
     def _read(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_SourceSegment]:
-        """Read and cut one source after the other; one that cannot be read ends in its error."""
+        """Read and cut one source after the other; an error ends its source."""
         for audio in audios:
             name = str(audio) if isinstance(audio, Path | str) else None
             if isinstance(audio, Path | str | IOBase):
@@ -387,11 +391,11 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 yield _SourceSegment(name, error, is_last=True)
 
     def _decoder_inputs(
-        self, pool: Sequence[_SourceSegment], cut: int, phrases: tuple[str, ...]
+        self, pool: Sequence[_SourceSegment], cut: int, hotwords: tuple[str, ...]
     ) -> tuple[list[DecoderInput], int]:
         """Run the model on a pool; return the decoder's inputs, and ``cut`` for the next pool.
 
-        cut: frames that the first segment leaves to the one before it.
+        cut: frames of the first segment that belong to the previous one.
         """
         segments = [item.segment for item in pool if isinstance(item.segment, Segment)]
         with naming_audio(listed(dict.fromkeys(item.name or "an array" for item in pool))):
@@ -402,23 +406,24 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 cut = 0
             else:
                 trimmed, cut = self._trim(item.segment, next(encoded), cut)
-                inputs.append(replace(trimmed, phrases=phrases))
+                inputs.append(replace(trimmed, phrases=hotwords))
         return inputs, cut
 
     def _trim(self, segment: Segment, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
-        """Leave out ``first`` frames of a segment, and the end of its overlap with the next one.
+        """Omit the first frames of a segment, and those at its end that the next one provides.
 
-        Return also how many frames the next segment leaves out.
+        Return also how many frames the next segment must omit.
         """
         step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
         if segment.overlap:
-            following = (segment.next_start - segment.start) // step
-            end = find_gap(encoded.log_probs, end - following, self._bundle.tokenizer.silent)
-            cut = end - following
+            next_first = (segment.next_start - segment.start) // step
+            end = find_gap(encoded.log_probs, end - next_first, self._bundle.tokenizer.silent)
+            cut = end - next_first
         is_whole = end == len(encoded.log_probs)
         samples = len(segment.samples) - first * step if is_whole else (end - first) * step
-        begin, frames = self._seconds(segment.start + first * step), encoded.part(first, end)
-        return self._bundle.decoder_input(frames, samples=samples, start=begin), cut
+        start = self._seconds(segment.start + first * step)
+        part = encoded.part(first, end)
+        return self._bundle.decoder_input(part, samples=samples, start=start), cut
 
     def _join(
         self, recognized: Sequence[Recognized], name: str | None, last: Segment
@@ -437,38 +442,38 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
 
 def default_batch_seconds(effective: Effective) -> float:
-    """Return how much padded audio a batch should have on a device."""
+    """Return the seconds of padded audio that a batch should have on the model's device."""
     return CPU_BATCH_SECONDS if effective.device == "cpu" else GPU_BATCH_SECONDS
 
 
 def open_recognizer(
     folder: Path, *, decoder: str | None = None, hotwords: str | None = None, **options: Any
 ) -> OpenBundle:
-    """Open a bundle that transcribes, its model in a new thread; see `Transcriber.load`."""
-    bundle = open_model(folder, **options)
+    """Open a bundle of a recognizer, with the options of `Transcriber.load`."""
+    opened = open_model(folder, **options)
     try:
-        ready = bundle.with_decoder(decoder).with_hotwords(hotwords)
+        bundle = opened.with_decoder(decoder).with_hotwords_option(hotwords)
         runtime = bundle.model.effective.runtime
-        if runtime != "torch" and ready.decoder and ready.decoder.attention_rescoring:
+        if runtime != "torch" and bundle.decoder and bundle.decoder.attention_rescoring:
             raise ConfigError(
                 f"`--runtime {runtime}` does not support the decoder of this bundle, which needs "
-                "the attention decoder: that is not exported. Pass --runtime torch or --decoder "
+                "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
                 "greedy, or export the run after: sbkit tune RUN --no-attention-rescoring"
             )
-        ready.task.require_prediction("text", command="transcribe")
-        return ready
+        bundle.task.require_prediction("text", command="transcribe")
+        return bundle
     except BaseException:
-        bundle.model.close()
+        opened.model.close()
         raise
 
 
 def _pools(
-    queued: Iterable[_SourceSegment], sample_rate: int, seconds: float
+    segments: Iterable[_SourceSegment], sample_rate: int, seconds: float
 ) -> Iterator[list[_SourceSegment]]:
-    """Collect segments until they have that many seconds of audio."""
+    """Collect segments into pools of at least that many seconds of audio."""
     pool: list[_SourceSegment] = []
     missing = max_samples = seconds_to_samples(seconds, sample_rate)
-    for item in queued:
+    for item in segments:
         pool.append(item)
         missing -= len(item.segment.samples) if isinstance(item.segment, Segment) else sample_rate
         if missing <= 0:

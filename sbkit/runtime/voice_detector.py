@@ -22,8 +22,8 @@ from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.tasks.voice_activity import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
-SILERO_CONTEXT = 64  # samples before a frame that its model is given, too
-SILERO_FILE = "data/silero_vad_16k_op15.onnx"  # of the package, whose Python code imports torch
+SILERO_CONTEXT = 64  # samples before a frame that the model needs
+SILERO_FILE = "data/silero_vad_16k_op15.onnx"  # in the package, whose Python code imports torch
 
 
 class SpeechSegment(NamedTuple):
@@ -34,7 +34,7 @@ class SpeechSegment(NamedTuple):
 
 
 class SpeechEvent(NamedTuple):
-    """Speech started or stopped at ``seconds``; the audio up to ``detected`` showed it."""
+    """Speech started or stopped at ``seconds``, as detected from the audio up to ``detected``."""
 
     kind: Literal["started", "stopped"]
     seconds: float
@@ -47,7 +47,7 @@ class SpeechRules:
 
     onset: the probability at which speech may begin.
     offset: the probability below which speech may end.
-    shortest: speech has at least this much time above ``offset``.
+    shortest: the shortest speech: time that its probability stays above ``offset``.
     hang_over: speech ends after this much time below ``offset``.
     padding: added to both ends of a segment, at most ``hang_over``.
     """
@@ -66,14 +66,14 @@ class SpeechState:
     model: ModelState
     samples: Samples = field(default_factory=lambda: np.zeros(0, np.int16))  # of the next frame
     frames: int = 0  # so far
-    first: int | None = None  # the first frame of speech that may have begun
-    last: int = 0  # the frame after that speech
-    is_speech: bool = False  # whether it was long enough
-    end: float = 0.0  # of the previous segment, in seconds
+    first: int | None = None  # the first frame of possible speech; None in silence
+    end: int = 0  # the frame after its last one with speech
+    is_speech: bool = False  # whether the possible speech was long enough
+    previous_end: float = 0.0  # of the previous segment, in seconds
 
 
 class SpeechModel(Protocol):
-    """A model that computes the probability of speech of every frame."""
+    """A model that computes the probability of speech in every frame."""
 
     sample_rate: int  # in Hz
     step: int  # samples from one frame to the next
@@ -81,7 +81,7 @@ class SpeechModel(Protocol):
     delay: int  # frames by which its output lags behind the audio
 
     def start(self) -> ModelState:
-        """Return the state before the first sample; nothing changes it."""
+        """Return the state before the first sample; `advance` does not change it."""
 
     def advance(self, samples: Samples, state: ModelState) -> tuple[Float32s, ModelState]:
         """Compute U probabilities from U * step + overlap samples, and the new state."""
@@ -151,20 +151,21 @@ class VoiceDetector:
         rules, frame = self.rules, state.frames
         state.frames += 1
         if probability >= (rules.onset if state.first is None else rules.offset):
-            state.first, state.last = frame if state.first is None else state.first, frame + 1
+            state.first = frame if state.first is None else state.first
+            state.end = frame + 1
         elif not state.is_speech:
             state.first = None
         now, delay = self._seconds(state.frames), self.model.delay
         if state.first is None:
             return None
-        if not state.is_speech and self._seconds(state.last - state.first) >= rules.shortest:
+        if not state.is_speech and self._seconds(state.end - state.first) >= rules.shortest:
             state.is_speech = True
             start = self._seconds(state.first - delay) - rules.padding
-            return SpeechEvent("started", max(state.end, start), now)
-        if state.is_speech and self._seconds(state.frames - state.last) >= rules.hang_over:
+            return SpeechEvent("started", max(state.previous_end, start), now)
+        if state.is_speech and self._seconds(state.frames - state.end) >= rules.hang_over:
             state.first, state.is_speech = None, False
-            state.end = self._seconds(max(0, state.last - delay)) + rules.padding
-            return SpeechEvent("stopped", state.end, now)
+            state.previous_end = self._seconds(max(0, state.end - delay)) + rules.padding
+            return SpeechEvent("stopped", state.previous_end, now)
         return None
 
     def _seconds(self, frames: int) -> float:
@@ -181,7 +182,7 @@ class BundleModel:
         chunks = self._thread.chunks
         assert chunks is not None
         self.step, self.overlap = chunks.step, chunks.window - chunks.step
-        # The graph of ONNX takes one frame, because its exporter unrolls a GRU.
+        # The ONNX graph takes one frame, because the exporter unrolls a GRU.
         self._one_frame = self._thread.effective.runtime != "torch"
 
     def start(self) -> ModelState:
@@ -201,11 +202,11 @@ class BundleModel:
         return np.concatenate(probabilities), state
 
 
-SileroState = tuple[Float32s, Float32s]  # recurrent, and the context
+SileroState = tuple[Float32s, Float32s]  # the recurrent state, and the last SILERO_CONTEXT samples
 
 
 class SileroModel:
-    """The ONNX graph of silero-vad, which has frames of 32 ms, as a `SpeechModel`."""
+    """The ONNX graph of silero-vad as a `SpeechModel`, with frames of 32 ms."""
 
     sample_rate, step, overlap, delay = 16_000, 512, 0, 0
 

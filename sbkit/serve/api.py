@@ -1,6 +1,6 @@
-"""OpenAI's API: the models and fields that requests name, and answers in its form.
+"""OpenAI's API: read the fields of requests, and write answers in its form.
 
-Fields that the API has and this server does not need are ignored.
+Fields of the API that this server does not need are ignored.
 """
 
 import json
@@ -11,8 +11,9 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress, starmap
-from typing import Self, TypeVar
+from io import IOBase
+from itertools import accumulate, chain, starmap
+from typing import NamedTuple, Self, TypeVar, cast
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -36,42 +37,52 @@ from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 TRANSCRIPT_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
-STREAMED_FORMATS = ("json", "text")  # their text can be sent bit by bit
+STREAMED_FORMATS = ("json", "text")  # formats whose text can be sent bit by bit
 GRANULARITIES = ("segment", "word")
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_CHARACTERS = 4096
-MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may write a character in twelve
-MAX_SESSION_CHARACTERS = 1 << 16  # of a prompt, with keywords
-OPENAI_VOICES = (  # names of the API; each means the model's own voice
+MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
+MAX_SESSION_CHARACTERS = 1 << 16  # of a prompt and keywords together
+OPENAI_VOICES = (  # names of the API, which all mean the model's own voice
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
     *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
 )
-AUDIO_FORMATS = {  # of a session: its name in libsndfile, samples a second, bytes of a sample
-    "audio/pcm": ("PCM_16", 24_000, 2),
-    "audio/pcmu": ("ULAW", 8_000, 1),
-    "audio/pcma": ("ALAW", 8_000, 1),
+
+
+class AudioFormat(NamedTuple):
+    """The format of the audio that a session receives; ``subtype`` is its name in libsndfile."""
+
+    subtype: str
+    rate: int
+    sample_bytes: int
+
+
+AUDIO_FORMATS = {
+    "audio/pcm": AudioFormat("PCM_16", rate=24_000, sample_bytes=2),
+    "audio/pcmu": AudioFormat("ULAW", rate=8_000, sample_bytes=1),
+    "audio/pcma": AudioFormat("ALAW", rate=8_000, sample_bytes=1),
 }
 TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
 EVENT_STREAM = "text/event-stream"
-NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; server-sent events have it in the last one
-MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large ones
+NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
+MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
 Engine = TypeVar("Engine", bound=Recognizer | Voice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A bundle that is served."""
+    """A served bundle."""
 
-    name: str  # of its folder
+    name: str  # of the bundle's folder
     engine: Recognizer | Voice
-    created: int = 0  # the time of its export, in seconds since 1970
-    readme: str = ""  # its model card
+    created: int = 0  # the time of the export, in seconds since 1970
+    readme: str = ""  # the model card
 
 
 @dataclass(frozen=True, kw_only=True)
 class Models:
-    """All bundles that are served; an alias means the first bundle with that class of engine."""
+    """All served bundles; an alias means the first bundle with that class of engine."""
 
     models: Sequence[Model]
     aliases: Mapping[type, Sequence[str]]
@@ -82,12 +93,13 @@ class Models:
         names = (model.name for model in self.models)
         return [*dict.fromkeys(chain(names, *self.aliases.values()))]
 
+    def engines(self, kind: type[Engine]) -> dict[str, Engine]:
+        """Return the engines of a class by their names."""
+        return {model.name: model.engine for model in self.models if isinstance(model.engine, kind)}
+
     def pick(self, kind: type[Engine], name: str = "") -> Engine:
-        """Return the engine of a name, by default the first of its class; raises ApiError."""
-        engines = {
-            model.name: model.engine for model in self.models if isinstance(model.engine, kind)
-        }
-        aliases = self.aliases.get(kind, ())
+        """Return the engine with a name, by default the first of its class; raises ApiError."""
+        engines, aliases = self.engines(kind), self.aliases.get(kind, ())
         if name not in engines and (not name or name in aliases):
             name = next(iter(engines), name)
         if name not in engines:
@@ -95,33 +107,30 @@ class Models:
         request_facts.get({})["model"] = name
         return engines[name]
 
-    def names_of(self, kind: type[Engine]) -> list[str]:
-        """Return the names of all engines of a class."""
-        return [model.name for model in self.models if isinstance(model.engine, kind)]
-
     def pick_recognizer(self, name: str, languages: Sequence[Json]) -> Recognizer:
-        """Return the recognizer of a name, if it has one of the languages, if any are given.
+        """Return the recognizer with a name, which must have one of the languages if any are given.
 
-        A recognizer whose language is und, undetermined, takes any.
-
-        Raises:
-            ApiError: there is no such recognizer, or it has another language.
+        A recognizer whose language is und (undetermined) accepts all. Raises ApiError.
         """
         recognizer = self.pick(Recognizer, name)
-        own = primary(recognizer.language or "und")
+        model_language = primary(recognizer.language or "und")
         tags = [str(language) for language in languages if language]
-        if tags and own != "und" and own not in map(primary, tags):
-            raise wrong_field("language", f"{own}, the model's", listed(tags))
+        if tags and model_language not in ("und", *map(primary, tags)):
+            raise wrong_field("language", f"{model_language}, the model's", listed(tags))
         return recognizer
 
     def pick_voice(self, model: str, voice: object) -> Voice:
-        """Return the TTS model of a name; ``voice`` may name another, or one of OpenAI's voices."""
-        engine, own = self.pick(Voice, model), self.names_of(Voice)
-        own = [model] if model in own else own
+        """Return the voice with a model's name.
+
+        If ``model`` is an alias, ``voice`` may name another. Raises ApiError.
+        """
+        engine, names = self.pick(Voice, model), [*self.engines(Voice)]
+        if model in names:
+            names = [model]
         name = voice.get("id") if isinstance(voice, dict) else voice
-        if name not in (None, *own, *OPENAI_VOICES):
-            raise wrong_field("voice", " or ".join([*own, "one of OpenAI's"]), str(name))
-        return self.pick(Voice, str(name)) if name in own else engine
+        if name not in (None, *names, *OPENAI_VOICES):
+            raise wrong_field("voice", " or ".join([*names, "one of OpenAI's"]), str(name))
+        return self.pick(Voice, str(name)) if name in names else engine
 
 
 def unknown_model(name: str, names: Sequence[str]) -> ApiError:
@@ -129,7 +138,7 @@ def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     actual = name[:100] or "missing"
     message = f"`model` must be one of {listed(names, max_names=10)}, but is {actual}."
     if not names:
-        message = f"No model of this server does this, `model` is {actual}."
+        message = f"This server has no model for this request; `model` is {actual}."
     return ApiError(404, message, "model")
 
 
@@ -141,8 +150,8 @@ class TranscriptionRequest:
     recognizer: Recognizer
     format: str
     granularities: Sequence[str]  # of verbose_json
-    phrases: tuple[str, ...]  # to expect
-    is_streamed: bool  # whether the text is sent as events
+    phrases: tuple[str, ...]  # that the decoder expects
+    is_streamed: bool  # whether to send the text as events
 
     @classmethod
     def parse(cls, form: FormData, models: Models) -> Self:
@@ -153,7 +162,7 @@ class TranscriptionRequest:
         text = {name: str(form.get(name, "")) for name in ("model", "prompt", "temperature")}
         languages = [*form.getlist("language"), *form.getlist("languages[]")]
         recognizer = models.pick_recognizer(text["model"], languages)
-        # Decoding draws nothing at random, so a temperature changes nothing.
+        # Decoding is not random, so a temperature changes nothing.
         check_number("temperature", text["temperature"] or 0, 0, 1)
         format = choose("response_format", form.get("response_format", "json"), TRANSCRIPT_FORMATS)
         granularities = [str(value) for value in form.getlist("timestamp_granularities[]")]
@@ -182,7 +191,7 @@ class SpeechRequest:
     text: str
     speed: float
     format: str
-    is_streamed: bool  # whether audio is sent as events
+    is_streamed: bool  # whether to send the audio as events
 
     @classmethod
     def parse(cls, content: bytes, models: Models) -> Self:
@@ -211,25 +220,22 @@ class SpeechRequest:
 class SessionOptions:
     """The options of a realtime session."""
 
-    plain: Mapping[str, Json]  # all of them, as ``audio.input`` of OpenAI's API
+    plain: Mapping[str, Json]  # all options, as ``audio.input`` of OpenAI's API
     recognizer: Recognizer
-    format: tuple[str, int, int]  # one of AUDIO_FORMATS
-    phrases: tuple[str, ...]  # to expect
+    format: AudioFormat
+    phrases: tuple[str, ...]  # that the decoder expects
     silence: float | None  # seconds that end a turn; None if the client commits it
 
     @classmethod
     def parse(cls, audio_input: Mapping[str, Json], models: Models, model: str) -> Self:
-        """Read ``audio.input``; model: the name of the model, unless it has another one.
-
-        Raises:
-            ApiError: the API or the model does not allow the value of a field.
-        """
+        """Read ``audio.input``; ``model`` is the default name of the model. Raises ApiError."""
         audio = take(audio_input, "format", dict)
         transcription = {"model": model, **take(audio_input, "transcription", dict)}
         kind = take(audio, "type", str) or "audio/pcm"
         if kind not in AUDIO_FORMATS:
             raise wrong_field("format", listed(AUDIO_FORMATS), kind)
-        rate = AUDIO_FORMATS[kind][1]
+        format = AUDIO_FORMATS[kind]
+        rate = format.rate
         if take(audio, "rate", int, rate) != rate:
             raise wrong_field("rate", f"{rate} with {kind}", str(audio["rate"]))
         languages = [take(transcription, "language", str), *take_texts(transcription, "languages")]
@@ -245,12 +251,11 @@ class SessionOptions:
             "turn_detection": ms and {"type": "server_vad", "silence_duration_ms": ms},
             "noise_reduction": None,
         }
-        format = AUDIO_FORMATS[kind]
         return cls(plain, recognizer, format, split_phrases("\n".join(phrases)), silence)
 
 
 def _parse_silence(audio_input: Mapping[str, Json], default: float | None) -> float | None:
-    """Read ``turn_detection``; default: None if the recognizer does not find ends of turns."""
+    """Read ``turn_detection``; ``default`` is None if the recognizer cannot end turns."""
     if "turn_detection" not in audio_input:
         return default
     if audio_input["turn_detection"] is None:
@@ -258,7 +263,7 @@ def _parse_silence(audio_input: Mapping[str, Json], default: float | None) -> fl
     detection = take(audio_input, "turn_detection", dict)
     kind = take(detection, "type", str) or "server_vad"
     if default is None:
-        raise wrong_field("turn_detection", "null, as the model takes whole clips", kind)
+        raise wrong_field("turn_detection", "null, since the model takes whole clips", kind)
     if kind != "server_vad":
         raise wrong_field("turn_detection", "server_vad or null", kind)
     ms = take(detection, "silence_duration_ms", int, round(1000 * default))
@@ -266,7 +271,7 @@ def _parse_silence(audio_input: Mapping[str, Json], default: float | None) -> fl
 
 
 def parse_object(content: str | bytes) -> JsonObject | None:
-    """Read a JSON object; None if it is anything else."""
+    """Read a JSON object; return None for anything else."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -275,20 +280,20 @@ def parse_object(content: str | bytes) -> JsonObject | None:
 
 
 def choose(name: str, value: Json, choices: Sequence[str]) -> str:
-    """Return one of several values in lower case; raises ApiError for any other."""
+    """Return a value in lower case; raises ApiError if it is not one of ``choices``."""
     if str(value).lower() not in choices:
         raise wrong_field(name, " or ".join(choices), str(value))
     return str(value).lower()
 
 
-def check_number(name: str, value: Json, least: float, most: float) -> float:
-    """Return a number within bounds, which may be given as text; raises ApiError."""
+def check_number(name: str, value: Json, lowest: float, highest: float) -> float:
+    """Return a number, which may be written as text; raises ApiError if it is out of bounds."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):  # the last for 400 digits
+    except (TypeError, ValueError, OverflowError):  # OverflowError for 400 digits
         number = math.nan
-    if not least <= number <= most:
-        raise wrong_field(name, f"from {least:g} to {most:g}", str(value))
+    if not lowest <= number <= highest:
+        raise wrong_field(name, f"from {lowest:g} to {highest:g}", str(value))
     return number
 
 
@@ -303,15 +308,14 @@ def split_phrases(prompt: str) -> tuple[str, ...]:
 
 
 def take(content: Mapping[str, Json], name: str, kind: type, default: Json = None) -> Json:
-    """Return a field; if it is null or missing, the default, or an empty value of its type.
+    """Return a field; if it is null or missing, return the default, or an empty value of its type.
 
-    Raises:
-        ApiError: it has another type.
+    Raises ApiError if the field has another type.
     """
     value = content.get(name)
     if value is None:
         return kind() if default is None else default
-    if not isinstance(value, kind) or isinstance(value, bool):  # which is an int in Python
+    if not isinstance(value, kind) or isinstance(value, bool):  # a bool is an int in Python
         raise wrong_field(name, TYPE_NAMES[kind], str(value))
     return value
 
@@ -337,8 +341,16 @@ TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
 }
 
 
-def transcript_response(request: TranscriptionRequest, transcript: Transcript) -> Response:
-    """Write a transcript in the requested format."""
+async def transcription_response(request: TranscriptionRequest) -> Response:
+    """Transcribe the file of a request, and return its text in the requested format."""
+    recognizer, phrases = request.recognizer, request.phrases
+    upload = cast(IOBase, request.file.file)  # the recognizer closes it
+    if request.is_streamed:
+        results = recognizer.transcribe(upload, times=False, phrases=phrases)
+        events = _transcript_events(await anext(results), results)
+        return StreamingResponse(events, media_type=EVENT_STREAM)
+    times = request.format not in STREAMED_FORMATS
+    transcript = await recognizer.transcript(upload, times=times, phrases=phrases)
     request_facts.get()["audio_seconds"] = transcript.seconds
     if request.format in TEXT_FORMATS:
         return PlainTextResponse(TEXT_FORMATS[request.format](transcript))
@@ -350,17 +362,16 @@ def transcript_response(request: TranscriptionRequest, transcript: Transcript) -
             content["segments"] = list(starmap(_segment, enumerate(cues(transcript.words))))
         if "word" in request.granularities:
             content["words"] = words_of(transcript.words)
-        content |= {"task": "transcribe", "language": request.recognizer.language or "und"}
+        content |= {"task": "transcribe", "language": recognizer.language or "und"}
     return JSONResponse(content)
 
 
-async def transcript_events(
-    first: str | Transcript, results: AsyncGenerator[str | Transcript]
+async def _transcript_events(
+    result: str | Transcript, results: AsyncGenerator[str | Transcript]
 ) -> AsyncIterator[str]:
-    """Write server-sent events of texts and their transcript; first: the first of the results."""
+    """Yield the texts of segments and their transcript as server-sent events."""
     async with aclosing(results):
         try:
-            result = first
             while isinstance(result, str):
                 if result:
                     yield event("transcript.text.delta", delta=result)
@@ -372,15 +383,15 @@ async def transcript_events(
 
 
 def words_of(words: Sequence[Word]) -> list[JsonObject]:
-    """Return timed words as the API has them."""
+    """Return timed words in the form of the API."""
     plain = (word.plain() for word in words)
     return [{"word": word.pop("text"), **word} for word in plain]
 
 
 def _segment(index: int, words: Sequence[Word]) -> JsonObject:
-    """Describe the words of a subtitle; fields without a counterpart in CTC say "good speech"."""
+    """Describe the words of a subtitle; fields without meaning for CTC stand for clear speech."""
     text = join_segments(word.text for word in words)
-    log_probs = [
+    log_confidences = [
         math.log(max(word.confidence, 1e-6)) for word in words if word.confidence is not None
     ]
     content = text.encode()
@@ -392,14 +403,14 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
         "text": text,
         "tokens": [],
         "temperature": 0.0,
-        "avg_logprob": sum(log_probs) / len(log_probs) if log_probs else 0.0,  # of confidences
+        "avg_logprob": sum(log_confidences) / max(1, len(log_confidences)),
         "compression_ratio": len(content) / len(zlib.compress(content)),
         "no_speech_prob": 0.0,
     }
 
 
 async def speech_response(request: SpeechRequest) -> StreamingResponse:
-    """Send speech while it is synthesized; raises ApiError if the text cannot be spoken."""
+    """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
     parts = request.voice.speak(request.text, request.speed, request.format)
     try:
         notes, first = await anext(parts), await anext(parts)
@@ -414,9 +425,9 @@ async def speech_response(request: SpeechRequest) -> StreamingResponse:
 
 
 def _notes_header(notes: Sequence[str]) -> str:
-    """Write as many notes as fit into a header."""
     sizes = accumulate(len(json.dumps(note)) + len(", ") for note in notes)
-    return json.dumps(list(compress(notes, (size <= MAX_NOTES_BYTES for size in sizes))))
+    fitting = [note for note, size in zip(notes, sizes, strict=True) if size <= MAX_NOTES_BYTES]
+    return json.dumps(fitting)
 
 
 async def _speech_file(part: bytes | float, parts: SpeechParts) -> AsyncIterator[bytes]:
@@ -430,7 +441,7 @@ async def _speech_file(part: bytes | float, parts: SpeechParts) -> AsyncIterator
 async def _speech_events(
     part: bytes | float, parts: SpeechParts, num_characters: int, notes: Sequence[str]
 ) -> AsyncIterator[str]:
-    """Write server-sent events; tokens are characters of text and seconds of speech."""
+    """Yield server-sent events, which count characters and seconds of speech as tokens."""
     async with aclosing(parts):
         try:
             while isinstance(part, bytes):

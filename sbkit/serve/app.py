@@ -1,11 +1,10 @@
-"""The application: transcripts, speech, models, health and metrics, as routes of Starlette."""
+"""The application: routes of Starlette for transcripts, speech, models, health and metrics."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from io import IOBase
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -14,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
@@ -22,16 +21,13 @@ from starlette.websockets import WebSocket
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
-    EVENT_STREAM,
     MAX_SPEECH_BYTES,
-    STREAMED_FORMATS,
     Model,
     Models,
     SpeechRequest,
     TranscriptionRequest,
     speech_response,
-    transcript_events,
-    transcript_response,
+    transcription_response,
     unknown_model,
 )
 from sbkit.serve.middleware import (
@@ -56,7 +52,7 @@ TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 FORM_TYPE = "multipart/form-data"
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
 CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
-PAGE_POLICY = (  # the page is one file, and asks only this server
+PAGE_POLICY = (  # the page is one file, and sends requests only to this server
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
 )
@@ -66,22 +62,22 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """The models that the routes answer with, and their limits."""
+    """The models behind the routes, and their limits."""
 
     models: Models
     limits: Limits
     declared: dict[str, str]  # the requested device, runtime and precision
     state: State
     metrics: Metrics
-    origins: Sequence[str] = ()  # of pages that may use the server, see `OriginGuard`
+    origins: Sequence[str] = ()  # of pages that may use the server; see `OriginGuard`
 
     def app(self, keys: Keys) -> ASGIApp:
-        """Make the application, for clients with any of the keys."""
+        """Make the application, for clients with one of the keys."""
         state, engines = self.state, [model.engine for model in self.models.models]
-        queues = [engine.batcher for engine in engines if isinstance(engine, Recognizer)]
+        batchers = [engine.batcher for engine in engines if isinstance(engine, Recognizer)]
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
         self.metrics.show("sessions_open", "realtime sessions", lambda: state.sessions)
-        self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, queues)))
+        self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, batchers)))
         api = [
             self._post(TRANSCRIPTIONS, self._transcriptions, FORM_TYPE, self.limits.max_bytes),
             self._post(SPEECH, self._speech, "application/json", MAX_SPEECH_BYTES),
@@ -110,12 +106,11 @@ class Service:
         )
         return Observer(app, paths=(TRANSCRIPTIONS, SPEECH), metrics=self.metrics, state=state)
 
-    def _post(self, path: str, answer: Handler, media_type: str, max_bytes: int) -> Route:
-        """Make a route for requests within the limits."""
+    def _post(self, path: str, handler: Handler, media_type: str, max_bytes: int) -> Route:
         limits: Any = {"media_type": media_type, "max_bytes": max_bytes, "limits": self.limits}
         admission = [Middleware(Admission, state=self.state, **limits)]
         path = path.removeprefix("/v1")
-        return Route(path, answer, methods=["POST"], middleware=admission, max_body_size=max_bytes)
+        return Route(path, handler, methods=["POST"], middleware=admission, max_body_size=max_bytes)
 
     async def _transcriptions(self, request: Request) -> Response:
         form: FormData = await self._receive(request.form(**FORM_LIMITS), self.limits.max_bytes)
@@ -124,15 +119,7 @@ class Service:
         except ApiError:
             await form.close()
             raise
-        recognizer, phrases = fields.recognizer, fields.phrases
-        upload = cast(IOBase, fields.file.file)  # the recognizer closes it
-        if fields.is_streamed:
-            results = recognizer.transcribe(upload, times=False, phrases=phrases)
-            first = await _until_disconnected(request, anext(results))
-            return StreamingResponse(transcript_events(first, results), media_type=EVENT_STREAM)
-        times = fields.format not in STREAMED_FORMATS
-        result = recognizer.transcript(upload, times=times, phrases=phrases)
-        return transcript_response(fields, await _until_disconnected(request, result))
+        return await _until_disconnected(request, transcription_response(fields))
 
     async def _speech(self, request: Request) -> Response:
         content = await self._receive(request.body(), MAX_SPEECH_BYTES)
@@ -140,7 +127,6 @@ class Service:
         return await _until_disconnected(request, speech_response(fields))
 
     async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
-        """Receive a body within the limits of its bytes and its time."""
         try:
             async with asyncio.timeout(self.limits.receive_seconds):
                 return await body
@@ -194,11 +180,11 @@ class Service:
         return HTMLResponse(content, headers=headers)
 
     async def _card(self, request: Request) -> Response:
-        """Describe all recognizers and voices, for the page."""
+        """Describe all recognizers and voices for the page."""
         cards: dict[str, list[JsonObject]] = {"recognizers": [], "voices": []}
         for model in self.models.models:
             is_recognizer = isinstance(model.engine, Recognizer)
-            cards["recognizers" if is_recognizer else "voices"].append(_card_of(model))
+            cards["recognizers" if is_recognizer else "voices"].append(_describe(model))
         return JSONResponse({"status": self.state.phase, **cards})
 
     async def _live(self, request: Request) -> Response:
@@ -216,7 +202,7 @@ class Service:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _card_of(model: Model) -> JsonObject:
+def _describe(model: Model) -> JsonObject:
     engine, rate = model.engine, model.engine.sample_rate
     card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
     card["effective"] = asdict(engine.effective)
@@ -228,22 +214,23 @@ def _card_of(model: Model) -> JsonObject:
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:
-    """Wait for a result while the client does; raises ClientDisconnect."""
-    task, gone = asyncio.ensure_future(result), asyncio.ensure_future(_disconnected(request))
+    """Wait for a result as long as the client does; raises ClientDisconnect."""
+
+    async def wait_for_disconnection() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work = asyncio.ensure_future(result)
+    disconnection = asyncio.ensure_future(wait_for_disconnection())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.wait((work, disconnection), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
             raise ClientDisconnect
-        return task.result()
+        return work.result()
     finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.wait((task,))
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        disconnection.cancel()
+        work.cancel()
+        await asyncio.wait((work,))
 
 
 async def _no_socket(socket: WebSocket) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds every request: errors, limits, keys, origins, metrics and the log."""
+"""The layers around every request: errors, limits, keys, origins, metrics and the log."""
 
 import asyncio
 import hmac
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
@@ -36,11 +37,11 @@ logger = logging.getLogger("sbkit.serve")
 MAX_KEY_FILE_BYTES = 1 << 20
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 WARMING, READY, DRAINING, STOPPING = "warming up", "ready", "draining", "stopping"
-PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # polled all the time, and not logged
+PROBE_PATHS = ("/health/live", "/health/ready", "/metrics")  # polled all the time, so not logged
 LATENCIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 BATCH_SECONDS = (1, 2, 5, 10, 20, 30, 60)
-CLIENT_GONE = 499  # nobody reads it; metrics count it, as nginx's do
+CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
 ERROR_HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
@@ -48,11 +49,11 @@ ERROR_HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
 Json = Any  # a value of JSON
 JsonObject = dict[str, Json]
 
-request_facts: ContextVar[JsonObject] = ContextVar("facts")  # for the log: model, audio_seconds
+request_facts: ContextVar[JsonObject] = ContextVar("facts")  # model and audio_seconds, for the log
 
 
 class ApiError(SbkitError):
-    """An answer with an error status; param: the field at fault."""
+    """An error that a client gets with its status; ``param`` is the field at fault."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, *, code: str | None = None
@@ -80,7 +81,7 @@ def too_large(limit: str, name: str = "file") -> ApiError:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Convert an error of sbkit, of Starlette (404, a broken form), or a fault of the server."""
+    """Convert Starlette's errors (404, a broken form), and all unexpected ones to status 500."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
@@ -102,19 +103,19 @@ HANDLERS: Mapping[type[Exception], ExceptionHandler] = dict.fromkeys(
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits on the size, the number and the time of requests."""
+    """The limits on the size, the number and the duration of requests."""
 
     max_mb: float = 25.0  # of a body, in 10^6 bytes; OpenAI's limit
     max_seconds: float = 7200.0  # of audio
-    max_concurrent: int = 32  # requests that are worked on at a time
+    max_concurrent: int = 32  # requests processed at the same time
     max_queue: int = 128  # further requests that arrive or wait
     max_sessions: int = 64  # realtime sessions; their audio is limited turn by turn
     max_session_seconds: float = 7200.0  # from the start of a session to its end
     max_connections: int = 1000  # of clients, used or not
     receive_seconds: float = 60.0  # until a body has arrived
-    answer_seconds: float = 600.0  # until its answer is sent
+    answer_seconds: float = 600.0  # until the answer is sent
     drain_seconds: float = 5.0  # after SIGTERM, while requests are still accepted
-    grace_seconds: float = 30.0  # to finish them after that
+    grace_seconds: float = 30.0  # after that, to finish them
 
     @property
     def max_bytes(self) -> int:
@@ -125,11 +126,12 @@ class Limits:
 class State:
     """The phase of a server, and its requests.
 
-    A server that drains accepts requests, but is not ready: load balancers send new ones elsewhere.
+    A draining server still accepts requests, but reports that it is not ready, so that load
+    balancers send new ones elsewhere.
     """
 
     phase: str = WARMING
-    in_flight: int = 0  # requests that arrive or are not done
+    in_flight: int = 0  # requests that arrive, wait or are processed
     sessions: int = 0  # open realtime sessions
     stopping: asyncio.Event = field(default_factory=asyncio.Event)  # set when sessions must end
     failure: BaseException | None = None  # of the warm-up
@@ -146,36 +148,33 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self.requests = self._counter("requests", "by answer", ["path", "status"])
-        self.latency = self._histogram("request_seconds", "to the end of the answer", LATENCIES)
-        self.audio = self._counter("audio_seconds", "transcribed")
-        self.speech = self._counter("speech_seconds", "synthesized")
-        self.sessions = self._counter("sessions", "realtime sessions so far")
-        self.streams = self._histogram("stream_batch", "sessions of a batch", BATCH_SIZES)
-        self.clips = self._histogram("batch_clips", "clips of a batch", BATCH_SIZES)
-        self.seconds = self._histogram("batch_seconds", "with padding", BATCH_SECONDS)
-
-    def _counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(name, help, labels, namespace="sbkit", registry=self._registry)
-
-    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(name, help, buckets=buckets, namespace="sbkit", registry=self._registry)
+        counter = partial(Counter, namespace="sbkit", registry=self._registry)
+        histogram = partial(Histogram, namespace="sbkit", registry=self._registry)
+        self.requests = counter("requests", "by answer", ["path", "status"])
+        self.latency = histogram("request_seconds", "to the end of the answer", buckets=LATENCIES)
+        self.audio = counter("audio_seconds", "transcribed")
+        self.speech = counter("speech_seconds", "synthesized")
+        self.sessions = counter("sessions", "realtime sessions so far")
+        self.streams = histogram("stream_batch", "sessions of a batch", buckets=BATCH_SIZES)
+        self.clips = histogram("batch_clips", "clips of a batch", buckets=BATCH_SIZES)
+        self.seconds = histogram("batch_seconds", "with padding", buckets=BATCH_SECONDS)
 
     def show(self, name: str, help: str, read: Callable[[], float]) -> None:
-        """Add a gauge that is read when Prometheus asks."""
+        """Add a gauge whose value is read when Prometheus asks."""
         gauge = Gauge(name, help, namespace="sbkit", registry=self._registry)
         gauge.set_function(read)
 
     def write(self) -> bytes:
-        """Write all in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class Observer:
-    """Count the requests of some routes by status, with 499 for lost clients; log all requests.
+    """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
 
-    The log has no contents and no keys. A connection survives a fault that was answered. While the
-    server drains, each answer ends its connection.
+    The log has no contents and no keys. Starlette answers an unexpected error and raises it again;
+    it is logged here, and the connection stays open. While the server drains, each answer closes
+    its connection.
     """
 
     def __init__(
@@ -185,9 +184,9 @@ class Observer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_facts.set({})
-        began, status, is_answered = time.perf_counter(), CLIENT_GONE, False
+        start, status, is_answered = time.perf_counter(), CLIENT_GONE, False
 
-        async def send_and_note(message: Message) -> None:
+        async def observed_send(message: Message) -> None:
             nonlocal status, is_answered
             kind = message["type"].rpartition("http.response")[2]
             status = 101 if kind == "websocket.accept" else message.get("status", status)
@@ -197,13 +196,13 @@ class Observer:
             is_answered = kind == ".body" and not message.get("more_body")
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, observed_send)
         except Exception:
             if not is_answered:
                 raise
             logger.exception("A request failed.")
         finally:
-            self._log(scope, status, time.perf_counter() - began)
+            self._log(scope, status, time.perf_counter() - start)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
         path, facts = scope["path"], request_facts.get()
@@ -211,13 +210,14 @@ class Observer:
             self._metrics.requests.labels(path, status).inc()
             self._metrics.latency.observe(seconds)
         line = f"{scope.get('method', 'GET')} {printable(path)} {status} {seconds:.3f} s"
-        audio = facts.get("audio_seconds", 0.0)
-        line += f", {audio:.1f} s of audio, model {facts['model']}" if "model" in facts else ""
+        if "model" in facts:
+            audio_seconds = facts.get("audio_seconds", 0.0)
+            line += f", {audio_seconds:.1f} s of audio, model {facts['model']}"
         logger.log(logging.DEBUG if path in PROBE_PATHS else logging.INFO, "%s", line)
 
 
 class Keys:
-    """The API keys of a file, one on each line; without a file there are none."""
+    """The API keys of a file with one key per line; there are none without a file."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -225,20 +225,21 @@ class Keys:
         self.read()
 
     def read(self) -> None:
-        """Read the file, also again; raises ConfigError if it has no keys."""
+        """Read the file, also a second time; raises ConfigError if it has no keys."""
         if self._file is None:
             return
         lines = read_text(self._file, max_bytes=MAX_KEY_FILE_BYTES, subject="`--api-key-file`")
         keys = [key for line in lines if (key := line.strip())]
-        if not keys:  # the server would be open to all
-            raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one on each line.")
+        if not keys:  # the server would be open to everyone
+            raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")
         self.digests = [*map(_digest, keys)]
 
 
 class KeyGuard:
     """Admit requests that carry a valid API key. If no keys are configured, admit all.
 
-    The key is the bearer token, or a subprotocol of a WebSocket: browsers set no other header.
+    The key is the bearer token, or a subprotocol of a WebSocket: browsers let pages set no other
+    header there.
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
@@ -251,7 +252,7 @@ class KeyGuard:
             key = "".join(name for name in protocols if name.startswith(KEY_SUBPROTOCOL))
             key = key.removeprefix(KEY_SUBPROTOCOL)
         client_digest, digests = _digest(key.strip()), self._keys.digests
-        # All keys are compared, each in a time that does not depend on how much is equal.
+        # Compare all keys, each in a time that does not depend on the number of equal bytes.
         matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
             raise ApiError(
@@ -267,53 +268,53 @@ def _digest(key: str) -> bytes:
 
 
 class OriginGuard:
-    """Refuse requests from other sites' pages, and hosts that such a page may have chosen.
+    """Refuse requests from pages of other sites, and requests to host names of other sites.
 
     A browser sends the origin of a page with each POST and WebSocket; other programs send none. By
-    DNS rebinding a site's name leads here, and its pages have the same origin: names with a dot
-    must be allowed, while addresses and local names belong to no site.
+    DNS rebinding, a site can let its own name lead here, so that its pages have the server's
+    origin. So a host name with a dot must be allowed; addresses and local names belong to no site.
 
-    origins: allowed besides the server's own, ``*`` for all.
+    origins: allowed besides the server's own; ``*`` allows all.
     """
 
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
         self._app, self._origins = app, [origin.lower() for origin in origins]
-        self._names = {_name_of(origin.partition("://")[2]) for origin in self._origins}
+        self._host_names = {_host_name(origin.partition("://")[2]) for origin in self._origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         if {"content-length", "transfer-encoding"} <= {*headers}:
             error = ApiError(400, "A request has Content-Length or Transfer-Encoding, not both.")
             answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
-            await answer(scope, receive, send)  # another request may be smuggled (RFC 9112, 6.1)
+            await answer(scope, receive, send)  # the body may hide another request (RFC 9112, 6.1)
             return
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        allowed = ["", f"http://{host}", f"https://{host}", *self._origins]
-        fix = f"`--allow-origin {origin or f'http://{host}'}` of the server would allow it."
-        if "*" not in allowed and origin not in allowed:
-            raise ApiError(403, f"A page of {origin} may not use this server. {fix}")
-        if "*" not in allowed and not self._is_allowed(_name_of(host)):
-            raise ApiError(403, f"This server is not called {host}. {fix}")
+        if "*" not in self._origins:
+            fix = f"`--allow-origin {origin or f'http://{host}'}` of the server would allow it."
+            if origin not in ("", f"http://{host}", f"https://{host}", *self._origins):
+                raise ApiError(403, f"A page of {origin} may not use this server. {fix}")
+            if not self._is_allowed(_host_name(host)):
+                raise ApiError(403, f"This server is not called {host}. {fix}")
         await self._app(scope, receive, send)
 
-    def _is_allowed(self, name: str) -> bool:
-        if "." not in name or name.endswith(".localhost") or name in self._names:
+    def _is_allowed(self, host_name: str) -> bool:
+        if "." not in host_name or host_name.endswith(".localhost"):
             return True
         try:
-            return bool(ip_address(name))
+            return host_name in self._host_names or bool(ip_address(host_name))
         except ValueError:
             return False
 
 
-def _name_of(host: str) -> str:
-    """Return a host without its port, an IPv6 address without its brackets."""
+def _host_name(host: str) -> str:
+    """Return a host without its port, and an IPv6 address without its brackets."""
     return re.sub(r":\d+$", "", host).strip("[]")
 
 
 class Admission:
-    """Count the requests in flight, and refuse by its header a request that exceeds a limit.
+    """Count the requests in flight, and refuse requests whose headers exceed a limit.
 
-    Bodies must have one media type, and at most ``max_bytes``.
+    Bodies must have the media type, and at most ``max_bytes``.
     """
 
     def __init__(
@@ -335,7 +336,7 @@ class Admission:
             message = f"The server did not answer within {seconds}. Try again, or send less."
             raise ApiError(503, message) from None
         except asyncio.CancelledError:
-            state.require_ready()  # if the grace time is over
+            state.require_ready()  # raises ApiError if the grace time is over
             raise
         finally:
             state.in_flight -= 1

@@ -1,6 +1,6 @@
 """Realtime transcription over a WebSocket, with the events of OpenAI's API.
 
-    audio in base64 -> samples at the model's rate -> the text of a turn -> deltas, a transcript
+    audio in base64 -> samples at the model's rate -> the text of a turn -> deltas and a transcript
 
 A turn ends when the client commits it, when a detector finds the end of its speech, or, without a
 detector, at an endpoint of the streaming session.
@@ -42,91 +42,94 @@ from sbkit.serve.recognizer import Recognizer
 from sbkit.streaming.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
-BLOCK_BYTES = 24_000  # that are decoded at a time, so that a long message lets others pass
+BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message
 MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
-SPEECH_PADDING_SECONDS = 0.3  # of a turn before its speech, as OpenAI's `prefix_padding_ms`
-DETECTION_SECONDS = 1.0  # within which a detector finds the start of speech; older audio is dropped
-SUBPROTOCOL = "realtime"  # which browsers offer, among others
+SPEECH_PADDING_SECONDS = 0.3  # of audio before the speech of a turn: OpenAI's `prefix_padding_ms`
+DETECTION_SECONDS = (
+    1.0  # a detector finds the start of speech within this time; the rest is dropped
+)
+SUBPROTOCOL = "realtime"  # one of those that browsers offer
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
-GOING_AWAY, FAILED = 1001, 1011  # codes of closing
+GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
 NO_SAMPLES = np.zeros(0, np.int16)
 
 
 @dataclass(frozen=True)
 class TurnPart:
-    """Samples of a turn."""
+    """Successive samples of a turn; times are in seconds of the session."""
 
-    start: int  # the index of the first sample in the stream
+    start: int  # the index of the first sample in the session
     samples: Samples
-    began: float | None = None  # in the first part: when the turn's speech began, in seconds
-    ended: float | None = None  # in the last part: when it ended
+    speech_start: float | None = None  # only in the first part of a turn
+    speech_end: float | None = None  # only in the last part of a turn
 
 
 class SpeechTurns:
-    """Cut a stream into turns, from a little before speech to the silence that ends it.
+    """Cut a stream into turns, from a little before the speech to the silence that ends it.
 
     silence: seconds that end a turn.
-    start: the time of the stream's first sample.
+    start: the time of the stream's first sample in the session.
     """
 
     def __init__(self, detector: VoiceDetector, *, silence: float, start: float) -> None:
         rules = replace(detector.rules, hang_over=silence)
         self._detector, self._rate = replace(detector, rules=rules), detector.model.sample_rate
         self._state, self._start = detector.start(), start
-        self._first = seconds_to_samples(start, self._rate)  # the index of the first pending sample
         self._pending, self._is_speech = NO_SAMPLES, False
+        self._pending_start = seconds_to_samples(start, self._rate)  # an index in the session
 
     def push(self, samples: Samples) -> list[TurnPart]:
         """Take samples (S,) of int16; return the parts of turns that they complete."""
         events, self._state = self._detector.push(samples, self._state)
         self._pending = np.concatenate([self._pending, samples])
         parts: list[TurnPart] = []
-        began: float | None = None
+        speech_start: float | None = None
         for event in events:
             self._is_speech, seconds = event.kind == "started", self._start + event.seconds
             if self._is_speech:
                 self._take(seconds - SPEECH_PADDING_SECONDS)
-                began = seconds
+                speech_start = seconds
             else:
-                parts.append(TurnPart(*self._take(self._start + event.detected), began, seconds))
-                began = None
-        now = samples_to_seconds(self._first + len(self._pending), self._rate)
+                part = self._take(self._start + event.detected)
+                parts.append(TurnPart(*part, speech_start, speech_end=seconds))
+                speech_start = None
+        now = samples_to_seconds(self._pending_start + len(self._pending), self._rate)
         if self._is_speech:
-            parts.append(TurnPart(*self._take(now), began))
+            parts.append(TurnPart(*self._take(now), speech_start))
         else:
             self._take(now - DETECTION_SECONDS)
         return parts
 
     def _take(self, until: float) -> tuple[int, Samples]:
         """Take pending samples up to a time; return the index of the first, and the samples."""
-        start, pending = self._first, self._pending
-        end = min(len(pending), max(0, seconds_to_samples(until, self._rate) - start))
-        self._first, self._pending = start + end, pending[end:]
-        return start, pending[:end]
+        start, pending = self._pending_start, self._pending
+        count = min(len(pending), max(0, seconds_to_samples(until, self._rate) - start))
+        self._pending_start, self._pending = start + count, pending[count:]
+        return start, pending[:count]
 
 
 @dataclass
 class Item:
-    """A turn as the client knows it."""
+    """A turn as the client sees it: an item of the conversation."""
 
     begin: float  # in seconds of the session
-    finals: list[Final] = field(default_factory=list)  # its utterances that have ended
+    finals: list[Final] = field(default_factory=list)  # the turn's finished utterances
     delta_text: str = ""  # the text of all deltas
-    is_open: bool = False  # whether its speech was announced
+    is_announced: bool = False  # whether the client knows that speech has started
     id: str = field(default_factory=lambda: f"item_{uuid4().hex}")
 
     def text(self, partial: str = "") -> str:
-        """Return the text of its utterances, with the partial text of the last one."""
+        """Return the text of the finished utterances and the ``partial`` text of the next one."""
         return join_segments([*(final.text for final in self.finals), partial])
 
 
 class RealtimeSession:
-    """The session of a client; times are in seconds from its first sample."""
+    """A client's session; times are in seconds from its first sample."""
 
     def __init__(
         self, socket: WebSocket, *, models: Models, limits: Limits, state: State, metrics: Metrics
     ) -> None:
-        """Take a WebSocket that is not accepted yet."""
+        """Take a WebSocket that is not yet accepted."""
         self._socket, self._models, self._limits = socket, models, limits
         self._metrics, self._id = metrics, f"sess_{uuid4().hex}"
         self._stopping = asyncio.ensure_future(state.stopping.wait())
@@ -137,10 +140,10 @@ class RealtimeSession:
     async def run(self) -> None:
         """Answer the client's events until it leaves, the server stops, or a limit is reached.
 
-        In the last two cases the audio of the open turn is transcribed.
+        In the last two cases, the audio of the open turn is transcribed first.
         """
-        offered = self._socket.scope["subprotocols"]
-        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+        subprotocols = self._socket.scope["subprotocols"]
+        await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
         try:
             await self._configure({})
             await self._send("session.created", session=self._plain())
@@ -163,20 +166,21 @@ class RealtimeSession:
             request_facts.get()["audio_seconds"] = self._now
 
     async def _receive(self) -> Message | None:
-        """Return the client's next message; None if a limit is reached or the server stops."""
-        message = asyncio.ensure_future(self._socket.receive())
+        """Return the client's next message, or None if a limit is reached or the server stops."""
+        receiving = asyncio.ensure_future(self._socket.receive())
         timeout = min(self._limits.answer_seconds, self._until - monotonic())
         first = asyncio.FIRST_COMPLETED
         try:
             if timeout > 0:
-                await asyncio.wait((message, self._stopping), timeout=timeout, return_when=first)
+                await asyncio.wait((receiving, self._stopping), timeout=timeout, return_when=first)
         finally:
-            message.cancel()  # unless it is done
-        if not message.done():
+            receiving.cancel()  # has no effect if it is done
+        if not receiving.done():
             return None
-        if message.result()["type"] == "websocket.disconnect":
+        message = receiving.result()
+        if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect
-        return message.result()
+        return message
 
     async def _answer(self, message: Message) -> None:
         event: JsonObject = {}
@@ -192,8 +196,8 @@ class RealtimeSession:
                 case "input_audio_buffer.clear":
                     self._begin_stream()
                     await self._send(f"{BUFFER}.cleared")
-                case other:
-                    raise wrong_field("type", "an event of transcription sessions", other)
+                case kind:
+                    raise wrong_field("type", "an event of transcription sessions", kind)
         except ApiError as error:
             await self._fail(error, event.get("event_id"))
 
@@ -208,23 +212,23 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _configure(self, audio_input: JsonObject) -> None:
-        model = self._socket.query_params.get("model") or self._models.names_of(Recognizer)[0]
+        first, *_ = self._models.engines(Recognizer)
+        model = self._socket.query_params.get("model") or first
         self._options = options = SessionOptions.parse(audio_input, self._models, model)
         self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
         self._make_turn = await self._recognizer.turns(options.phrases, options.silence)
         self._begin_stream()
 
     def _begin_stream(self) -> None:
-        """Begin a stream, and its first turn."""
+        """Start a stream, and its first turn."""
         detector, silence = self._recognizer.detector, self._options.silence
-        self._resampler = Resampler(self._options.format[1], self._rate)
+        self._resampler = Resampler(self._options.format.rate, self._rate)
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
             self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
         self._begin_turn(seconds_to_samples(self._now, self._rate))
 
     def _begin_turn(self, start: int) -> None:
-        """Begin a turn at a sample of the session."""
         self._turn, self._item = self._make_turn(start), Item(samples_to_seconds(start, self._rate))
 
     async def _append(self, audio: str) -> None:
@@ -232,8 +236,8 @@ class RealtimeSession:
             content = b64decode(audio, validate=True)
         except ValueError:
             raise wrong_field("audio", "base64", "not") from None
-        subtype, rate, width = self._options.format
-        if len(content) % width:
+        subtype, rate, sample_bytes = self._options.format
+        if len(content) % sample_bytes:
             raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
         max_seconds = min(self._limits.max_seconds, self._limits.max_bytes / 2 / self._rate)
@@ -251,18 +255,18 @@ class RealtimeSession:
             await self._feed(samples)
             return
         for part in await asyncio.to_thread(self._speech_turns.push, samples):
-            if part.began is not None:
+            if part.speech_start is not None:
                 self._begin_turn(part.start)
-                await self._announce(part.began)
+                await self._announce_start(part.speech_start)
             await self._feed(part.samples)
-            if part.ended is not None:
-                await self._finish(part.ended)
-        if not self._item.is_open:
+            if part.speech_end is not None:
+                await self._finish(part.speech_end)
+        if not self._item.is_announced:
             self._item.begin = self._now
 
     async def _feed(self, samples: Samples, *, is_last: bool = False) -> None:
-        """Run samples of the turn, and send its new events."""
-        if self._recognizer.streaming is not None:  # otherwise it is counted as a file
+        """Process samples of the turn, and send its new events."""
+        if self._recognizer.streaming is not None:  # otherwise the turn is counted as a file
             self._metrics.audio.inc(samples_to_seconds(len(samples), self._rate))
         self._turn.feed(samples)
         self._turn.is_finished = is_last
@@ -270,9 +274,9 @@ class RealtimeSession:
             await self._send_event(event, is_last=is_last)
 
     async def _send_event(self, event: Event, *, is_last: bool) -> None:
-        """Send the text that an event adds; if endpoint rules end turns, a Final ends the turn."""
-        item = self._item
-        by_rules = self._speech_turns is None and self._options.silence is not None and not is_last
+        """Send the new text of an event; a Final ends the turn if endpoint rules end turns."""
+        item, has_detector = self._item, self._speech_turns is not None
+        by_rules = self._options.silence is not None and not has_detector and not is_last
         match event:
             case Final():
                 item.finals.append(event)
@@ -285,22 +289,22 @@ class RealtimeSession:
                 return
             case _:
                 return
-        if text and by_rules and not item.is_open:
-            await self._announce(event.seconds)
+        if text and by_rules and not item.is_announced:
+            await self._announce_start(event.seconds)
         delta = stable[len(item.delta_text) :] if stable.startswith(item.delta_text) else ""
         item.delta_text += delta
         await self._send_text("delta", delta=delta, hypothesis=text)
         if isinstance(event, Final) and by_rules:
-            await self._end(event.end)
+            await self._announce_end(event.end)
             await self._complete(event.end)
 
-    async def _announce(self, begin: float) -> None:
+    async def _announce_start(self, begin: float) -> None:
         item, ms = self._item, round(1000 * begin)
-        item.is_open = True
+        item.is_announced = True
         await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=ms)
 
     async def _commit(self) -> None:
-        """End the turn, and the stream with it."""
+        """End the turn and its stream."""
         if self._now - self._item.begin < MIN_TURN_SECONDS:
             message = f"The turn has less than {MIN_TURN_SECONDS:g} s of audio. Append more."
             raise ApiError(400, message, code="input_audio_buffer_commit_empty")
@@ -310,8 +314,8 @@ class RealtimeSession:
         self._begin_stream()
 
     async def _finish(self, end: float, samples: Samples = NO_SAMPLES) -> None:
-        """End the turn, whose speech has ended at ``end``, with its last samples."""
-        await self._end(end)
+        """End the turn, whose speech ended at ``end``, and process its last samples."""
+        await self._announce_end(end)
         try:
             await self._feed(samples, is_last=True)
         except SbkitError as error:
@@ -320,16 +324,16 @@ class RealtimeSession:
         else:
             await self._complete(self._now)
 
-    async def _end(self, end: float) -> None:
+    async def _announce_end(self, end: float) -> None:
         item = self._item
-        if item.is_open:
+        if item.is_announced:
             ms = round(1000 * end)
             await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=ms)
-        before, self._last_item = self._last_item, item.id
-        await self._send(f"{BUFFER}.committed", item_id=item.id, previous_item_id=before)
+        previous, self._last_item = self._last_item, item.id
+        await self._send(f"{BUFFER}.committed", item_id=item.id, previous_item_id=previous)
 
     async def _complete(self, end: float) -> None:
-        """Send the transcript of the turn, and begin to wait for the next one."""
+        """Send the transcript of the turn, and start to wait for the next turn."""
         item = self._item
         await self._send_text(
             "completed",
@@ -349,10 +353,9 @@ class RealtimeSession:
 
     async def _send(self, kind: str, **content: Json) -> None:
         event = {"type": kind, "event_id": f"event_{uuid4().hex}", **content}
-        await self._socket.send_text(json.dumps(event))  # ASCII: half a character may come back
+        await self._socket.send_text(json.dumps(event))  # in ASCII: UTF-8 has no lone surrogates
 
     def _plain(self) -> JsonObject:
-        """Return the options in effect."""
         return {
             "id": self._id,
             "object": "realtime.transcription_session",
@@ -362,13 +365,11 @@ class RealtimeSession:
 
     @property
     def _in_turn(self) -> bool:
-        """Whether a turn is being spoken."""
         by_client = self._options.silence is None
-        return self._item.is_open or (by_client and self._now > self._item.begin)
+        return self._item.is_announced or (by_client and self._now > self._item.begin)
 
 
 def _parse(message: Message) -> JsonObject:
-    """Read an event of a client; raises ApiError."""
     expected, text = "an event as JSON in a text frame", message.get("text")
     if text is None:
         raise wrong_field("message", expected, "binary; append audio in base64")

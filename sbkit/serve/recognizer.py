@@ -1,12 +1,12 @@
 """A bundle that transcribes the files and turns of many clients, in shared batches.
 
     segments of many requests -> one queue -> rounds -> batches of similar length -> the model
-        -> to each request the outputs that it waits for
+        -> the outputs that each request waits for
 
-Each request cuts its audio and decodes in a thread of its own, by a `Transcriber` that calls
-`Batcher.encode`. The n-th segment of a call is due n rounds after it arrived, so that an hour of
-audio lets short requests pass, and is never starved by them (fair queueing after Demers, Keshav and
-Shenker, 1989). Sessions of a streaming model have a batcher of their own.
+A `Transcriber` cuts and decodes the audio of each request in a thread of its own, and calls
+`Batcher.encode`. The n-th segment of a call is due n rounds after its arrival, so that short
+requests overtake an hour of audio, but never starve it (fair queueing after Demers, Keshav and
+Shenker, 1989). The sessions of a streaming model share a batcher of their own.
 """
 
 import asyncio
@@ -36,18 +36,18 @@ from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
 from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, forward_batch
 
-POOL_SECONDS = 60.0  # of a request that are read ahead; batches are made of all requests
+POOL_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-# Set when the request of a thread ends early: its segments are not run any more.
+# Set when the request of a thread ends early, so that its segments are no longer run.
 request_cancelled: ContextVar[threading.Event] = ContextVar("request_cancelled")
 
 
 class Workers:
-    """Threads for a number of requests at a time; further requests wait."""
+    """Threads that process a number of requests at a time; further requests wait."""
 
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="request")
@@ -58,10 +58,10 @@ class Workers:
         *,
         on_end: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[Part | Result]:
-        """Yield each part that ``work`` passes to its argument at once, then its result.
+        """Call ``work`` in a thread with a function ``send``; yield what it sends, then its result.
 
-        Once the iterator is closed, the argument of ``work`` raises CancelledError.
-        Errors of ``work`` are raised here.
+        Errors of ``work`` are raised here. Once this iterator is closed, ``send`` raises
+        CancelledError.
 
         on_end: called when ``work`` has ended, or will not run.
         """
@@ -72,16 +72,16 @@ class Workers:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(parts.put_nowait, part)
 
-        def give(part: Part) -> None:
+        def send(part: Part) -> None:
             if cancelled.is_set():
                 raise CancelledError
             put(part)
 
-        def start() -> Result:
+        def run() -> Result:
             request_cancelled.set(cancelled)
-            return work(give)
+            return work(send)
 
-        future = self._threads.submit(start)
+        future = self._threads.submit(run)
         future.add_done_callback(lambda _: on_end())
         future.add_done_callback(put)
         try:
@@ -93,16 +93,16 @@ class Workers:
             cancelled.set()
 
     def close(self) -> None:
-        """Cancel requests that wait, and wait for the others."""
+        """Cancel the requests that wait, and wait for the others to end."""
         self._threads.shutdown(cancel_futures=True)
 
 
 @dataclass(order=True)
 class _Queued:
-    """A segment that waits."""
+    """A waiting segment."""
 
-    due: int  # the number of its round
-    arrived: float
+    due: int  # the number of a round
+    arrival: float
     samples: Samples = field(compare=False)
     cancelled: threading.Event = field(compare=False)
     output: Future[Encoded] = field(compare=False, default_factory=Future)
@@ -123,19 +123,19 @@ class Batcher:
 
         shapes: a closed table.
         wait_seconds: how long a segment waits for others while the model is idle.
-        on_batch: called with the number of clips of each batch and the samples of one, padded.
+        on_batch: called for each batch with its number of clips and the samples of a padded clip.
         """
         self._thread, self._shapes = thread, shapes
         self._wait_seconds, self._on_batch = wait_seconds, on_batch
         self._round_samples = thread.parallel_batches * shapes.max_samples
         self._queue: list[_Queued] = []  # a heap
-        self._samples = self._round = 0  # queued, with padding; rounds so far
+        self._queued_samples = self._round = 0  # with padding; the rounds so far
         self._changed, self._is_closed = threading.Condition(), False
         self._collector = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._collector.start()
 
     def __len__(self) -> int:
-        """Count the segments that wait."""
+        """Return the number of waiting segments."""
         return len(self._queue)
 
     def encode(self, segments: Sequence[Samples]) -> list[Encoded]:
@@ -152,70 +152,74 @@ class Batcher:
                 _Queued(due, now, samples, cancelled)
                 for due, samples in enumerate(segments, start=self._round)
             ]
-            for item in queued:
-                heapq.heappush(self._queue, item)
-                self._samples += self._padded(item)
+            for segment in queued:
+                heapq.heappush(self._queue, segment)
+                self._queued_samples += self._padded_length(segment)
             self._changed.notify()
-        return [item.output.result() for item in queued]
+        return [segment.output.result() for segment in queued]
 
     def close(self) -> None:
-        """Cancel segments that wait, and end the thread."""
+        """Cancel the waiting segments, and end the thread."""
         with self._changed:
             self._is_closed = True
-            for item in self._queue:
-                item.output.cancel()
+            for segment in self._queue:
+                segment.output.cancel()
             self._changed.notify()
         self._collector.join()
 
-    def _padded(self, item: _Queued) -> int:
-        return round_up(len(item.samples), self._shapes.lengths)
+    def _padded_length(self, segment: _Queued) -> int:
+        return round_up(len(segment.samples), self._shapes.lengths)
 
     def _run(self) -> None:
-        while (items := self._next_round()) is not None:
-            self._encode(items)
+        while (segments := self._next_round()) is not None:
+            self._encode(segments)
 
     def _next_round(self) -> list[_Queued] | None:
-        """Wait for segments, and take the first that are due; None once this is closed."""
+        """Wait for segments, and take those that are due first; return None once closed."""
         room = self._round_samples
-        items: list[_Queued] = []
+        segments: list[_Queued] = []
+
+        def is_full() -> bool:
+            return self._queued_samples >= room or self._is_closed
+
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closed)
             if self._is_closed:
                 return None
-            wait = self._queue[0].arrived + self._wait_seconds - monotonic()
-            self._changed.wait_for(lambda: self._samples >= room or self._is_closed, max(0, wait))
+            wait_seconds = self._queue[0].arrival + self._wait_seconds - monotonic()
+            self._changed.wait_for(is_full, max(0, wait_seconds))
             self._round += 1
             while self._queue and room > 0:
-                item = heapq.heappop(self._queue)
-                self._samples -= self._padded(item)
-                if item.cancelled.is_set():
-                    item.output.cancel()
-                if item.output.set_running_or_notify_cancel():
-                    items.append(item)
-                    room -= self._padded(item)
-        return items
+                segment = heapq.heappop(self._queue)
+                self._queued_samples -= self._padded_length(segment)
+                if segment.cancelled.is_set():
+                    segment.output.cancel()
+                if segment.output.set_running_or_notify_cancel():
+                    segments.append(segment)
+                    room -= self._padded_length(segment)
+        return segments
 
-    def _encode(self, items: Sequence[_Queued]) -> None:
+    def _encode(self, segments: Sequence[_Queued]) -> None:
         """Run segments in batches, and hand out the outputs."""
         try:
             outputs = self._thread.encode_by_length(
-                [item.samples for item in items], self._shapes, on_batch=self._on_batch
+                [segment.samples for segment in segments], self._shapes, on_batch=self._on_batch
             )
         except Exception as error:
-            if len(items) == 1:
-                items[0].output.set_exception(error)
+            if len(segments) == 1:
+                segments[0].output.set_exception(error)
             else:  # a faulty segment must not fail the others
-                for item in items:
-                    self._encode([item])
+                for segment in segments:
+                    self._encode([segment])
             return
-        for item, output in zip(items, outputs, strict=True):
-            item.output.set_result(output)
+        for segment, output in zip(segments, outputs, strict=True):
+            segment.output.set_result(output)
 
 
 class SessionBatcher:
-    """Run sessions in rounds: the sessions fed during a round are the batch of the next one.
+    """Run sessions in rounds: the sessions fed during one round are the batch of the next.
 
-    on_batch: called with the number of sessions of each round.
+    on_batch: called with the number of sessions in each round.
     """
 
     def __init__(self, on_batch: Callable[[int], object]) -> None:
@@ -225,7 +229,7 @@ class SessionBatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sessions")
 
     async def advance(self, session: Session) -> Sequence[Event]:
-        """Run the chunks that a session was fed, and return the new events."""
+        """Process the chunks fed to a session, and return its new events."""
         if not session.is_due:
             return ()
         events: asyncio.Future[Sequence[Event]] = asyncio.get_running_loop().create_future()
@@ -245,16 +249,16 @@ class SessionBatcher:
             results = await loop.run_in_executor(self._thread, _advance, sessions)
             self._on_batch(len(sessions))
             for result, (_, events) in zip(results, waiting, strict=True):
-                if events.done():  # the client has gone
-                    continue
-                if isinstance(result, Exception):
+                if events.done():
+                    pass  # the client has gone
+                elif isinstance(result, Exception):
                     events.set_exception(result)
                 else:
                     events.set_result(result)
 
 
 def _advance(sessions: Sequence[Session]) -> list[list[Event] | Exception]:
-    """Run sessions as one batch; a faulty one must not fail the others."""
+    """Run sessions as one batch; a faulty session must not fail the others."""
     try:
         outputs = forward_batch(sessions)
     except Exception as error:
@@ -273,7 +277,7 @@ def _read(session: Session, chunks: Sequence[LogProbs]) -> list[Event] | Excepti
 
 @dataclass
 class ClipTurn:
-    """The audio of a turn for a model of whole clips, made and fed like a `Session`."""
+    """The audio of a turn for a whole-clip model; it is created and fed like a `Session`."""
 
     phrases: tuple[str, ...]
     start: int
@@ -287,9 +291,9 @@ class ClipTurn:
 class Recognizer:
     """Transcribe the files and turns of many clients at a time.
 
-    streaming: its streaming model, if it has one.
-    detector: finds the beginning and the end of turns.
-    silence: seconds that end a turn; None if only a client can end one.
+    streaming: the streaming model, if there is one.
+    detector: finds the start and the end of turns.
+    silence: seconds that end a turn; None if only clients can end turns.
     """
 
     def __init__(
@@ -303,10 +307,10 @@ class Recognizer:
         metrics: Metrics,
         detector: VoiceDetector | None = None,
     ) -> None:
-        """Take a bundle whose model has a thread of its own.
+        """Take a bundle whose model has its own thread.
 
         shapes, wait_seconds: see `Batcher`.
-        max_seconds: of a file or a turn.
+        max_seconds: the limit for a file or a turn.
         """
         self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language
         self.effective, self._max_seconds = bundle.model.effective, max_seconds
@@ -319,14 +323,16 @@ class Recognizer:
         self._transcriber = Transcriber(
             bundle=bundle, pool_seconds=POOL_SECONDS, encode=self.batcher.encode
         )
-        self.streaming = self._streaming(bundle)
+        self.streaming: StreamingRecognizer | None = None
+        with suppress(SbkitError):  # the model cannot run in chunks
+            self.streaming = StreamingRecognizer(bundle=bundle)
         self.silence = None if self.streaming is None else self.streaming.rules.silence
         if detector is not None:
             detector.require_rate(self.sample_rate)
             self.silence = TURN_SILENCE_SECONDS
 
     def warm_up(self) -> None:
-        """Run every shape of the table, and then everything after the model."""
+        """Run every shape of the table, and once everything after the model."""
         self._bundle.model.warm_up(self._shapes)
         silence = np.zeros(self.sample_rate, np.int16)
         for times in (False, True):
@@ -342,8 +348,8 @@ class Recognizer:
         """Yield the text of each segment as soon as it is final, then the transcript.
 
         audio: samples, or an open file, which is closed in the end.
-        times: whether words are timed.
-        phrases: to expect.
+        times: whether to time the words.
+        phrases: that the decoder expects.
 
         Raises:
             ApiError: the file is no audio, or too long.
@@ -363,10 +369,10 @@ class Recognizer:
     async def turns(
         self, phrases: tuple[str, ...], silence: float | None
     ) -> Callable[[int], Session | ClipTurn]:
-        """Return a function that makes a turn, given the index of its first sample.
+        """Return a function that creates a turn, given the index of its first sample.
 
-        phrases: to expect.
-        silence: seconds that end a turn without a detector.
+        phrases: that the decoder expects.
+        silence: seconds that end a turn if there is no detector.
         """
         streaming = self.streaming
         if streaming is None:
@@ -377,7 +383,7 @@ class Recognizer:
         decoder = self._bundle.decoder
         if phrases and decoder is not None and decoder.decoder_type != "graph":
             streaming = await asyncio.to_thread(
-                lambda: StreamingRecognizer(bundle=self._bundle.with_phrases(phrases))
+                lambda: StreamingRecognizer(bundle=self._bundle.with_more_hotwords(phrases))
             )
         return lambda start: Session(streaming, rules, start=start)
 
@@ -393,7 +399,10 @@ class Recognizer:
             return await self._sessions.advance(turn)
         if not turn.is_finished:
             return ()
-        samples, start = np.concatenate(turn.parts), self._seconds(turn.start)
+        samples, start = (
+            np.concatenate(turn.parts),
+            samples_to_seconds(turn.start, self.sample_rate),
+        )
         transcript = await self.transcript(samples, times=True, phrases=turn.phrases)
         end = start + transcript.seconds
         words = tuple(word.later(start) for word in transcript.words)
@@ -413,13 +422,20 @@ class Recognizer:
         phrases: tuple[str, ...],
         on_text: Callable[[str], None],
     ) -> Transcript:
-        """Transcribe in a thread of the workers."""
         if isinstance(audio, IOBase):
             self._check_seconds(declared_seconds(audio))
+        total_seconds = 0.0
+
+        def count(seconds: float) -> None:
+            nonlocal total_seconds
+            total_seconds += seconds
+            self._check_seconds(total_seconds)  # again: the header may declare too few
+            self._metrics.audio.inc(seconds)
+
         (result,) = self._transcriber.stream(
             [audio],
             self.sample_rate,
-            on_seconds=self._counter(),
+            on_seconds=count,
             on_text=on_text,
             phrases=phrases,
             times=times,
@@ -430,31 +446,10 @@ class Recognizer:
             raise result
         return result
 
-    def _streaming(self, bundle: OpenBundle) -> StreamingRecognizer | None:
-        try:
-            return StreamingRecognizer(bundle=bundle)
-        except SbkitError:
-            return None
-
-    def _counter(self) -> Callable[[float], None]:
-        """Return a function that counts seconds of a request; its header may declare too few."""
-        request_seconds = 0.0
-
-        def count(seconds: float) -> None:
-            nonlocal request_seconds
-            request_seconds += seconds
-            self._check_seconds(request_seconds)
-            self._metrics.audio.inc(seconds)
-
-        return count
-
     def _check_seconds(self, seconds: float) -> None:
         if seconds > self._max_seconds:
             raise too_large(f"{self._max_seconds:g} s of audio")
 
     def _on_batch(self, clips: int, samples: int) -> None:
         self._metrics.clips.observe(clips)
-        self._metrics.seconds.observe(clips * self._seconds(samples))
-
-    def _seconds(self, samples: int) -> float:
-        return samples_to_seconds(samples, self.sample_rate)
+        self._metrics.seconds.observe(clips * samples_to_seconds(samples, self.sample_rate))

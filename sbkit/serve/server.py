@@ -1,6 +1,6 @@
 """The server: listen, warm up, answer, and stop in order.
 
-All that is particular to uvicorn and h11 stands here; tried with uvicorn 0.54.0 and h11 0.16.0.
+Only this module depends on details of uvicorn and h11; tested with uvicorn 0.54.0 and h11 0.16.0.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
 from sbkit.serve.app import Service
 from sbkit.serve.middleware import DRAINING, READY, STOPPING, WARMING, ApiError, Keys, logger
 
-HEADER_SECONDS = 10.0  # for a connection to send the header of a request
-PROBE_SECONDS = 1.0  # between two probes of a client that sends no more
-PING_SECONDS = 20.0  # from a pong to the next ping, and for its answer
+HEADER_SECONDS = 10.0  # for a client to send the header of a request
+PROBE_SECONDS = 1.0  # between probes of a client that has closed its sending side
+PING_SECONDS = 20.0  # from a pong to the next ping, and for the pong to arrive
 ACCEPT_SECONDS = 0.1  # to accept the last connections
 CLOSE_SECONDS = 1  # for connections to close after the grace time
 SO_ATTACH_FILTER, DROP_ALL = 26, struct.pack("HBBI", 6, 0, 0, 0)  # Linux: the filter "return 0"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind an address before the model is loaded; raises ConfigError if it is not free."""
+    """Listen at an address, before models are loaded; raises ConfigError if it is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -47,12 +47,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Protocol(H11Protocol):
-    """Limit connections and the time of each header; uvicorn waits forever for one that began."""
+    """Limit the connections, and the time for each header, which uvicorn does not limit."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the header of a request, or refuse a connection above the limit."""
+        """Start to wait for the header of a request, or refuse a connection above the limit."""
         super().connection_made(transport)
         self._await_header()
         if len(self.connections) >= (self.config.limit_concurrency or 0):
@@ -78,14 +78,14 @@ class Protocol(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to keep answering a client that sends no more.
+        """Return whether to keep answering a client that has closed its sending side.
 
-        It may have gone. So it is sent responses that clients skip (RFC 9110, 15.2): a client that
-        has gone resets the connection.
+        The client may have gone. So the server probes it with responses that clients skip (RFC
+        9110, 15.2): if it has gone, its system resets the connection.
         """
         is_waiting = self._is_answering and not self.cycle.more_body | self.cycle.response_started
-        is_here = is_waiting and not self.transport.is_closing()
-        if not is_here or self.conn.their_http_version != b"1.1":
+        can_probe = self.conn.their_http_version == b"1.1" and not self.transport.is_closing()
+        if not (is_waiting and can_probe):
             return False
         self.cycle.keep_alive = False
         probe = h11.InformationalResponse(status_code=100, headers=[])
@@ -98,19 +98,19 @@ class Protocol(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.plain()).encode()
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        headers["Connection"] = "close"
-        response = h11.Response(status_code=error.status, headers=[*headers.items()])
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        headers.append(("Connection", "close"))
+        response = h11.Response(status_code=error.status, headers=headers)
         for part in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(part) or b"")
         self.transport.close()
 
 
 class Socket(WebSocketsSansIOProtocol):
-    """Drop a client that answers no ping; uvicorn waits until the client has read everything."""
+    """Drop a client that answers no ping; uvicorn would wait until it has read everything."""
 
     async def send(self, message: Any) -> None:
-        """Send; mark a refused handshake as complete, otherwise uvicorn logs an error."""
+        """Send, and mark a refused handshake as complete; otherwise uvicorn logs an error."""
         await super().send(message)
         self.handshake_complete |= message["type"] == "websocket.http.response.body"
 
@@ -120,7 +120,7 @@ class Socket(WebSocketsSansIOProtocol):
 
 
 class Server(uvicorn.Server):
-    """Listen, warm up, and stop on a signal: drain, finish queued requests, then leave."""
+    """Listen, warm up, and stop on a signal: drain, finish queued requests, then exit."""
 
     def __init__(self, service: Service, *, keys: Keys) -> None:
         super().__init__(
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
         self._drain_end = self._grace_end = 0.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, log the address, and begin to warm up."""
+        """Listen, log the address, and start the warm-up."""
         max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))  # one per connection
         self._listening = sockets or []
@@ -173,14 +173,14 @@ class Server(uvicorn.Server):
         try:
             for model in self._service.models.models:
                 model.engine.warm_up()
-        except Exception as error:  # from the model, the device or its memory
+        except Exception as error:  # of the model, the device or its memory
             self._state.failure = error
         else:
             if self._state.phase == WARMING:
                 self._state.phase = READY
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop; Ctrl-C skips the drain time, a second signal also the grace time."""
+        """Start to stop; Ctrl-C skips the drain time, and a second signal also the grace time."""
         limits, is_first = self._service.limits, self._stop_signal is None
         drain_seconds = limits.drain_seconds if is_first and sig == signal.SIGTERM else 0.0
         self._drain_end = monotonic() + drain_seconds
@@ -188,7 +188,7 @@ class Server(uvicorn.Server):
         self._stop_signal, self._state.phase = sig, DRAINING
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to leave, ten times a second."""
+        """Return whether to exit; uvicorn calls this ten times a second."""
         if self._stop_signal is not None and monotonic() >= self._drain_end:
             self._state.phase = STOPPING
             self._state.stopping.set()
@@ -199,14 +199,14 @@ class Server(uvicorn.Server):
         return self._state.failure is not None or await super().on_tick(counter)
 
     async def _stop_listening(self) -> None:
-        """Stop listening, and answer clients that have connected.
+        """Stop listening, and answer the clients that have already connected.
 
-        Closing a socket resets connections that are not accepted yet. So the system first drops
-        the packets of new connections until the others are accepted.
+        Closing a listening socket resets connections that are not accepted yet. So a filter first
+        drops the packets of new clients, until all earlier connections are accepted.
         """
         program = ctypes.create_string_buffer(DROP_ALL)
         for listening in self._listening:
-            with suppress(OSError):  # no Linux
+            with suppress(OSError):  # on systems other than Linux
                 filter_option = struct.pack("HP", 1, ctypes.addressof(program))
                 listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, filter_option)
         await asyncio.sleep(ACCEPT_SECONDS)
@@ -217,7 +217,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.01)
 
     def exit_code(self) -> int:
-        """Return the exit code of a server that a signal ended; raise the error that ended it."""
+        """Return the exit code after a signal, or raise the error that ended the server."""
         if self._stop_signal is None and self._state.failure is not None:
             raise self._state.failure
         return INTERRUPTED if self._stop_signal == signal.SIGINT else 0

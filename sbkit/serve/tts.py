@@ -1,6 +1,6 @@
-"""A TTS model that speaks for many clients, and the audio files that carry its speech.
+"""A TTS model that speaks for many clients, and the audio files of its speech.
 
-A file is written while the speech is synthesized: bytes that were returned never change.
+A file is sent while the speech is synthesized, so bytes that were returned never change.
 """
 
 import io
@@ -21,25 +21,25 @@ from sbkit.serve.middleware import Metrics
 from sbkit.serve.recognizer import Workers
 
 MAX_SPEECH_SECONDS = 360  # of a request: 4,096 characters of plain words take 315
-WARM_UP_TEXT = "1, 2, 3."  # which any language can say
-FILE_RATE = 24_000  # samples a second: of pcm in OpenAI's API, and one that opus has
-UNKNOWN_BYTES = 0xFFFFFFFF  # that a header declares while the length is not known
+WARM_UP_TEXT = "1, 2, 3."  # works in any language
+FILE_RATE = 24_000  # samples per second: pcm in OpenAI's API has this rate, and opus supports it
+UNKNOWN_BYTES = 0xFFFFFFFF  # the size in a header if the length is not known yet
 
-SpeechParts = AsyncGenerator[Any]  # notes, the bytes of a file as they are made, then its seconds
+SpeechParts = AsyncGenerator[Any]  # notes, parts of a file (bytes), then its seconds (float)
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A format of files, by its media type, and its names in libsndfile."""
+    """A file format: its media type, and its names in libsndfile."""
 
     media_type: str
     container: str
     subtype: str
     level: float | None = None  # of compression, with a constant bit rate
-    skipped: int = 0  # bytes at the beginning that declare the length, which is not known yet
+    skipped: int = 0  # leading bytes, which declare the length before it is known
 
 
-FILE_FORMATS = {  # mp3: 80 kbit/s, so that a player knows the duration without its first frame
+FILE_FORMATS = {  # mp3 has 80 kbit/s, so players know the duration without the first frame
     "mp3": FileFormat("audio/mpeg", "MP3", "MPEG_LAYER_III", 0.5, 72 * 80_000 // FILE_RATE),
     "opus": FileFormat("audio/ogg", "OGG", "OPUS"),
     "flac": FileFormat("audio/flac", "FLAC", "PCM_16"),
@@ -49,21 +49,22 @@ FILE_FORMATS = {  # mp3: 80 kbit/s, so that a player knows the duration without 
 
 
 class FileWriter:
-    """Write a file of 24 kHz, mono, bit by bit; close its ``file`` in any case.
+    """Write a mono file at 24 kHz part by part; the caller closes ``file`` in any case.
 
-    format: one of FILE_FORMATS.
-    sample_rate: of the samples that are pushed.
+    format: a name of FILE_FORMATS.
+    sample_rate: of the pushed samples.
     """
 
     def __init__(self, format: str, sample_rate: int) -> None:
-        kind = FILE_FORMATS[format]
-        self._content, self._sent = io.BytesIO(), kind.skipped
+        names = FILE_FORMATS[format]
+        self._content, self._sent = io.BytesIO(), names.skipped
         if format == "wav":
             self._content.write(_wav_header())
-        endian = "LITTLE" if kind.container == "RAW" else "FILE"  # the container's own
-        steady = {"compression_level": kind.level, "bitrate_mode": "CONSTANT"} if kind.level else {}
+        endian = "LITTLE" if names.container == "RAW" else "FILE"  # the container's default
+        constant = {"compression_level": names.level, "bitrate_mode": "CONSTANT"}
         self.file = soundfile.SoundFile(
-            self._content, "w", FILE_RATE, 1, kind.subtype, endian, kind.container, **steady
+            *(self._content, "w", FILE_RATE, 1, names.subtype, endian, names.container),
+            **(constant if names.level else {}),
         )
         self._resampler = Resampler(sample_rate, FILE_RATE)
         self._samples = 0
@@ -74,33 +75,33 @@ class FileWriter:
         return self._samples / FILE_RATE
 
     def push(self, signal: Signal, *, is_last: bool = False) -> bytes:
-        """Write samples (S,) between -1 and 1, and return the bytes that this adds."""
+        """Write samples (S,) between -1 and 1, and return the new bytes of the file."""
         samples = self._resampler.push(signal, is_last=is_last)
         self._samples += len(samples)
         self.file.write(np.clip(samples, -1, 1))
         return self._new_bytes()
 
     def finish(self) -> bytes:
-        """Return the last bytes; those that libsndfile changes at the beginning stay as sent."""
-        added = self.push(END, is_last=True)
+        """Return the last bytes; changes of libsndfile to earlier bytes are not sent."""
+        last = self.push(END, is_last=True)
         self.file.close()
-        return added + self._new_bytes()
+        return last + self._new_bytes()
 
     def _new_bytes(self) -> bytes:
-        added = bytes(self._content.getbuffer()[self._sent :])
-        self._sent += len(added)
-        return added
+        content = bytes(self._content.getbuffer()[self._sent :])
+        self._sent += len(content)
+        return content
 
 
 def _wav_header() -> bytes:
-    """Write the header of a WAV without an end: 16 bits, mono."""
+    """Return the header of a WAV of unknown length: 16 bits, mono."""
     format = struct.pack("<HHIIHH", 1, 1, FILE_RATE, 2 * FILE_RATE, 2, 16)
     size = struct.pack("<I", UNKNOWN_BYTES)
     return b"RIFF" + size + b"WAVEfmt " + struct.pack("<I", len(format)) + format + b"data" + size
 
 
 class Voice:
-    """Speak the texts of many clients at a time, sentence by sentence."""
+    """Speak texts of many clients at the same time, sentence by sentence."""
 
     def __init__(
         self, synthesizer: SpeechSynthesizer, *, workers: Workers, metrics: Metrics
@@ -116,15 +117,15 @@ class Voice:
     def speak(self, text: str, speed: float, format: str) -> SpeechParts:
         """Speak a text in one of FILE_FORMATS; raises SbkitError if it cannot be spoken."""
 
-        def work(give: Callable[[Sequence[str] | bytes], None]) -> float:
+        def work(send: Callable[[Sequence[str] | bytes], None]) -> float:
             writer = FileWriter(format, self.sample_rate)
             speech = self._synthesizer.stream(text, speed, max_seconds=MAX_SPEECH_SECONDS)
-            give(speech.notes)
-            with writer.file:  # left open, it fails when the program ends
+            send(speech.notes)
+            with writer.file:  # a file left open raises when the program ends
                 for block in speech.audio:
                     self._metrics.speech.inc(len(block) / self.sample_rate)
-                    give(writer.push(block))
-                give(writer.finish())
+                    send(writer.push(block))
+                send(writer.finish())
                 return writer.seconds
 
         return self._workers.results(work)

@@ -1,7 +1,7 @@
 """Sessions of streaming speech: samples in, events out, with growing text and timed words.
 
 Audio arrives in blocks of any size, and runs through the model in chunks. The model has a thread of
-its own, and runs by torch or any other runtime: this file imports none.
+its own and may use any runtime; this file imports none.
 
 Legend: S samples, U frames, V vocabulary.
 """
@@ -29,14 +29,14 @@ from sbkit.runtime.transcriber import open_recognizer
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 
-STABLE_SHARE = 0.95  # of the beam, by its scores, that must agree on a word to call it stable
+STABLE_SHARE = 0.95  # of the beam, weighted by scores, that must agree on a stable word
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointRules:
     """When an utterance ends, in seconds.
 
-    A frame is silent if its best token is no speech. The rules are Kaldi's
+    A frame is silent if its best token is blank or a space. The rules are Kaldi's
     (`online2/online-endpoint.h`), the numbers sherpa-onnx's.
 
     >>> EndpointRules().met(is_spoken=True, silence=1.3, seconds=4.0)
@@ -45,10 +45,10 @@ class EndpointRules:
 
     nothing: float = 2.4  # of silence, if nothing was decoded
     silence: float = 1.2  # of silence, after something was decoded
-    longest: float = 20.0  # of an utterance, whatever it contains
+    longest: float = 20.0  # of utterance, whatever it contains
 
     def met(self, *, is_spoken: bool, silence: float, seconds: float) -> str | None:
-        """Return the name of a rule that ends the utterance now, or None."""
+        """Return the name of the rule that ends the utterance now, or None."""
         if silence >= (self.silence if is_spoken else self.nothing):
             return "silence" if is_spoken else "nothing"
         return "longest" if seconds >= self.longest else None
@@ -57,8 +57,8 @@ class EndpointRules:
 class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
     """The model and the decoder of many sessions; made by `StreamingRecognizer.load`.
 
-    decoder: finds the tokens, and times the words.
-    start: the state of the model before the first sample of a session.
+    decoder: decodes, and times the words.
+    start: the model's state before the first sample of a session.
     """
 
     def __init__(self, *, bundle: OpenBundle, rules: EndpointRules | None = None) -> None:
@@ -87,7 +87,7 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
                 "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
                 "sbkit tune RUN --no-attention-rescoring"
             )
-        decoder.start()  # which refuses a decoding graph: it takes whole clips, too
+        decoder.start()  # raises an error for a decoding graph, which takes whole clips, too
         self.start = self.model.start()
 
     @classmethod
@@ -130,7 +130,7 @@ class Partial(Event):
     """The text of an utterance so far."""
 
     text: str
-    stable: int  # how many of its first words will hardly change
+    stable: int  # the number of leading words that will hardly change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class Final(Event):
     """The text of an utterance and its timed words."""
 
     text: str
-    start: float  # in the stream
+    start: float  # in seconds of the stream
     end: float
     words: tuple[Word, ...]
 
@@ -159,10 +159,10 @@ class Utterance:
 
     first: int  # the index of its first frame in the stream
     decoder_state: Any
-    log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its parts
-    frames: int = 0
+    log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its chunks so far
+    frames: int = 0  # so far
     silence: int = 0  # frames since the last one with a token
-    is_spoken: bool = False
+    is_spoken: bool = False  # whether any frame had a token
     last_partial: str = ""  # the text of the last `Partial`
 
 
@@ -188,9 +188,10 @@ class Session:
     ) -> None:
         """Begin a session.
 
-        rules: when an utterance ends, by default as the recognizer's rules say.
-        start: the index of its first sample in the stream that the times of events refer to.
-        detector: decides when there is silence, by default in frames without a token.
+        rules: when an utterance ends, by default the recognizer's.
+        start: the index of the session's first sample in the stream; events have times of the
+            stream.
+        detector: detects silence; by default, frames without a token are silent.
         """
         self.recognizer, self.model_state = recognizer, recognizer.start
         self._rules, self._start = recognizer.rules if rules is None else rules, start
@@ -206,10 +207,11 @@ class Session:
 
     def copy(self) -> "Session":
         """Return an independent session that continues from here."""
-        twin, utterance = copy(self), self.utterance
+        session, utterance = copy(self), self.utterance
         state = self.recognizer.decoder.decoder.copy(utterance.decoder_state)
-        twin.utterance = replace(utterance, decoder_state=state, log_probs=[*utterance.log_probs])
-        return twin
+        log_probs = [*utterance.log_probs]
+        session.utterance = replace(utterance, decoder_state=state, log_probs=log_probs)
+        return session
 
     def push(self, samples: Samples) -> list[Event]:
         """Take samples at the recognizer's rate, and return the new events; see `feed`."""
@@ -222,10 +224,10 @@ class Session:
         return advance_batch([self])[0]
 
     def feed(self, samples: Samples) -> None:
-        """Take samples for the next `advance_batch`, as `to_samples` does.
+        """Take samples, which `to_samples` converts, for the next `advance_batch`.
 
         Raises:
-            SbkitError: the session is finished, or the samples are no audio.
+            SbkitError: the session is finished, or the samples are not audio.
         """
         if self.is_finished:
             raise SbkitError("This session is finished and takes no more samples; begin another.")
@@ -242,7 +244,7 @@ class Session:
         return self.is_finished or len(self.pending) >= self.recognizer.chunks.window
 
     def read(self, chunks: Sequence[LogProbs]) -> Iterator[Event]:
-        """Decode further chunks (U, V), and end the utterance if the session is finished."""
+        """Decode more chunks (U, V), and end the utterance if the session is finished."""
         for log_probs in chunks:
             self._num_chunks += 1
             yield from self._read_chunk(log_probs)
@@ -271,9 +273,9 @@ class Session:
             yield from self._partial()
 
     def _silence(self, seconds: float) -> float:
-        """Return how long it has been silent when the utterance lasts that many seconds.
+        """Return the seconds of silence up to a time of the utterance.
 
-        A detector reports the end of speech only after its hang-over, which was silence, too.
+        A detector reports the end of speech only after its hang-over, which also was silent.
         """
         if self._detector is None:
             return self._frame_seconds(self.utterance.silence)
@@ -296,7 +298,7 @@ class Session:
     def _partial(self) -> Iterator[Event]:
         """Yield the text so far if it has changed.
 
-        A word is stable if nearly all of the beam has it. The last word may still grow.
+        A word is stable if nearly all of the beam agrees on it. The last word may still grow.
         """
         beam = self._beam()
         candidates = [self._words(hypothesis) for hypothesis in beam]
@@ -305,12 +307,12 @@ class Session:
         if text != self.utterance.last_partial:
             self.utterance.last_partial = text
             shares = agreement(words, candidates, [hypothesis.score for hypothesis in beam])
-            doubted = np.flatnonzero(shares[:-1] < STABLE_SHARE)
-            stable = int(doubted[0]) if len(doubted) else max(0, len(words) - 1)
+            unstable = np.flatnonzero(shares[:-1] < STABLE_SHARE)
+            stable = int(unstable[0]) if len(unstable) else max(0, len(words) - 1)
             yield Partial(seconds=self._now, text=text, stable=stable)
 
     def _end(self, end: int) -> Iterator[Event]:
-        """Yield the text of the utterance if it has any, and begin the next; end: in samples."""
+        """Yield the text of the utterance, if any, and begin the next one; end: in samples."""
         utterance, recognizer = self.utterance, self.recognizer
         first = utterance.first * recognizer.samples_per_frame
         best, *_ = beam = self._beam()
@@ -341,22 +343,23 @@ class Session:
 
     @property
     def _now(self) -> float:
-        """The end of the audio of all chunks so far, in seconds."""
+        """The end of the audio in all chunks so far, in seconds."""
         chunks = self.recognizer.chunks
         end = (self._num_chunks - 1) * chunks.step + chunks.window
         return self._seconds(self._start + min(end, self._received))
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
-    """Run the samples fed to sessions of one recognizer as one batch; return the events of each."""
+    """Run the samples fed to sessions of one recognizer as one batch; return their events."""
     outputs = forward_batch(sessions)
     return [list(session.read(chunks)) for session, chunks in zip(sessions, outputs, strict=True)]
 
 
 def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
-    """Run only the model; return each session's chunks (U, V).
+    """Run only the model, on the samples fed to sessions; return each session's chunks (U, V).
 
-    The chunks of all sessions run in one batch. After an error it may be called again.
+    The chunks of all sessions run as one batch. An error changes no session, so the call may be
+    repeated.
     """
     if not sessions:
         return []

@@ -1,7 +1,4 @@
-"""Sources of streaming speech in blocks of int16: files, standard input, a microphone.
-
-The blocks of a file may be paced in real time.
-"""
+"""Sources of streaming speech in blocks of int16: files, standard input, a microphone."""
 
 import queue
 import sys
@@ -27,15 +24,15 @@ BLOCK_SECONDS = 0.1
 def audio_blocks(
     source: str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
 ) -> Iterator[Samples]:
-    """Yield blocks (S,) at a rate in Hz, from a file, "-" or "mic", until it ends.
-
-    raw_rate: of standard input without a header.
-    pace: of a file, 1 for real time, 0 for as fast as it can be read.
+    """Yield blocks (S,) at a rate in Hz, from a file, "-" (standard input) or "mic", until it ends.
 
     A microphone ends with Ctrl-C.
 
+    raw_rate: the rate of standard input without a header.
+    pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
+
     Raises:
-        SbkitError: the source is no audio, or the package for microphones is missing.
+        SbkitError: the source is not audio, or the package for microphones is missing.
     """
     if source == MICROPHONE:
         return _microphone(sample_rate)
@@ -58,7 +55,7 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
 
 
 def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[Signal], int]:
-    """Return blocks of 16-bit samples as they are piped, channels averaged, and their rate."""
+    """Return blocks of piped 16-bit samples, with channels averaged, and their rate."""
     if raw_rate is not None:
         return _pcm(lambda frames: content.read(2 * frames), raw_rate, channels=1), raw_rate
     with suppress(wave.Error, EOFError):
@@ -67,9 +64,9 @@ def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[S
         if file.getsampwidth() == 2:
             return _pcm(file.readframes, rate, channels=file.getnchannels()), rate
     raise DataError(
-        "To transcribe standard input as it arrives, it must be WAV of 16 bits, or samples of 16 "
-        "bits (little-endian, mono) with --raw-rate HZ. Convert it: ffmpeg -i ... -f s16le -ac 1 "
-        "-ar 16000 -"
+        "To be transcribed while it arrives, standard input must be 16-bit WAV, or 16-bit samples "
+        "(little-endian, mono) with --raw-rate HZ. Convert it: ffmpeg -i ... -f s16le -ac 1 -ar "
+        "16000 -"
     )
 
 
@@ -84,10 +81,9 @@ def _pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[
 def _microphone(sample_rate: int) -> Iterator[Samples]:
     """Record until Ctrl-C."""
     recorded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    blocksize = seconds_to_samples(BLOCK_SECONDS, sample_rate)
     stream = require_sounddevice().RawInputStream(
         samplerate=sample_rate,
-        blocksize=blocksize,
+        blocksize=seconds_to_samples(BLOCK_SECONDS, sample_rate),
         channels=1,
         dtype="int16",
         callback=lambda data, *_: recorded.put(bytes(data)),
@@ -98,7 +94,7 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
 
 
 def require_sounddevice() -> Any:
-    """Import sounddevice; raises DeviceError if it, or PortAudio, is missing."""
+    """Import sounddevice; raises SbkitError if it or PortAudio is missing."""
     try:
         return require_package("sounddevice", extra="mic")
     except OSError as error:  # its wheels for Linux have no PortAudio

@@ -26,9 +26,9 @@ CODEC = Task(
             ),
         },
         uses={
-            "onnx": "onnxruntime: `encode.onnx` returns `codes` and `frame_lengths` of `audio` (B, "
-            "S), float32 between -1 and 1, and `audio_lengths` (B,), int64; `decode.onnx` returns "
-            "the audio of codes. `sbkit decode` first checks every code.",
+            "onnx": "onnxruntime: `encode.onnx` takes `audio` (B, S), float32 between -1 and 1, "
+            "and `audio_lengths` (B,), int64, and returns `codes` and `frame_lengths`; "
+            "`decode.onnx` turns codes into audio. `sbkit decode` checks every code first.",
         },
     ),
     commands={

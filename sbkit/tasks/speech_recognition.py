@@ -1,4 +1,4 @@
-"""The task of speech recognition: text, by CTC over the tokens of a sentencepiece model."""
+"""The task of speech recognition: text by CTC over the tokens of a sentencepiece model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,14 +25,11 @@ def score_texts(
 ) -> list[ScoredUtterance]:
     """Compare recognized utterances with their references.
 
-    Args:
-        recognized: the text of each utterance, and perhaps its words with times.
-        ids: of the utterances.
-        texts: their references.
-        speakers: their speakers, "" if unknown.
-        samples: their lengths.
-        sample_rate: of the samples.
-        by_words: False for a language without spaces between words.
+    recognized: the text of each utterance, and perhaps its words with times.
+    texts: the references.
+    speakers: "" if unknown.
+    samples: the lengths of the utterances.
+    by_words: False for a language without spaces between words.
     """
     return [
         ScoredUtterance(
@@ -53,7 +50,7 @@ def score_texts(
 def transcribe_rows(
     bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], *, times: bool, **_: Any
 ) -> list[ScoredUtterance]:
-    """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and count each clip's errors."""
+    """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts."""
     return score_texts(
         bundle.recognize(clips, times=times),
         ids=[row["id"] for row in rows],

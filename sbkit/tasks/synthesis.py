@@ -17,21 +17,21 @@ from sbkit.text.symbols import SYMBOL_TYPES
 from sbkit.text.vocabulary import ClassLabels
 
 SHERPA_TOKENS_FILE = "tokens.txt"
-EXAMPLE_SYMBOLS_PER_SECOND = 10  # of example text for a second of audio
+EXAMPLE_SYMBOLS_PER_SECOND = 10
 EXAMPLE_SYMBOL_IDS = 3  # every voice has at least these
-MAX_EXAMPLE_SYMBOLS = 100  # of more, rounding decides which frame is the last symbol's
-VITS_SCALES = (0.667, 1.0, 0.8)  # sherpa-onnx's: of noise, lengths, and noise of lengths
+MAX_EXAMPLE_SYMBOLS = 100  # with more, rounding decides which frame is the last symbol's
+VITS_SCALES = (0.667, 1.0, 0.8)  # sherpa-onnx's defaults: noise, lengths, noise of lengths
 
 
 def describe_as_vits(bundle: Any) -> tuple[Mapping[str, object], Mapping[str, str]]:
     """Return the metadata and the list of characters that sherpa-onnx needs for `OfflineTts`.
 
-    The model has the interface of a VITS of characters. sherpa-onnx splits a text into characters,
-    looks them up in `tokens.txt`, and passes those of one sentence to the graph
-    (`offline-tts-character-frontend.cc`). It does not spell out numbers or abbreviations.
+    The model has the interface of a character-based VITS. sherpa-onnx splits a text into sentences
+    and characters, looks up the characters in `tokens.txt`, and runs the graph on one sentence at a
+    time (`offline-tts-character-frontend.cc`). It does not spell out numbers or abbreviations.
 
     Raises:
-        BundleError: the model reads phonemes, some of which have several characters.
+        BundleError: the model reads phonemes; some phonemes have several characters.
     """
     symbol_type = bundle.model.settings["symbol_type"]
     if symbol_type != SYMBOL_TYPES[0]:
@@ -52,15 +52,14 @@ def describe_as_vits(bundle: Any) -> tuple[Mapping[str, object], Mapping[str, st
 
 
 def list_characters(names: list[str]) -> str:
-    """List characters with their ids, with capitals: sherpa-onnx lowers only ASCII letters."""
+    """List characters and their capitals with ids: sherpa-onnx lowercases only ASCII letters."""
     ids = {name: id for id, name in enumerate(names) if len(name) == 1}
-    upper = {name.upper(): id for name, id in ids.items()}
-    ids = {name: id for name, id in upper.items() if len(name) == 1} | ids
-    return "".join(f"{name} {id}\n" for name, id in ids.items())
+    capitals = {name.upper(): id for name, id in ids.items() if len(name.upper()) == 1}
+    return "".join(f"{name} {id}\n" for name, id in (capitals | ids).items())
 
 
 def example_symbols(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
-    """Return symbols for a batch of audio: (B, S) -> (B, L)."""
+    """Return random symbols that would take about as long as the audio: (B, S) -> (B, L)."""
     count = max(1, audio.shape[1] * EXAMPLE_SYMBOLS_PER_SECOND // SAMPLE_RATE)
     random = np.random.default_rng(count)
     return (random.integers(0, EXAMPLE_SYMBOL_IDS, (len(audio), count)),)
@@ -74,7 +73,7 @@ def example_states(run: Callable[..., Arrays], audio: Array, lengths: Array) -> 
 
 
 def example_sentence(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
-    """Return the inputs of sherpa-onnx: a sentence (1, L), its length (1,), three scales (1,)."""
+    """Return sherpa-onnx's inputs: a sentence (1, L), its length (1,) and three scales (1,)."""
     symbols = example_symbols(run, audio, lengths)[0][:1, :MAX_EXAMPLE_SYMBOLS]
     scales = (np.full(1, scale, np.float32) for scale in VITS_SCALES)
     return symbols, np.array([symbols.shape[1]]), *scales
@@ -117,11 +116,11 @@ SYNTHESIS = Task(
         },
         uses={
             "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
-            "returns the states and durations of symbols, `decode.onnx` the audio of the states of "
-            "frames.",
-            "sherpa-onnx": '`OfflineTtsVitsModelConfig(model="speak.onnx", tokens="tokens.txt")` '
-            "of `OfflineTts`; write numbers as words, and set `silence_scale` to 1 for pauses as "
-            "trained.",
+            "turns symbols into states and durations, `decode.onnx` turns the states of frames "
+            "into audio.",
+            "sherpa-onnx": '`OfflineTts` with `OfflineTtsVitsModelConfig(model="speak.onnx", '
+            'tokens="tokens.txt")`; write numbers as words, and set `silence_scale` to 1 to keep '
+            "the pauses of the training data.",
         },
     ),
     commands={

@@ -1,6 +1,6 @@
-"""A task: what a model predicts, how that is scored, and what can be done with its bundles.
+"""A task: what a model predicts, how predictions are scored, and which commands run its bundles.
 
-The tasks of sbkit stand beside this file. A user's task is a `Task` object in a module of theirs:
+The tasks of sbkit are defined in this folder. Users define a `Task` object in a module of theirs:
 `Recipe(task=...)` names it, and bundles store its dotted path.
 """
 
@@ -14,16 +14,16 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.logs.metric import LOSS, Metrics
 
 Labels = Any  # the object that a task makes from its label file
-Result = Any  # of an utterance, as the task's scorer returns it
+Result = Any  # what the task's scorer returns for an utterance
 Array = Any  # of numpy, which the command line does not import
 Arrays = Sequence[Array]
-Argument = tuple[str, Mapping[str, Any]]  # its name, and the keywords of `add_argument`
+Argument = tuple[str, Mapping[str, Any]]  # the name and the keywords of `add_argument`
 Prediction = Literal["text", "label", "speech", "other"]
 
 ONNX = "onnx"
 PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
-BUILT_IN_PACKAGE = "sbkit.tasks."  # whose tasks a bundle may name without --import
-BUILT_IN_USES: Mapping[Prediction, str] = {  # sbkit's commands for bundles, by what they predict
+BUILT_IN_PACKAGE = "sbkit.tasks."  # bundles may name its tasks without --import
+BUILT_IN_USES: Mapping[Prediction, str] = {  # the command that runs bundles with each prediction
     "text": "transcribe FOLDER talk.wav",
     "label": "classify FOLDER talk.wav",
     "speech": "transcribe RECOGNIZER talk.wav --vad FOLDER",
@@ -34,12 +34,11 @@ BUILT_IN_USES: Mapping[Prediction, str] = {  # sbkit's commands for bundles, by 
 class LabelFile:
     """The file that the labels of a task are read from, in a run folder and in a bundle.
 
-    Attributes:
-        name: of the file.
-        key: of the YAML's object that is made from it, such as `tokenizer`.
-        read: makes that object from the file's path and bytes.
-        names: the labels as texts, in the order of their ids.
-        arguments: the keyword arguments that the model's class takes from that object.
+    name: the name of the file.
+    key: the YAML key of the object that is made from the file, such as `tokenizer`.
+    read: makes that object from the file's path and bytes.
+    names: returns the labels as strings, in the order of their ids.
+    arguments: returns the keyword arguments that the model's class takes from that object.
     """
 
     name: str
@@ -51,16 +50,16 @@ class LabelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """How `sbkit score` scores what the model of a bundle predicts.
+    """How `sbkit score` scores the predictions of a bundle's model.
 
-    Attributes:
-        target: what a prediction is compared with: the transcript, a column of the data that
-            `--label` names, or the audio itself.
-        score: returns a result for each row, given the bundle, the rows, their clips, and the
-            keywords `label` (the column) and `times` (whether words are timed).
-        measure: returns the figures of a slice of the results, by name.
-        describe: returns a line for the screen.
-        report: writes the files of a test set, given folder, name and results; returns the figures.
+    target: what a prediction is compared with: the transcript, the column that `--label` names, or
+        the audio itself.
+    score: takes the bundle, the rows, their clips, and the keywords `label` (the column) and
+        `times` (whether words are timed); returns a result for each row.
+    measure: returns the figures of a slice of the results, by name.
+    describe: returns a line for the screen.
+    report: takes a folder, the name of a test set and its results; writes the files of the test
+        set, and returns the figures.
     """
 
     target: Literal["text", "label", "audio"]
@@ -77,14 +76,12 @@ class Graph:
     The first two dimensions of each array, such as batch and time, are dynamic, unless its example
     has size 1 there.
 
-    Attributes:
-        inputs, outputs: their names, in order.
-        arguments: returns example inputs for a batch of audio, on which the exported graph is
-            compared with the model; takes `run(name, *arrays)` of the trained model, audio (B, S)
-            between -1 and 1, and lengths.
-        format: the format whose folder holds it; `--runtime onnx` runs those of `onnx`.
-        companions: returns, for a bundle, the graph's metadata and the texts of further files that
-            its users need, by name.
+    inputs, outputs: the names of its arrays, in order.
+    arguments: takes `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, and
+        lengths; returns example inputs, on which the exported graph is compared with the model.
+    format: the format that the graph belongs to; `--runtime onnx` runs the graphs of `onnx`.
+    companions: takes a bundle; returns the graph's metadata, and the texts of further files that
+        users of the graph need, by name.
     """
 
     inputs: tuple[str, ...]
@@ -96,17 +93,16 @@ class Graph:
 
 @dataclass(frozen=True, kw_only=True)
 class Exportable:
-    """What a bundle of the task holds, and what it is rebuilt as.
+    """What a bundle of the task holds, and which class it is rebuilt as.
 
-    Attributes:
-        model_class: the dotted path of the class that a bundle is rebuilt as. It takes the
-            ModuleList as `model`, the parts by their keys in the YAML, and what `labels.arguments`
-            returns; its method `predict(audio, audio_lengths)` takes (B, S) and (B,).
-        training_parts: keys of the parts that a bundle omits, such as a discriminator.
-        hub_task: the name that model hubs have for the task, if any.
-        graphs: the exported methods of the model, by name, for models that are not frame-wise
-            recognizers; the model then has `settings`, the plain data that callers need.
-        uses: how a format is loaded, for the model card, by the name of its folder.
+    model_class: the dotted path of that class. It takes the ModuleList as `model`, the parts by
+        their keys in the YAML, and the result of `labels.arguments`. Its method
+        `predict(audio, audio_lengths)` takes (B, S) and (B,).
+    training_parts: keys of the parts that a bundle omits, such as a discriminator.
+    hub_task: the name of the task on model hubs, if it has one.
+    graphs: the methods of the model that are exported, by name. A recognizer has none: it is
+        exported as a whole. A model with graphs has `settings`, plain data for their callers.
+    uses: how each format is loaded, for the model card.
     """
 
     model_class: str
@@ -122,14 +118,13 @@ class Exportable:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command that the task itself runs on its bundles.
+    """A command that the task defines for its bundles.
 
-    Attributes:
-        run: the dotted path of a function from the parsed options to an exit code.
-        example: the arguments of an example call after the bundle's folder, for the model card.
-        arguments: for a command that the command line does not have: its arguments, as `argparse`
-            takes them. It is called as `sbkit run BUNDLE COMMAND ...`, and its options also hold
-            the bundle's folder. None for sbkit's own commands.
+    run: the dotted path of a function that takes the parsed options and returns an exit code.
+    example: for the model card, the arguments of an example call after the bundle's folder.
+    arguments: the arguments of a command that is called as `sbkit run BUNDLE COMMAND ...`, as
+        `argparse` takes them; the parsed options also have the bundle's folder. None for a command
+        of sbkit's own command line, such as `sbkit speak`.
     """
 
     run: str
@@ -137,14 +132,14 @@ class Command:
     arguments: Sequence[Argument] | None = None
 
     def usage(self, name: str) -> str:
-        """Return an example call of the command by its name."""
+        """Return an example call of the command."""
         call = f"{name} FOLDER" if self.arguments is None else f"run FOLDER {name}"
         return f"{call} {self.example}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a model predicts from a batch, and how that is scored.
+    """What a model predicts from a batch, and how predictions are scored.
 
     >>> from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
     >>> SPEECH_RECOGNITION.predicts, [*SPEECH_RECOGNITION.metrics]
@@ -152,19 +147,18 @@ class Task:
     >>> SPEECH_RECOGNITION.uses
     ('transcribe FOLDER talk.wav',)
 
-    Attributes:
-        name: the dotted path by which this object is imported.
-        model_name: for messages and the model card, such as "speech recognizer".
-        predicts: which of sbkit's own commands take its bundles: text (`transcribe`, `tune`), a
-            label (`classify`) or speech in each frame (`transcribe --vad`).
-        metrics: by name, as the Brain has them; the loss for a Brain without metrics.
-        labels: the file of its labels, if it has labels.
-        heads: keys of the parts with an output for each label.
-        scorer: without one, `sbkit score` refuses the bundle.
-        export: without it, runs cannot be exported.
-        commands: the commands that the task itself runs, by name.
-        synthesizer_class: for text to speech, the dotted path of a class whose `load` opens a
-            bundle as a `sbkit.bundle.protocols.SpeechSynthesizer`.
+    name: the dotted path by which this object is imported.
+    model_name: the term for its models in messages and model cards, such as "speech recognizer".
+    predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`), a
+        label (`classify`) or speech in each frame (`transcribe --vad`).
+    metrics: the metrics of the Brain, by name; the loss for a Brain without metrics.
+    labels: the file of its labels, if it has labels.
+    heads: keys of the parts with an output for each label.
+    scorer: without one, `sbkit score` refuses the bundle.
+    export: without it, runs cannot be exported.
+    commands: the commands that the task defines, by name.
+    synthesizer_class: for text to speech, the dotted path of a class whose `load` opens a bundle as
+        a `sbkit.bundle.protocols.SpeechSynthesizer`.
     """
 
     name: str
@@ -180,17 +174,17 @@ class Task:
 
     @property
     def label_file(self) -> str | None:
-        """Return the name of the file of labels, if any."""
+        """The name of the label file, if there is one."""
         return None if self.labels is None else self.labels.name
 
     @property
     def model_class(self) -> str | None:
-        """Return the dotted path of the class that a bundle is rebuilt as, if any."""
+        """The dotted path of the class that a bundle is rebuilt as, if runs can be exported."""
         return None if self.export is None else self.export.model_class
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Return an example call of each command of `sbkit` that takes its bundles."""
+        """An example call of each command of `sbkit` that takes its bundles."""
         built_in = [BUILT_IN_USES[self.predicts]] if self.predicts in BUILT_IN_USES else []
         return (*built_in, *(command.usage(name) for name, command in self.commands.items()))
 
@@ -206,7 +200,7 @@ class Task:
         return self.commands[name]
 
     def require_export(self) -> Exportable:
-        """Return what is exported; raises ConfigError for a task that only trains."""
+        """Return `export`; raises ConfigError for a task without it."""
         if self.export is None:
             raise ConfigError(
                 f"Runs of the task {self.name} cannot be exported: it has no `export`. Add "
@@ -222,7 +216,7 @@ class Task:
 
 
 def import_object(name: str) -> Any:
-    """Import an object that a trusted task names by its dotted path."""
+    """Import the object with a dotted path, which must come from a trusted task."""
     module, _, attribute = name.rpartition(".")
     return getattr(import_module(module), attribute)
 
@@ -233,7 +227,7 @@ def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
     Importing a module runs it, so no other module is imported.
 
     Raises:
-        BundleError: the path is of another module, or there is no such task.
+        BundleError: the path is in another module, or is not the path of a task.
     """
     module, _, attribute = name.rpartition(".")
     if not (name.startswith(BUILT_IN_PACKAGE) or module in user_modules):

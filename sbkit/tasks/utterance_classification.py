@@ -16,7 +16,7 @@ from sbkit.text.vocabulary import LABEL_FILE, ClassLabels
 
 
 class Classified(NamedTuple):
-    """One utterance: its class, and the predicted one; ``speaker`` is "" if unknown."""
+    """The class of an utterance and its prediction; ``speaker`` is "" if unknown."""
 
     id: str
     target: str
@@ -25,12 +25,11 @@ class Classified(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Check whether the prediction is the class of the utterance."""
         return self.target == self.predicted
 
 
 def accuracy(results: Sequence[Classified]) -> float:
-    """Return the share of right predictions; 0 without results."""
+    """Return the fraction of correct predictions; 0 without results."""
     return sum(result.is_right for result in results) / max(1, len(results))
 
 
@@ -49,7 +48,7 @@ def accuracy_figures(results: Sequence[Classified]) -> dict[str, Any]:
 
 
 def describe_accuracy(results: Sequence[Classified]) -> str:
-    """Write the accuracy with its counts and 95 % interval, for the screen."""
+    """Return a line with the accuracy, its counts and its 95 % interval."""
     figures = accuracy_figures(results)
     counts = f"{figures['right']} / {figures['utterances']}"
     interval = Interval(**figures["accuracy_interval"])
@@ -59,11 +58,11 @@ def describe_accuracy(results: Sequence[Classified]) -> str:
 def classify_rows(
     bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], *, label: str, **_: Any
 ) -> list[Classified]:
-    """Classify the clips of rows with a bundle, and compare each with the column ``label``."""
-    names, best = bundle.labels.names, bundle.classify(clips).argmax(1).tolist()
+    """Classify the clips of rows with a bundle, and compare with the column ``label``."""
+    predicted = bundle.classify(clips).argmax(1).tolist()
     return [
-        Classified(row["id"], str(row[label]), names[id], row.get("speaker", ""))
-        for row, id in zip(rows, best, strict=True)
+        Classified(row["id"], str(row[label]), bundle.labels.names[id], row.get("speaker", ""))
+        for row, id in zip(rows, predicted, strict=True)
     ]
 
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, Task
 
-DELAY_FRAMES = 4  # that the model hears after the frame that it judges
-MISS_WEIGHT = 0.75  # of misses in DCF, the detection cost function of NIST's OpenSAT
+DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
+MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
 
 
 class FrameCounts(NamedTuple):
-    """Frames of an utterance: speech, missed speech, silence, and silence taken for speech."""
+    """Counts of frames of an utterance; false alarms are silence taken for speech."""
 
     speech: int
     missed: int
@@ -20,7 +20,7 @@ class FrameCounts(NamedTuple):
 
 
 def frame_errors(results: Sequence[FrameCounts]) -> Mapping[str, float]:
-    """Return DCF, missed speech by all speech, and false alarms by all silence."""
+    """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
     speech, missed, silence, alarms = map(sum, zip(*results, strict=True)) if results else [0] * 4
     miss, false_alarm = missed / max(1, speech), alarms / max(1, silence)
     cost = MISS_WEIGHT * miss + (1 - MISS_WEIGHT) * false_alarm

@@ -1,4 +1,4 @@
-"""Text: normalization, verbalization, tokens and classes, language tags, recognized words."""
+"""Text: normalization, verbalization, tokenizers, vocabularies, language tags, recognized words."""
 
 from typing import TYPE_CHECKING
 

@@ -36,13 +36,10 @@ _TAG = re.compile(
 
 
 def check_language(value: object) -> str:
-    """Return a language tag after checking it: an ISO 639 code, with or without a region.
+    """Check a language tag, an ISO 639 code with or without a region, and return it.
 
-    A code of two letters must be on the list above, and one of three must not have a shorter form
-    there. The other 7,800 codes of three letters (ISO 639-3) are not looked up.
-
-    Raises:
-        ConfigError: the value is no tag, or not the shortest one of its language.
+    Raises ConfigError unless a code of two letters is listed above, and a code of three letters has
+    no shorter form there. The other 7,800 codes of three letters (ISO 639-3) are not looked up.
     """
     if value is False:
         raise ConfigError(
@@ -64,7 +61,7 @@ def check_language(value: object) -> str:
 
 
 def language_tags(value: object) -> tuple[str, ...]:
-    """Return the tags of the knob ``language``, one or a list; raise ConfigError as above."""
+    """Check the value of the key ``language``, a tag or a list, and return its tags."""
     values = value if isinstance(value, list | tuple) else [value]
     if not values:
         raise ConfigError("`language` must name a language, such as en, but is an empty list.")
@@ -72,11 +69,11 @@ def language_tags(value: object) -> tuple[str, ...]:
 
 
 def spoken_language(value: object) -> str:
-    """Return the tag of the knob ``language``, or "" for several languages."""
+    """Return the tag of the key ``language``, or "" for several languages."""
     tags = language_tags(value)
     return tags[0] if len(tags) == 1 else ""
 
 
 def primary(tag: str) -> str:
-    """Return the language of a tag without its region: ``sv`` for ``sv-SE``."""
+    """Return the language of a tag, without its region: ``sv`` for ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()

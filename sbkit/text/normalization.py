@@ -1,7 +1,7 @@
-"""Normalization of transcripts: a table for each language, and one function for all.
+"""Normalize transcripts, with a table for each language.
 
-Letters are never dropped. A letter that a language does not use is replaced by the plain letters it
-consists of ("café" in English: "cafe"), or kept if it has none.
+Letters are never dropped. A letter that a language does not use is replaced by its plain letters
+("café" in English: "cafe"), or kept if it has none.
 """
 
 import re
@@ -14,8 +14,8 @@ from typing import Any
 
 from sbkit.text.languages import primary
 
-NORMALIZER_VERSION = 4  # raise it when the normalized text of any sentence changes
-MAX_REWRITE_LENGTH = 1000  # characters, of all replacements of a table
+NORMALIZER_VERSION = 4  # increment it when the normalized text of any sentence changes
+MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
 _DOTLESS_I = "\N{LATIN SMALL LETTER DOTLESS I}"
@@ -25,19 +25,13 @@ _HEBREW_QUOTES = {_GERESH: "'", _GERSHAYIM: '"', "\N{RIGHT DOUBLE QUOTATION MARK
 
 @dataclass(frozen=True)
 class Orthography:
-    """How one language is written: its letters, the marks within words, symbols read as words.
+    """The spelling rules of a language."""
 
-    Attributes:
-        letters: the lower-case letters of the language; if empty, letters of every script.
-        joiners: marks kept between two letters of a word.
-        rewrite: characters replaced before lower-casing, among them symbols read as words.
-        spaces: whether to keep spaces between letters of scripts that write none between words.
-    """
-
-    letters: str = ""
-    joiners: str = "'"
+    letters: str = ""  # in lower case; if empty, the letters of every script
+    joiners: str = "'"  # marks kept between two letters of a word
+    # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
-    spaces: bool = True
+    spaces: bool = True  # keep spaces between letters of scripts that write none between words
 
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
@@ -45,7 +39,7 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "es": Orthography(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
     "fr": Orthography(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
     "it": Orthography(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
-    # Without "ё", whose two dots are optional in Russian: "решётка" and "решетка".
+    # Without "ё", whose dots are optional in Russian: "решётка" and "решетка".
     "ru": Orthography("абвгдежзийклмнопрстуфхцчшщъыьэюя", "", {"&": " и ", "%": " процентов "}),
     "de": Orthography(_LATIN + "äöüß", "'", {"&": " und ", "%": " prozent "}),
     "pt": Orthography(_LATIN + "àáâãçéêíóôõúü", "'", {"&": " e ", "%": " por cento "}),
@@ -55,11 +49,11 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
         _LATIN + "àçèéíïòóúü", "'·", {"ŀ": "l·", "Ŀ": "l·", "&": " i ", "%": " per cent "}
     ),
     **dict.fromkeys(("tr", "az", "crh", "gag"), Orthography(rewrite={"I": _DOTLESS_I})),
-    # Marks of stress, question and exclamation stand within a word, on the vowel: "ինչո՞ւ".
+    # Marks of stress, question and exclamation stand on a vowel within the word: "ինչո՞ւ".
     **dict.fromkeys(("hy", "hyw"), Orthography(rewrite={"՛": "", "՜": "", "՞": ""})),
     # Geresh and gershayim, or the quotes typed for them, are part of words.
     **dict.fromkeys(("he", "yi"), Orthography("", "'\"", _HEBREW_QUOTES)),
-    # Two letters of Uzbek have a mark after them, in whose place people type other characters.
+    # Two letters of Uzbek end with this mark, for which people type other characters.
     "uz": Orthography(rewrite={"\N{MODIFIER LETTER TURNED COMMA}": "'"}),
 }
 ANY_LANGUAGE = Orthography()
@@ -79,7 +73,7 @@ _QUOTES = re.compile(r"'{2,}")
 # Forms of one letter that differ only in width or position, and the ligatures "ﬀ" to "ﬗ" and "ĳ".
 _SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
-# Punctuation that is often read aloud. All symbols and numbers ("€", "№", "½") are.
+# Punctuation that is often read aloud, like all symbols and numbers ("€", "№", "½").
 _SPOKEN_PUNCTUATION = "%&@#§‰٪"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
 # Languages that write no spaces between words: Chinese ones, then others.
@@ -87,8 +81,8 @@ _UNSPACED = {
     *("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh"),
     *("ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz"),
 }
-# Their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han. Not Tibetan, in
-# which a space stands for the mark between two syllables.
+# Their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han. Not Tibetan, whose
+# spaces stand for the mark between two syllables.
 _UNSPACED_LETTERS = (
     "\u0e01-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u1a20-\u1aaf"
     "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
@@ -99,7 +93,7 @@ _TATWEEL = "\N{ARABIC TATWEEL}"
 
 
 def orthography(language: str) -> Orthography:
-    """Return the table of a language tag, by its first part, or a general one."""
+    """Return the table of a tag's language, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
     return ORTHOGRAPHIES.get(primary(language), general)
 
@@ -121,7 +115,7 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
         raise ValueError("a value has the wrong type")
     words = "".join(rewrite.values())
     if {*map(len, rewrite)} - {1} or {*rewrite} & {*words} or len(words) > MAX_REWRITE_LENGTH:
-        # A malicious table could make gigabytes of a word: a to bbb..., b to ccc..., and so on.
+        # A malicious table could turn a word into gigabytes: a to bbb..., b to ccc..., and so on.
         raise ValueError("`rewrite` must map single characters to short texts without them")
     return stored["version"], table
 
@@ -132,19 +126,19 @@ def separates_words(language: str) -> bool:
 
 
 def describe_normalizer(language: str) -> str:
-    """Describe the table of a language and its effect on texts, in one line."""
-    name, letters = primary(language), orthography(language).letters
-    table = name if name in ORTHOGRAPHIES else "all other languages"
+    """Describe the table of a language and its effect on texts in one line."""
+    code, letters = primary(language), orthography(language).letters
+    table = code if code in ORTHOGRAPHIES else "all other languages"
     line = f"text table of {table}: lower case, the letters {letters or 'of every script'}"
     if not separates_words(language):
-        line += f"; {name} does not separate words, so there is a CER and no WER"
+        line += f"; {code} does not separate words, so there is a CER and no WER"
     return line
 
 
 def describe_dropped(characters: Mapping[str, int], language: str) -> str | None:
     """Return a note on dropped characters that may be read aloud, such as "€" and "½".
 
-    characters: how often each one occurs in all sentences.
+    characters: the number of each character in all sentences.
     """
     dropped = Counter[str]()
     for char, count in characters.items():
@@ -154,31 +148,31 @@ def describe_dropped(characters: Mapping[str, int], language: str) -> str | None
     if not dropped:
         return None
     symbols = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
-    return f"normalization dropped symbols ({symbols}). Write in words those that are read aloud"
+    return f"normalization dropped symbols ({symbols}). Write symbols that are read aloud as words"
 
 
 def languages_with(letters: Mapping[str, int]) -> list[str]:
-    """Return the languages whose tables keep nine tenths of the letters, the best fit first.
+    """Return the languages whose tables keep nine tenths of the letters, the best match first.
 
-    letters: how often each one occurs.
+    letters: the number of each letter.
     """
-    sort_keys: dict[str, tuple[int, int]] = {}
-    for name, table in ORTHOGRAPHIES.items():
+    matches: list[tuple[int, int, str]] = []
+    for language, table in ORTHOGRAPHIES.items():
         num_kept = sum(n for letter, n in letters.items() if letter.lower() in table.letters)
         if table.letters and num_kept >= 0.9 * sum(letters.values()):
-            sort_keys[name] = -num_kept, len(table.letters)
-    return sorted(sort_keys, key=sort_keys.__getitem__)
+            matches.append((-num_kept, len(table.letters), language))
+    return [language for *_, language in sorted(matches, key=lambda match: match[:2])]
 
 
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
     """Write a transcript in lower case, with the letters of its language and single spaces.
 
-    Punctuation becomes a space, except for the dots between initials and the apostrophes inside
-    words of languages that write them. Between two characters of scripts without spaces, such as
-    Chinese and Thai, it is removed. Digits stay. The result is in Unicode NFC, and normalizing it
-    again changes nothing.
+    Punctuation becomes a space, except for dots between initials and apostrophes inside words of
+    languages that write them. Between two characters of scripts without spaces, such as Chinese and
+    Thai, it is removed. Digits stay. The result is in Unicode NFC, and normalizing it again changes
+    nothing.
 
-    table: replaces the table of the language; a trained model keeps its own.
+    table: replaces the table of the language; a trained model keeps the one it was trained with.
 
     >>> normalize("It's 50% off, Mr. Wu!", "en")
     "it's 50 percent off mr wu"
@@ -188,17 +182,14 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     for char, word in table.rewrite.items():
         text = text.replace(char, word)
     text = _INITIALS.sub(r"\1", text.lower())
-    text = _compose(text.translate(_written(table.letters, table.joiners)))
+    text = _compose(text.translate(_spellings(table.letters, table.joiners)))
     words = (word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split())
     text = " ".join(word for word in words if word)
     return text if table.spaces else _compose(_SPACE_WITHIN.sub("", text))
 
 
 def join_segments(texts: Iterable[str]) -> str:
-    """Join the normalized texts of consecutive segments; skip empty ones.
-
-    A space separates two texts, except between characters of scripts without spaces.
-    """
+    """Join the normalized texts of consecutive segments, with spaces if their scripts have them."""
     joined = ""
     for text in filter(None, texts):
         is_unspaced = _SPACE_WITHIN.search(f"{joined[-1:]} {text[0]}")
@@ -207,7 +198,7 @@ def join_segments(texts: Iterable[str]) -> str:
 
 
 class _Table(dict[int, str]):
-    """A lazy table for `str.translate`, which is ten times as fast as a loop over characters."""
+    """A table for `str.translate` that is filled as needed; ten times as fast as a loop."""
 
     def __init__(self, replacement: Callable[[str], str]) -> None:
         super().__init__()
@@ -219,32 +210,32 @@ class _Table(dict[int, str]):
 
 
 def _compose(text: str) -> str:
-    """Drop zero-width characters, and compose letters with the marks that follow them."""
-    return unicodedata.normalize("NFC", text.translate(_WIDTHS))
-
-
-@cache
-def _written(letters: str, joiners: str) -> _Table:
-    return _Table(partial(_write, letters=letters, joiners=joiners))
+    """Drop silent characters, unify widths, and compose letters with their marks."""
+    return unicodedata.normalize("NFC", text.translate(_PLAIN_FORMS))
 
 
 def _plain_form(char: str) -> str:
-    """Return the plain form of a full-width, half-width or joined letter or a ligature."""
+    """Return the plain form of a letter of another width or position, or "" for a silent mark.
+
+    Silent are soft hyphens, zero-width joiners, variation selectors, and the tatweel.
+    """
+    is_silent = char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me")
+    if is_silent or "VARIATION SELECTOR" in unicodedata.name(char, ""):
+        return ""
     if unicodedata.decomposition(char).startswith(_SAME_LETTER) or _LIGATURES.fullmatch(char):
         return unicodedata.normalize("NFKC", char)
     return char
 
 
-def _is_silent(char: str) -> bool:
-    """Check for soft hyphens, zero-width joiners, variation selectors, and the tatweel."""
-    is_mark = char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me")
-    return is_mark or "VARIATION SELECTOR" in unicodedata.name(char, "")
+_PLAIN_FORMS = _Table(_plain_form)
 
 
-_WIDTHS = _Table(lambda char: "" if _is_silent(char) else _plain_form(char))
+@cache
+def _spellings(letters: str, joiners: str) -> _Table:
+    return _Table(partial(_spell, letters=letters, joiners=joiners))
 
 
-def _write(char: str, letters: str, joiners: str) -> str:
+def _spell(char: str, letters: str, joiners: str) -> str:
     """Return the replacement of a lower-case character: itself, plain letters, "" or a space."""
     if char in joiners or char in letters or char.isdecimal():
         return char
@@ -254,7 +245,7 @@ def _write(char: str, letters: str, joiners: str) -> str:
         return " "
     if not letters:
         return char
-    spelled = unicodedata.normalize("NFKD", _PLAIN.get(char, char))
-    # Without accents of Latin, Greek and Cyrillic, but with vowel signs of other scripts.
-    plain = "".join(_PLAIN.get(part, part) for part in spelled if not "\u0300" <= part <= "\u036f")
-    return plain if all(part in letters for part in plain) else char
+    parts = unicodedata.normalize("NFKD", _PLAIN.get(char, char))
+    # Drop accents of Latin, Greek and Cyrillic, but keep vowel signs of other scripts.
+    plain = "".join(_PLAIN.get(part, part) for part in parts if not "\u0300" <= part <= "\u036f")
+    return plain if all(letter in letters for letter in plain) else char

@@ -1,4 +1,4 @@
-"""The input symbols of a TTS model: characters of the spelled-out text, or espeak-ng's phonemes."""
+"""Input symbols of a TTS model: characters of spelled-out text, or phonemes of espeak-ng."""
 
 import re
 import shutil
@@ -11,9 +11,14 @@ from sbkit.text.languages import primary
 from sbkit.text.verbalize import MARKS, spell_out
 
 SYMBOL_TYPES = ("characters", "phonemes")
-PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # these may be long
+PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # may last long
 ESPEAK = "espeak-ng"
-ESPEAK_VOICES = {"en": "en-us", "pt": "pt-br", "zh": "cmn", "no": "nb"}  # if not the tag itself
+ESPEAK_VOICES = {
+    "en": "en-us",
+    "pt": "pt-br",
+    "zh": "cmn",
+    "no": "nb",
+}  # others have the tag's name
 
 # A letter with its marks of stress and length.
 _SYMBOL = re.compile(r"[ˈˌ]?[^ˈˌ][ːˑʲ\u0300-\u036f]*")
@@ -21,7 +26,7 @@ _CLAUSE_END = re.compile(f"([{re.escape(MARKS)}])")
 
 
 def to_symbols(text: str) -> list[str]:
-    """Split spelled-out text, or phonemes, into symbols.
+    """Split spelled-out text or phonemes into symbols.
 
     >>> to_symbols("a, b")
     ['a', ',', ' ', 'b']
@@ -30,19 +35,18 @@ def to_symbols(text: str) -> list[str]:
 
 
 def read_texts(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:
-    """Spell texts out, and write them in characters or in phonemes.
+    """Spell texts out, and write them in characters or phonemes.
 
-    Raises:
-        ConfigError: espeak-ng is not installed, or does not know the language.
+    Raises ConfigError if espeak-ng is not installed, or has no voice for the language.
     """
     spelled_out = [spell_out(text, language).text for text in texts]
     return transcribe_phonemes(spelled_out, language, symbol_type)
 
 
 def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -> list[str]:
-    """Write texts from `spell_out` in phonemes; return texts of characters unchanged.
+    """Convert texts from `spell_out` to phonemes, or return them unchanged as characters.
 
-    The clauses between marks go through one call of espeak-ng. Raises ConfigError as `read_texts`.
+    All clauses between marks go through one call of espeak-ng. Raises ConfigError as `read_texts`.
     """
     if symbol_type == SYMBOL_TYPES[0]:
         return [*texts]
@@ -54,13 +58,9 @@ def transcribe_phonemes(texts: Sequence[str], language: str, symbol_type: str) -
     if len(phonemes) != len(clauses):  # espeak-ng splits long clauses
         phonemes = [" ".join(_espeak((clause,), language)) for clause in clauses]
     phonemes_of = dict(zip(clauses, phonemes, strict=True)) | {"": ""}
-    return [
-        "".join(
-            part if index % 2 else f"{' ' * (index > 0)}{phonemes_of[part.strip()]}".rstrip()
-            for index, part in enumerate(parts)
-        )
-        for parts in split_texts
-    ]
+    for parts in split_texts:
+        parts[::2] = [f" {phonemes_of[clause.strip()]}".rstrip() for clause in parts[::2]]
+    return ["".join(parts).removeprefix(" ") for parts in split_texts]
 
 
 @lru_cache(64)  # clients of a server send the same texts again
@@ -71,14 +71,17 @@ def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
             "install espeak-ng), or write `symbols: characters`."
         )
     code = primary(language)
-    voice = language.lower() if language.lower() != code else ESPEAK_VOICES.get(code, code)
+    tag = language.lower().replace("_", "-")
+    voice = ESPEAK_VOICES.get(code, code) if tag == code else tag
     command = [ESPEAK, "-q", "--ipa", "-v", voice, "--stdin"]
-    process = subprocess.run(command, input="\n\n".join(clauses), capture_output=True, text=True)
+    process = subprocess.run(
+        command, input="\n\n".join(clauses), capture_output=True, encoding="utf-8"
+    )
     if process.returncode:
         raise ConfigError(
             f"`symbols: phonemes` needs a voice of {ESPEAK}, which has no {voice}. Write "
             "`symbols: characters`."
         )
-    # Words of another language come between (en) and (fr).
+    # Words of another language stand between marks such as (en) and (fr).
     lines = (re.sub(r"\(\w[\w-]*\)", "", line) for line in process.stdout.split("\n"))
     return [" ".join(line.split()) for line in lines if line.strip()]

@@ -1,4 +1,4 @@
-"""Text to token ids and back with sentencepiece: characters, BPE or unigram tokens."""
+"""Convert text to token ids and back with sentencepiece: characters, BPE or unigram tokens."""
 
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -26,16 +26,20 @@ class Tokenizer:
     def __init__(self, *, model_file: str | Path, content: bytes | None = None) -> None:
         self.model_file = Path(model_file)
         if content is None:
-            file = self.model_file.resolve()
-            content = read_regular(file, max_bytes=MAX_MODEL_BYTES, subject="A sentencepiece model")
+            content = read_regular(
+                self.model_file,
+                max_bytes=MAX_MODEL_BYTES,
+                subject="A sentencepiece model",
+                follow_links=True,
+            )
         self.content = content
-        self._pieces = _load(self.model_file, self.content)
+        self._processor = _load(self.model_file, self.content)
         self.vocabulary = Vocabulary(
-            size=self._pieces.get_piece_size(),
-            blank=self._pieces.pad_id(),
-            unk=self._pieces.unk_id(),
-            bos=self._pieces.bos_id(),
-            eos=self._pieces.eos_id(),
+            size=self._processor.get_piece_size(),
+            blank=self._processor.pad_id(),
+            unk=self._processor.unk_id(),
+            bos=self._processor.bos_id(),
+            eos=self._processor.eos_id(),
         )
 
     @property
@@ -44,50 +48,46 @@ class Tokenizer:
         return self.vocabulary.size
 
     def encode(self, text: str) -> list[int]:
-        """Turn normalized text into ids; a character that training has not seen becomes ``unk``."""
-        return list(self._pieces.encode(text, out_type=int))
+        """Convert normalized text to ids; characters unseen in training become ``unk``."""
+        return list(self._processor.encode(text, out_type=int))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, without the special tokens."""
+        """Convert ids to text, without special tokens."""
         return " ".join(self.words(ids))
 
     def words(self, ids: Sequence[int]) -> list[str]:
-        """Return the words that ids spell, however the words are split into tokens."""
+        """Return the words that ids spell."""
         return "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
 
     def letters(self, text: str) -> str:
-        """Return the characters that a model writes for a text, or "" if it cannot spell it.
-
-        One `▁` separates two words; none begins or ends the text.
-        """
+        """Return a text as a model writes it, with `▁` between words; "" if it cannot spell it."""
         ids = self.encode(text)
         return "" if {*self.vocabulary.special} & {*ids} else SPACE.join(self.words(ids))
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """Return the text that each token adds; a special token adds nothing."""
-        special, pieces = self.vocabulary.special, self.pieces()
-        return tuple("" if label in special else text for label, text in enumerate(pieces))
+        """The text that each token adds; a special token adds none."""
+        special = self.vocabulary.special
+        return tuple("" if id in special else piece for id, piece in enumerate(self.pieces()))
 
     @cached_property
     def silent(self) -> tuple[int, ...]:
-        """Return the ids of tokens without sound: the blank, and the space if it is a token."""
-        spaces = (label for label, text in enumerate(self.pieces()) if text == SPACE)
+        """The ids of tokens without sound: the blank, and the space if it is a token."""
+        spaces = (id for id, piece in enumerate(self.pieces()) if piece == SPACE)
         return self.vocabulary.blank, *spaces
 
     def pieces(self) -> list[str]:
         """List the tokens in the order of their ids."""
-        return [self.piece(label) for label in range(self.vocab_size)]
+        return [self.piece(id) for id in range(self.vocab_size)]
 
-    def piece(self, label: int) -> str:
-        """Return a token as it is written."""
-        return str(self._pieces.id_to_piece(label))
+    def piece(self, id: int) -> str:
+        return str(self._processor.id_to_piece(id))
 
 
 def ensure_tokenizer(
     *, model_file: Path, kind: str, vocab_size: int | None, texts: Callable[[], Iterable[str]]
 ) -> Tokenizer:
-    """Open the tokenizer of the run folder, or train one and write it there."""
+    """Open the tokenizer in the run folder, or train it and write it there."""
     if kind not in TOKEN_TYPES:
         raise ConfigError(
             f"`token_type` must be one of {', '.join(TOKEN_TYPES)}, but is {kind!r}. Choose one."
@@ -99,7 +99,7 @@ def ensure_tokenizer(
 
 
 def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
-    """Return the number of tokens to train; raise ConfigError if `vocab_size` does not fit."""
+    """Return the number of tokens to train; raise ConfigError if `vocab_size` does not suit."""
     size = characters + 4  # special tokens
     if kind == "char" and vocab_size not in (None, size):
         raise ConfigError(
@@ -115,7 +115,7 @@ def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
 
 
 def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
-    """Train on normalized texts, in one thread, so that the same text gives the same model."""
+    """Train on normalized texts, in one thread, so that equal texts give equal models."""
     lines = [text for text in texts if text]
     characters = {character for line in lines for character in line}
     if not characters:
@@ -155,11 +155,11 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
 
 def _load(model_file: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:
     try:
-        pieces = sentencepiece.SentencePieceProcessor()
-        pieces.load_from_serialized_proto(content)
-        for label in range(pieces.get_piece_size()):
-            pieces.id_to_piece(label)  # a token that is not UTF-8 would raise while decoding
-        return pieces
+        processor = sentencepiece.SentencePieceProcessor()
+        processor.load_from_serialized_proto(content)
+        for id in range(processor.get_piece_size()):
+            processor.id_to_piece(id)  # a token that is not UTF-8 would raise while decoding
+        return processor
     except (RuntimeError, ValueError) as error:
         raise BundleError(
             f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "

@@ -1,10 +1,10 @@
-"""Verbalization: text as it is read aloud, with marks where a voice pauses.
+"""Write text as it is read aloud, with marks where a voice pauses.
 
 "Dr. Wu paid $5 on 2026-11-23!" -> "doctor wu paid five dollars on november twenty third, ..!"
 
-Abbreviations are expanded; money, dates, times, fractions, telephone numbers and ordinals are
-written in words. num2words 0.5.14 spells whole numbers; `verbalize.toml` has the separators and
-words of six languages. In other languages numbers are read as in English, without signs or units.
+Abbreviations, money, dates, times, fractions, telephone numbers and ordinals become words.
+num2words 0.5.14 spells whole numbers; `verbalize.toml` has the separators and words of six
+languages. In other languages numbers are read as in English, without signs or units.
 """
 
 import re
@@ -23,21 +23,21 @@ from sbkit.text.languages import primary
 from sbkit.text.normalization import describe_dropped, normalize
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
-MAX_UNGROUPED_DIGITS = 6  # a longer one without separators is a code, unless it ends in 000
+MAX_UNGROUPED_DIGITS = 6  # a longer number without separators is a code, unless it ends in 000
 
-# In every language: no-break spaces and apostrophes.
+# In every language no-break spaces and apostrophes may separate groups of digits.
 _GROUP_SIGNS = (
     "\N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}\N{THIN SPACE}'\N{RIGHT SINGLE QUOTATION MARK}"
 )
 _CURRENCIES = "$€£₽"
-_SIGNS = "+\N{MINUS SIGN}\N{EN DASH}-"  # the last one would be a range elsewhere
+_SIGNS = "+\N{MINUS SIGN}\N{EN DASH}-"  # last, so that "-" makes no range in a character class
 _NEVER = "(?!)"  # matches nothing
 _CLOCKS = {
     "de": r"\d{1,2}:[0-5]\d(?:\s?Uhr\b)?|\d{1,2}\.[0-5]\d\s?Uhr\b",
     "fr": r"\d{1,2}:[0-5]\d|\d{1,2}\s?h\s?[0-5]\d",
 }
 
-Note = Callable[[str, str], object]  # takes a part of the text, and the words for it
+Note = Callable[[str, str], object]  # called with a part of the text and its words
 
 MARKS = ",.;:?!"
 _OTHER_MARKS = str.maketrans(
@@ -54,7 +54,7 @@ _NEXT_WORD = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
 
 @dataclass(frozen=True)
 class SpokenText:
-    """A text as it is spoken, and notes on parts that were rewritten or dropped."""
+    """A text as it is read aloud, and notes on rewritten and dropped parts."""
 
     text: str
     notes: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ def spell_out(text: str, language: str) -> SpokenText:
     """Write a text as it is read aloud: lower-case words, single spaces, and `MARKS`.
 
     Every remaining period ends a sentence. In languages without a table in `verbalize.toml`, only
-    plain numbers are written in words, if num2words knows the language.
+    plain numbers become words, if num2words has the language.
 
     >>> spell_out("Dr. Wu paid $5!", "en").text
     'doctor wu paid five dollars!'
@@ -74,13 +74,13 @@ def spell_out(text: str, language: str) -> SpokenText:
     text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
     text = read_numbers(text, code, readings.setdefault).translate(_OTHER_MARKS)
-    clauses = _CLAUSE.split(text)
+    parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
     spoken = ""
-    for clause, mark in zip(clauses[::2], [*clauses[1::2], ""], strict=True):
+    for clause, mark in zip(parts[::2], parts[1::2], strict=True):
         if words := normalize(clause, language):
             spoken += f" {words}" if spoken else words
         if spoken and spoken[-1] not in MARKS:
-            spoken += mark[-1] if mark else "," * (clause is not clauses[-1])
+            spoken += "," if mark is None else mark[-1:]
     notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
     dropped = describe_dropped(Counter(text), language)
     return SpokenText(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
@@ -101,7 +101,7 @@ def split_sentences(spoken: str, max_length: int) -> list[str]:
 
 @cache
 def _abbreviations(code: str) -> re.Pattern[str]:
-    """Match the abbreviations of a language, "z. B." like "z.B.", and initials."""
+    """Return a pattern of a language's abbreviations, "z. B." like "z.B.", and of initials."""
     tables = spoken_words(code).get("abbreviations", {}).values()
     abbreviations = {short for table in tables for short in table}
     abbreviations |= {short[0].upper() + short[1:] for short in abbreviations}
@@ -111,7 +111,7 @@ def _abbreviations(code: str) -> re.Pattern[str]:
 
 
 def _expand(code: str, note: Note, match: re.Match[str]) -> str:
-    """Write out an abbreviation, with a period only if it also ends a sentence."""
+    """Expand an abbreviation, with a period only if it also ends a sentence."""
     written = match[0]
     following = _NEXT_WORD.match(match.string, match.end())
     next_start = following[1] if following else ""
@@ -123,30 +123,30 @@ def _expand(code: str, note: Note, match: re.Match[str]) -> str:
     short = re.sub(r"\.\s(?=\w)", ".", written)
     before = match.string[max(0, match.start() - 4) : match.start()]
     after_ordinal = re.fullmatch(r"\d(?:st|nd|rd|th)\s", before)
-    applies = {
+    conditions = {
         "capital": before_capital and not after_ordinal,  # "St. John", but "5th St. He"
         "number": next_start[:1].isdigit(),
         "inner": True,
         "final": True,
     }
-    for position, does_apply in applies.items():
-        table = spoken_words(code).get("abbreviations", {}).get(position, {})
-        words = str(table.get(short) or table.get(short[0].lower() + short[1:], ""))
-        if words and does_apply:
+    tables = spoken_words(code).get("abbreviations", {})
+    for position in [position for position, applies in conditions.items() if applies]:
+        table = tables.get(position, {})
+        if words := table.get(short) or table.get(short[0].lower() + short[1:]):
             note(written, words)
-            at_end = not match.string[match.end() :].strip()
-            return f"{words}." if position == "final" and (before_capital or at_end) else words
+            at_end = before_capital or not match.string[match.end() :].strip()
+            return f"{words}." if position == "final" and at_end else str(words)
     return written
 
 
-def spell_numbers(text: str, language: str = "en") -> str:
-    """Write the numbers of a text in words, with single spaces, if num2words has the language."""
+def spell_numbers(text: str, language: str) -> str:
+    """Write a text's numbers in words, with single spaces, if num2words has the language."""
     words = read_numbers(text, language).split()
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
 
 
 def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:
-    """Write the numbers of a text in words; `note` is called with each number and its words."""
+    """Write a text's numbers in words; call `note` with each number and its words."""
     reader = _reader(language)
     if reader is None:
         return text
@@ -294,7 +294,7 @@ class _NumberReader:
         return f"{self._cardinal(str(over), gender)} {singular if over == 1 else plural}"
 
     def _read_range(self, match: re.Match[str]) -> str:
-        """Read the dash of a range; between falling numbers it is silent."""
+        """Read the dash between rising numbers as a range; other dashes are silent."""
         start, end = match.span()
         before = re.search(r"\d+$", match.string[max(0, start - 9) : start])
         after = re.match(r"\d+", match.string[end : end + 9])
@@ -320,7 +320,7 @@ class _NumberReader:
         return f"{(match['code'] or '').rstrip('.')} {self.words[sign] if sign else ''} {words}"
 
     def _bare(self, integer: str, match: re.Match[str]) -> str:
-        """Read a whole number as the words around it require."""
+        """Read a whole number by the words around it."""
         noun, before = match["noun"] or "", _word_before(match)
         if len(integer) <= 2 and not {noun, before}.isdisjoint(self.months):
             return self._day(int(integer), before)
@@ -331,15 +331,16 @@ class _NumberReader:
 
     def _amount(self, integer: str, point: str, decimals: str, unit: Sequence[str]) -> str:
         """Read an amount; `unit` has the forms of the unit, then of its hundredth part."""
-        count = len(self.words["hour"])
-        forms, parts = unit[:count], unit[count:]
+        num_forms = len(self.words["hour"])
+        forms, hundredth_forms = unit[:num_forms], unit[num_forms:]
         if not decimals:
             return self._count(int(integer), forms)
-        if not parts or len(decimals) != 2:
-            form = self._form(int(integer or 0), forms, has_decimals=True)
+        whole = int(integer or 0)
+        if not hundredth_forms or len(decimals) != 2:
+            form = self._form(whole, forms, has_decimals=True)
             return f"{self._decimal(integer, point, decimals)} {form}"
-        amounts = ((int(integer or 0), forms), (int(decimals), parts))
-        counted = [self._count(number, names) for number, names in amounts if number]
+        amounts = [(whole, forms), (int(decimals), hundredth_forms)]
+        counted = [self._count(*amount) for amount in amounts if amount[0]]
         return f" {self.words['and']} ".join(counted) or self._count(0, forms)
 
     def _count(self, number: int, forms: Sequence[str]) -> str:
@@ -351,7 +352,7 @@ class _NumberReader:
         return f"{self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
 
     def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
-        """Choose the singular or a plural."""
+        """Choose the singular or the plural of a unit."""
         if self.language == "ru":
             is_few = has_decimals or (number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14))
             is_one = number % 10 == 1 and number % 100 != 11
@@ -361,12 +362,12 @@ class _NumberReader:
         return forms[number != 1 or has_decimals]
 
     def _gender(self, noun: str) -> str:
-        """Return "m" or "f" for nouns that are often counted, else an empty string."""
+        """Return "m" or "f" for a noun that is often counted, else an empty string."""
         nouns = {name[0]: self.words.get(name, _NEVER) for name in ("masculine", "feminine")}
         return next((g for g, stems in nouns.items() if re.match(stems, noun.lower())), "")
 
     def _suffixed(self, number: int, suffix: str) -> str:
-        """Write an ordinal with the ending given by the letters behind its number."""
+        """Write an ordinal with the ending that the letters after its number give."""
         ending = self.words.get("endings", {}).get(suffix[-1])
         if self.language == "ru":
             gender, case = ending.split()
@@ -376,7 +377,7 @@ class _NumberReader:
         return words if ending is None else re.sub(r"o\b", ending, words)
 
     def _ordinal(self, number: int, **inflection: object) -> str:
-        """Write an ordinal; `inflection` holds num2words' options for Russian case and gender."""
+        """Write an ordinal; `inflection`: num2words' options for Russian case and gender."""
         return self._spell(number, to="ordinal", **inflection).replace(",", "")
 
     def _decimal(self, integer: str, point: str | None, decimals: str) -> str:
@@ -407,7 +408,7 @@ class _NumberReader:
             words = self._spell(int(digits), **options).replace(",", "")
         except OverflowError:
             return self._digits(digits)
-        if self.language == "es":  # 0.5.14 writes "veintiuno mil"
+        if self.language == "es":  # num2words 0.5.14 writes "veintiuno mil"
             words = re.sub(r"(veinti|)uno (?=mil)", r"\1un ", words)
             words = words.replace("ientos", "ientas") if gender == "f" else words
         if gender and self.words:

@@ -1,4 +1,4 @@
-"""The label ids that tokenizer, heads, losses and decoding agree on: tokens of text, or classes."""
+"""The ids that tokenizer, heads, losses and decoders share: tokens of text, or classes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sbkit.base.messages import listed
 class Vocabulary:
     """Token ids from 0 to ``size`` - 1, four of them special.
 
-    The blank also pads a batch of labels, because it is never a label itself.
+    The blank also pads batches of labels, because no label is a blank.
 
     >>> Vocabulary(size=40).special
     (0, 1, 2, 3)
@@ -37,17 +37,17 @@ class Vocabulary:
     def special(self) -> tuple[int, ...]:
         return self.blank, self.unk, self.bos, self.eos
 
-    def check_targets(self, ids: Iterable[int], *, of: str) -> None:
-        """Raise DataError for an id that a loss would read out of bounds or take for the blank.
+    def check_targets(self, ids: Iterable[int], *, clip: str) -> None:
+        """Raise DataError for an id that is out of bounds or the blank.
 
-        For such an id `torch.nn.functional.ctc_loss` gives a finite, wrong value on the CPU, and
-        on a GPU the whole process dies on an assertion. So this runs before any kernel sees it.
+        For such an id `torch.nn.functional.ctc_loss` returns a finite, wrong value on the CPU, and
+        on a GPU an assertion ends the process. So this check runs before any kernel.
         """
         for label in ids:
             if not 0 <= label < self.size or label == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {of} holds {label}. Use the `tokenizer` of this run."
+                    f"({self.blank}), but {clip} holds {label}. Use the `tokenizer` of this run."
                 )
 
     def check_head(self, *, name: str, outputs: int) -> None:
@@ -71,12 +71,11 @@ MAX_LABEL_FILE_BYTES = 1 << 22
 
 
 class ClassLabels:
-    """The names of the classes of a classification task, one per line of a file, by their ids.
+    """The class names of a classification task, in the order of their ids, from a file's lines.
 
     content: the bytes of the file, if the caller has read them.
 
-    Raises:
-        SbkitError: the file cannot be read, or holds fewer than two names, or one twice.
+    Raises SbkitError if the file cannot be read, has fewer than two names, or repeats a name.
     """
 
     def __init__(self, *, file: str | Path, content: bytes | None = None) -> None:
@@ -89,8 +88,8 @@ class ClassLabels:
             self.names = content.decode().split("\n")[:-1]
         if len(set(self.names)) < max(2, len(self.names)) or not all(self.names):
             raise BundleError(
-                f"{self.file} must list two or more different classes, but of its "
-                f"{len(self.names)} lines {len(set(self.names))} differ. Restore it."
+                f"{self.file} must list two or more different classes, but has "
+                f"{len(self.names)} lines, {len(set(self.names))} of them different. Restore it."
             )
         self._ids = {name: id for id, name in enumerate(self.names)}
 
@@ -105,8 +104,7 @@ class ClassLabels:
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder lists them already.
 
-    Raises:
-        DataError: there are fewer than two classes, or the run folder lists others.
+    Raises DataError if there are fewer than two classes, or the run folder lists others.
     """
     classes = sorted(set(names))
     if len(classes) < 2:

@@ -6,9 +6,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Word:
-    """A word, its times in seconds, and the probability that it is correct.
+    """A recognized word, its times in seconds, and the probability that it is correct.
 
-    confidence: calibrated on a validation set, or None.
+    confidence: calibrated on a validation set; None if it is not known.
 
     >>> Word("hello", 0.5, 0.92).later(2.0).plain()
     {'text': 'hello', 'start': 2.5, 'end': 2.92}
@@ -24,7 +24,7 @@ class Word:
         return replace(self, start=self.start + seconds, end=self.end + seconds)
 
     def plain(self) -> dict[str, Any]:
-        """Return plain data for JSON, with times to the millisecond; without unknown confidence."""
+        """Return plain data for JSON, with times in milliseconds' precision."""
         times = {"start": round(self.start, 3), "end": round(self.end, 3)}
         confidence = {} if self.confidence is None else {"confidence": self.confidence}
         return {"text": self.text, **times, **confidence}

@@ -73,13 +73,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Batches = Iterable[Any]  # a loader
-SplitLoaders = Mapping[str, Batches]  # loaders by the name of their split
-Options = Mapping[str, Any] | None  # of a DataLoader
+SplitLoaders = Mapping[str, Batches]  # by the name of the split
+LoaderOptions = Mapping[str, Any] | None
 
 STALL_SECONDS = 120.0
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
 STEPS_BETWEEN_LOGS = 10  # optimizer steps between two readings of the device (`log_every`)
-PHASES = {  # of a run, as the progress bar calls them
+PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
     "averaging": "averaging checkpoints",
@@ -101,11 +101,11 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         evaluator: keeps and measures the results of evaluated splits.
         save_or_leave: saves within an epoch, and ends the run after a signal.
         signals, watchdog: note a request to stop, and end a run that hangs.
-        epoch_share: how much of the current epoch lies before the current step.
-        step: micro-batches of the current epoch or evaluation so far, which sets it to 0 at its
-            end. A resumed epoch begins where it was saved.
+        epoch_share: share of the current epoch before the current step.
+        step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
+            epoch continues from where it was saved.
         optimizer_step: steps of the run so far.
-        nonfinite_count: steps of the epoch that were skipped as bad, as far as they were read.
+        nonfinite_count: bad steps of the epoch that the host has read so far.
         num_averaged: the number of checkpoints whose mean is tested.
 
     >>> class Line(Brain):
@@ -134,7 +134,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         Raises:
             ConfigError: an option or hook of SpeechBrain's has no effect here.
-            DeviceError: device and precision do not go together here.
+            DeviceError: this machine has no such device, or not this precision on it.
         """
         declared = hparams or {}
         options = read_run_options(declared, run_opts)
@@ -148,7 +148,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         freezing = Freezing(declared)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, declared)
-        values = hparams and dict(hparams.items())  # a copy that reads no key
+        values = hparams and dict(hparams.items())  # unlike dict(hparams), marks no key as read
         super().__init__(modules, opt_class, values, options, checkpointer)
         if hparams is not None:
             self.hparams = KnobAttributes(hparams if isinstance(hparams, Knobs) else Knobs(hparams))
@@ -190,7 +190,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
 
     def _reset_position(self) -> None:
-        """Stand before the first step of a run."""
+        """Set the counters to the start of a run."""
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # whether the micro-batch is the last of its epoch
@@ -204,7 +204,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @property
     def inactive(self) -> tuple[nn.Module, ...]:
-        """The modules that the present knobs turn off, which need no gradient."""
+        """The modules that the present knobs turn off; they need no gradient."""
         return ()
 
     @property
@@ -224,10 +224,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         train_set: object,
         valid_set: object = None,
         progressbar: bool | None = None,
-        train_loader_kwargs: Options = None,
-        valid_loader_kwargs: Options = None,
+        train_loader_kwargs: LoaderOptions = None,
+        valid_loader_kwargs: LoaderOptions = None,
     ) -> None:
-        """Train and validate epoch after epoch, from wherever the last checkpoint stands.
+        """Train and validate epoch after epoch, from the last checkpoint on.
 
         ``valid_set`` is one set, or several by their names.
         """
@@ -243,7 +243,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             with self._watch() as self.watchdog:
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
-                self.on_fit_start()  # a signal ends it at once: nothing is trained yet
+                self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
                 if self.step == 0:
                     self._restore_random()
                 self._open_metrics(epoch_counter, loader)
@@ -260,14 +260,15 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         valid_set: SplitLoaders | None,
         show_progress: bool,
     ) -> None:
-        patience, metric = self._hparam("early_stopping", 0), best_key(self.evaluator.metrics).name
+        patience = self._hparam("early_stopping", 0)
+        metric = best_key(self.evaluator.metrics).name
         for epoch in epoch_counter:
             if self.step == 0 and stops_early(self.checkpointer, patience, metric=metric):
                 break
             self._fit_train(train_set, epoch, show_progress)
             self._fit_valid(valid_set, epoch, show_progress)
-            is_debugged = self.debug and 0 < self.debug_epochs <= epoch
-            if self._optimizer_step_limit_exceeded or is_debugged:
+            ends_debugging = self.debug and 0 < self.debug_epochs <= epoch
+            if self._optimizer_step_limit_exceeded or ends_debugging:
                 break
 
     def evaluate(
@@ -276,15 +277,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         max_key: str | None = None,
         min_key: str | None = None,
         progressbar: bool | None = None,
-        test_loader_kwargs: Options = None,
+        test_loader_kwargs: LoaderOptions = None,
     ) -> float:
         """Load the best checkpoint, evaluate one set or several by name, and return the mean loss.
 
-        Without a key, the checkpoints name the figure that ranks them.
+        Without a key, checkpoints are ranked by the metric that they were saved with.
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        has_key = max_key is not None or min_key is not None
-        keys = {"max_key": max_key, "min_key": min_key} if has_key else self._best_keys()
+        keys = {"max_key": max_key, "min_key": min_key} if max_key or min_key else self._best_keys()
         self.on_evaluate_start(**keys)
         with self.signals, self._watch() as self.watchdog:
             return self._evaluate_stage(loaders, Stage.TEST, None)
@@ -296,9 +296,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.on_evaluate_start(**self._best_keys())
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Load the best checkpoint, or the mean of the `average_checkpoints` best.
+        """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
 
-        The counters keep counting the whole run.
+        The counters of the run stay as they are.
         """
         self._keeps_counters = True
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
@@ -315,25 +315,21 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                     logger.info(str(averaged))
 
     def _best_keys(self) -> dict[str, str | None]:
-        """Name the figure that ranks the checkpoints, as arguments of a Checkpointer."""
+        """Return the `max_key` or `min_key` that ranks the checkpoints."""
         if type(self).metrics:
             key = best_key(type(self).metrics)
             return {"max_key": key.max_key, "min_key": key.min_key}
-        ours = isinstance(self.checkpointer, Checkpointer)
-        return {**self.checkpointer.ranked_by()} if ours else {}
+        if isinstance(self.checkpointer, Checkpointer):
+            return {**self.checkpointer.ranked_by()}
+        return {}
 
     # -- an epoch -----------------------------------------------------------------------------
 
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
-        self._start_epoch(epoch)
-        self._resume_position(train_set, epoch)
-        self._share_step()
-        batches = iter(train_set)
-        self._restore_random()  # the loader draws when its iterator is made, before the saved state
+        self._start_epoch(train_set, epoch)
         count, log_every = length_of(train_set), self._hparam("log_every", STEPS_BETWEEN_LOGS)
-        marked = mark_last(batches, count=count, done=self.step)
-        for batch, is_last in self._profile(self.training_metrics.meter.timed(marked)):
+        for batch, is_last in self._training_batches(train_set):
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = self._share_of_steps(count)
@@ -360,44 +356,42 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
-    def _start_epoch(self, epoch: int) -> None:
+    def _start_epoch(self, train_set: Batches, epoch: int) -> None:
+        """Start an epoch; a resumed one continues from the `step` that was saved."""
         self.training_step.start_epoch(epoch)
         self.training_metrics.start_epoch(afresh=self.step == 0)
         if self.step == 0:
             self.nonfinite_count = 0
         self._freeze_parts()
         self.zero_grad(set_to_none=True)
-
-    def _resume_position(self, train_set: Batches, epoch: int) -> None:
-        """Tell the sampler the epoch and, after a resume, where in it the run stands."""
         sampler = getattr(train_set, "batch_sampler", None)
         self._is_planned = isinstance(sampler, TrainSampler)
         if isinstance(sampler, TrainSampler):
-            if self._saved_accumulation is not None:  # other micro-batches of the same steps
+            if self._saved_accumulation is not None:  # the same steps, of other micro-batches
                 steps = self.step // self._saved_accumulation
                 self.step = steps * self.grad_accumulation_factor
             sampler.set_epoch(epoch, start=self.step)
         elif hasattr(self.train_sampler, "set_epoch"):
             self.train_sampler.set_epoch(epoch)
         self._saved_accumulation = None
+        self._share_step()
 
-    def _profile(self, batches: Iterator[T]) -> Iterator[T]:
-        """Profile the first epoch of the run, if `profile` is set."""
-        if not self._profiles_next_epoch or self.run_folder is None:
-            return batches
-        self._profiles_next_epoch = False
-        return profiled(batches, self.run_folder, self.device)
+    def _training_batches(self, train_set: Batches) -> Iterator[tuple[Any, bool]]:
+        """Return the batches left in an epoch, and whether each is the last.
 
-    def _share_of_steps(self, count: int | None) -> float:
-        """Return the share of an epoch of ``count`` micro-batches before the next step.
-
-        A schedule that followed the micro-batches would depend on the accumulation.
+        The wait for each is measured, and the first epoch is profiled if `profile` is set.
         """
-        accumulation = self.grad_accumulation_factor
-        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
+        batches = iter(train_set)
+        self._restore_random()  # the loader draws when its iterator is made, before the saved state
+        marked = mark_last(batches, count=length_of(train_set), done=self.step)
+        timed = self.training_metrics.meter.timed(marked)
+        if not self._profiles_next_epoch or self.run_folder is None:
+            return timed
+        self._profiles_next_epoch = False
+        return profiled(timed, self.run_folder, self.device)
 
     def _freeze_parts(self) -> None:
-        """Freeze and unfreeze for the coming step; the ranks then share what is not frozen."""
+        """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
             self.training_step.ddp.renew(self.inactive)
@@ -407,8 +401,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def fit_batch(self, batch: Any) -> Objective:
         """Add one micro-batch's gradient, and step when the global batch is complete.
 
-        Returns what `compute_objectives` returned, without its graph. A recipe may override this;
-        `optimizers_step` expects the gradient of a mean.
+        Returns what `compute_objectives` returned, without its graph. A recipe may override this,
+        and then calls `optimizers_step` with the gradient of a mean.
         """
         batch = self.to_device(batch)
         if (self.step - 1) % self.grad_accumulation_factor == 0:  # the first of its step
@@ -424,7 +418,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.should_step:
             self.training_step.normalize(self._active_optimizers())
             self.optimizers_step()
-            self.modules.zero_grad(set_to_none=True)  # a frozen optimizer's would add up
+            self.modules.zero_grad(set_to_none=True)  # else gradients of a frozen optimizer add up
         self.on_fit_batch_end(batch, outputs, objective, self.should_step)
         return detached(objective)
 
@@ -445,7 +439,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             max_grad_norm=self.max_grad_norm,
         )
         self.optimizer_step += 1
-        if self.device_type == "cpu":  # nothing to wait for, and the weights are still the step's
+        if self.device_type == "cpu":  # the host need not wait, and can stop at the bad step
             self._read_skipped()
 
     def _read_skipped(self) -> None:
@@ -456,31 +450,11 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
         self.training_metrics.meter.skipped += skipped
 
-    def _set_rate(self) -> None:
-        """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
-        if self._schedule is None:
-            return
-        epochs = self.hparams.epoch_counter
-        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
-        validations = self.training_metrics.validations
-        factor = self._schedule(
-            Position(progress, self.optimizer_step + 1, epochs.current, validations)
-        )
-        rate = None if self._hparam("optimizers", None) else self.hparams.lr
-        set_rate(self._active_optimizers().values(), factor, rate)
-
-    def set_highest_rate(self) -> float:
-        """Set and return the highest rate of the schedule, as far as 10,000 steps have it."""
-        optimizers = [*self._active_optimizers().values()]
-        positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
-        factor = max(map(self._schedule, positions)) if self._schedule else 1.0
-        set_rate(optimizers, factor, None)
-        return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
-
     def _seeded(self, batch: Any) -> AbstractContextManager[None]:
-        """Seed random numbers from the position in the run, if sbkit's sampler plans the batches.
+        """Seed random numbers from the position in the run, so that a resumed run draws the same.
 
-        So a resumed run draws the same. Seeds `draw_uniform` by utterance, and torch by rank.
+        `draw_uniform` is seeded by utterance, and torch by rank. Batches that sbkit's sampler has
+        not planned have no position: nothing is seeded.
         """
         if not self._is_planned:
             return seeded_draws([])
@@ -493,7 +467,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Return a batch on the device of the model."""
         return batch.to(self.device) if hasattr(batch, "to") else batch
 
-    # -- optimizers ---------------------------------------------------------------------------
+    # -- optimizers and their rate --------------------------------------------------------------
 
     def init_optimizers(self) -> None:
         """Make the optimizers that the YAML declares: one by `opt_class`, or several."""
@@ -521,27 +495,54 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             return dict(self.freeze_optimizers(self.optimizers_dict))
         return {} if self.opt_class is None else {"opt_class": self.optimizer}
 
+    def _share_of_steps(self, count: int | None) -> float:
+        """Return the share of an epoch of ``count`` micro-batches before the next step.
+
+        Steps are counted, because a schedule must not depend on the accumulation.
+        """
+        accumulation = self.grad_accumulation_factor
+        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
+
+    def _set_rate(self) -> None:
+        """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
+        if self._schedule is None:
+            return
+        epochs = self.hparams.epoch_counter
+        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+        validations = self.training_metrics.validations
+        factor = self._schedule(
+            Position(progress, self.optimizer_step + 1, epochs.current, validations)
+        )
+        rate = None if self._hparam("optimizers", None) else self.hparams.lr
+        set_rate(self._active_optimizers().values(), factor, rate)
+
+    def set_highest_rate(self) -> float:
+        """Set and return the highest rate of the schedule within 10,000 steps."""
+        optimizers = [*self._active_optimizers().values()]
+        positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
+        factor = max(map(self._schedule, positions)) if self._schedule else 1.0
+        set_rate(optimizers, factor, None)
+        return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
+
     def _compile(self) -> None:
-        """Compile the blocks of the model if `compile` is set."""
         if self.compile:
             compile_blocks(self.modules.values(), self.device)
 
     # -- several processes --------------------------------------------------------------------
 
     def _wrap_distributed(self) -> None:
-        """Wrap every module for a recipe with its own `fit_batch`; else `_share_step` does."""
+        """Wrap each module for a recipe with its own `fit_batch`; others use `_share_step`."""
         if self._has_own_step() and world_size() > 1:
             self.distributed_backend = dist.get_backend()
             super()._wrap_distributed()
 
     def _share_step(self) -> None:
-        """Share the step among the ranks, once it has the weights that it begins with."""
+        """Share the step among the ranks, once its first weights are loaded."""
         ddp = self.training_step.ddp
         if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
             ddp.share(self.inactive)
 
     def _unwrap_distributed(self) -> None:
-        """Drop the reducers."""
         self.training_step.ddp.unwrap()
         for name, module in self.modules.items():
             if isinstance(module, DistributedDataParallel):
@@ -551,7 +552,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return type(self).fit_batch is not Brain.fit_batch
 
     def no_sync(self, use: bool = True) -> AbstractContextManager[None]:
-        """Leave gradients on this rank while the step still waits for micro-batches."""
         if use and self.training_step.ddp.is_shared:
             return self.training_step.ddp.no_sync()
         context: AbstractContextManager[None] = super().no_sync(use)
@@ -560,7 +560,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     # -- evaluation ---------------------------------------------------------------------------
 
     def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
-        """Validate. A recipe may override this to validate less often; hence the arguments."""
+        """Validate; a recipe of SpeechBrain's may override this to validate less often."""
         if valid_set is not None:
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
@@ -568,7 +568,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
         if any(gather_over_ranks(self.signals.received is not None)):
-            if stage is Stage.VALID:  # save the end of the epoch: a resumed run validates again
+            if stage is Stage.VALID:  # save as at the end of the epoch, to validate again
                 self.step = self._epoch_micro_batches
                 self.save_or_leave.save()
             self.save_or_leave.leave(self.optimizer_step)
@@ -582,7 +582,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def evaluate_splits(self, loaders: SplitLoaders, stage: Stage, *, phase: str) -> list[Loss]:
         """Return the loss of every batch, and leave the results of each split in the evaluator.
 
-        After a signal no more batches are evaluated. ``phase`` is for the watchdog.
+        A signal ends it early. ``phase`` names it for the watchdog and the progress bar.
         """
         self.evaluator.start(loaders)
         self.modules.eval()
@@ -601,7 +601,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return losses
 
     def _evaluated_batches(self, loaders: SplitLoaders, phase: str) -> Iterator[Any]:
-        """Yield the batches of all splits until a signal comes; few of each with `debug`."""
+        """Yield the batches of all splits until a signal comes; only a few of each with `debug`."""
         for split, loader in loaders.items():
             self.evaluator.enter(split)
             limit = max(self.debug_batches, 1) if self.debug else None
@@ -612,7 +612,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @torch.no_grad()
     def evaluate_batch(self, batch: Any, stage: Stage) -> Any:
-        """Return what `compute_objectives` returns for one batch, a Loss or a mean, on the CPU."""
+        """Return what `compute_objectives` returns for a batch, a Loss or a mean, on the CPU."""
         batch = self.to_device(batch)
         with seeded_draws(ids_of(batch)), self.evaluation_ctx:
             outputs = self.compute_forward(batch, stage=stage)
@@ -642,13 +642,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
 
     def _averaging_error(self) -> float:
-        """Validate the weights as they are, and return the error that chooses among them."""
+        """Validate the present weights, and return the error that averages are chosen by."""
         self.start_validation()
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
         return self.evaluator.error()
 
     def measure_features(self, compute: ComputeFeatures | None) -> None:
-        """Measure the features of the run's training set, if its GlobalNorms are not measured yet.
+        """Measure the training set's features for those GlobalNorms that have no statistics yet.
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
         """
@@ -659,14 +659,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     # -- after a stage ------------------------------------------------------------------------
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """Log, show and save after validation, and report after the test."""
+        """Log the metrics of a validation and save the epoch, or report a test."""
         if stage is Stage.TEST:
             self.evaluator.report(self._tested_model())
         elif stage is Stage.VALID:
             self._end_validation(stage_loss, epoch or 0)
 
     def _end_validation(self, loss: float, epoch: int) -> None:
-        """Log and show the metrics of an epoch, and save it with them; every rank calls this."""
+        """Log and show the metrics of an epoch, and save a checkpoint; every rank calls this."""
         values, best = self.evaluator.measure_splits(), best_key(self.evaluator.metrics)
         error = -values[best.name] if best.max_key else values[best.name]
         self.training_metrics.validations.append(Validation(loss, error))
@@ -692,7 +692,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         )
 
     def _tested_model(self) -> TestedModel | None:
-        """Collect what the report of a test states; None for a recipe without a run folder."""
+        """Collect facts for the report of a test; None for a recipe without a run folder."""
         if self.run_folder is None:
             return None
         return TestedModel(
@@ -725,17 +725,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return reading
 
     def _open_metrics(self, epochs: Iterable[int], train_set: Batches) -> None:
-        total = getattr(epochs, "limit", None) or length_of(epochs) or 0
-        steps = -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
-        metrics, epoch = type(self).metrics, getattr(epochs, "current", 0) + (self.step > 0)
-        progress = Progress(total_epochs=total, total_steps=total * steps, metrics=metrics)
-        if self.optimizer_step and (self.step or epoch < total):
-            logger.info(
-                f"Resuming after step {self.optimizer_step}, in epoch {epoch + (not self.step)}."
-            )
+        num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
+        num_steps = num_epochs * -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
+        next_epoch = getattr(epochs, "current", 0) + 1
+        if self.optimizer_step and (self.step or next_epoch <= num_epochs):
+            logger.info(f"Resuming after step {self.optimizer_step}, in epoch {next_epoch}.")
         self.training_metrics.open(
             self.run_folder,
-            progress,
+            Progress(total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics),
             resume_step=self.optimizer_step,
             within_epoch=self.step > 0,
         )
@@ -746,7 +743,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             return NullWatchdog()
         return Watchdog(folder, stall_seconds=seconds)
 
-    def _loaders(self, data: object, stage: Stage, options: Options) -> dict[str, Batches]:
+    def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
         """Return the loader of each split by its name; an unnamed set is named after the stage."""
         by_name = data if isinstance(data, Mapping) else {stage.name.lower(): data}
         in_checkpoints = {} if stage is Stage.TRAIN else {"ckpt_prefix": None}
@@ -762,7 +759,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _save_intra_epoch_ckpt(self) -> None:
         """Save, including the losses that were not read from the device yet."""
         self.watchdog.ping("checkpoint", self.optimizer_step)
-        agree_on_buffers(self.modules)  # the file has the buffers of one rank
+        agree_on_buffers(self.modules)  # only one rank's are saved
         self._read_skipped()
         self.training_metrics.unread = self.training_metrics.meter.peek()
         with self.training_step.moving_average.applied():
@@ -771,7 +768,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: str | Path) -> None:
-        """Write where the run stands: counters, sums of metrics, random state."""
+        """Write the position in the run: counters, sums of metrics, random state."""
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
         state |= self.training_metrics.state() | {"random": random_state(self.device)}
@@ -779,10 +776,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _recover(self, path: str | Path, end_of_epoch: bool) -> None:
-        """Set the Brain to where the run stood."""
+        """Read the position in the run."""
         if self._keeps_counters:
             return
-        text = Path(path).read_text()  # SpeechBrain's is YAML, with fewer counters
+        text = Path(path).read_text()  # SpeechBrain writes YAML, with fewer counters
         state = json.loads(text) if text.startswith("{") else yaml.safe_load(text)
         for name in COUNTERS:
             setattr(self, name, int(state.get(name, getattr(self, name))))
@@ -791,17 +788,17 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._saved_accumulation = state.get("accumulation")
 
     def _restore_random(self) -> None:
-        """Continue the random numbers from where the run was saved."""
+        """Continue the random numbers from the checkpoint, once."""
         if self._saved_random is not None:
             restore_random_state(self._saved_random, self.device)
             self._saved_random = None
 
 
 def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch and whether it is the last of its epoch, after ``done`` earlier ones.
+    """Yield each batch and whether it is the last of its epoch; ``done`` batches came before.
 
-    If the count is not known, one batch is read ahead. That would work everywhere, but a loader
-    that saves its position would then be one batch too far.
+    If their ``count`` is not known, one batch is read ahead. Otherwise none is: a loader that saves
+    its position would be one batch too far.
     """
     if count is not None:
         yield from ((batch, index == count) for index, batch in enumerate(batches, done + 1))
@@ -811,7 +808,7 @@ def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tup
 
 
 def training_loss(brain: Brain, batch: object) -> Loss:
-    """Compute the loss of a batch as in training, but on this process only."""
+    """Compute the loss of a batch as in training, but on this rank only."""
     with brain.training_ctx:
         outputs = brain.compute_forward(batch, Stage.TRAIN)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
@@ -832,7 +829,7 @@ REFUSED_OPTIONS = {  # and what to do instead
     ),
 }
 UNCALLED_HOOKS = {  # and what to do instead
-    "update_average": "Return what is to be averaged from `fit_batch` and `evaluate_batch`",
+    "update_average": "Return the loss to average from `fit_batch` and `evaluate_batch`",
     "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
 }
 HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` calls them
@@ -845,9 +842,9 @@ PLAIN_TYPES = (bool, int, float, str, list)  # an object belongs to the recipe
 def read_run_options(
     hparams: Mapping[str, object], run_opts: RunOptions | Mapping[str, object] | None
 ) -> dict[str, Any]:
-    """Collect the declared run options; ``run_opts`` take precedence.
+    """Collect the run options of a YAML; ``run_opts`` take precedence.
 
-    Raises ConfigError for one that has no effect here, and for a number out of its range.
+    Raises ConfigError for an option without effect here, and for a number out of its range.
     """
     if isinstance(run_opts, RunOptions):
         overrides = {name: run_opts[name] for name in run_opts.overridden_args}
@@ -864,11 +861,9 @@ def read_run_options(
 
 
 def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:
-    """Raise ConfigError for a recipe that overrides what is never called."""
-    for name, instead in {
-        **UNCALLED_HOOKS,
-        **({} if has_own_step else HOOKS_UNCALLED_BY_STEP),
-    }.items():
+    """Raise ConfigError for a recipe that overrides a hook that is never called."""
+    uncalled = UNCALLED_HOOKS if has_own_step else UNCALLED_HOOKS | HOOKS_UNCALLED_BY_STEP
+    for name, instead in uncalled.items():
         if getattr(kind, name) is not getattr(sb.Brain, name):
             raise ConfigError(
                 f"`{name}` must be SpeechBrain's, because sbkit does not call it, but "

@@ -40,7 +40,7 @@ class ForwardLoss(nn.Module):
 
 
 class DdpStep:
-    """Forward and loss of one process until they are shared: then DDP adds up the gradients.
+    """Run forward and loss, on one process until `share`; then DDP adds up the gradients.
 
     With ``find_unused`` a parameter that no rank used in a step has no gradient, as on one process;
     a parameter that only some ranks used has a gradient of zero on the others. Without it, every
@@ -79,7 +79,7 @@ class DdpStep:
         self._wrap(inactive)
 
     def renew(self, inactive: Iterable[nn.Module] = ()) -> None:
-        """Share the gradients of what learns from now on, between two steps of several ranks."""
+        """Make a new reducer, between two steps, for the parameters that learn from now on."""
         if self.is_shared:
             self.unwrap()
             self._wrap(inactive)
@@ -97,7 +97,7 @@ class DdpStep:
     def check_all_used(self) -> None:
         """Raise ConfigError for a parameter that DDP waits for, but that the step has not used.
 
-        DDP would report it only in the next step, when the others had stepped without its bucket.
+        DDP would report it only in the next step, after the others had stepped without its bucket.
         """
         named = self._graph.parts.named_parameters()
         unused = [name for name, p in named if p.requires_grad and p.grad is None]
@@ -123,14 +123,14 @@ class DdpStep:
         self._wrapped = None
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Leave gradients on this rank while the step still waits for micro-batches."""
+        """Keep the gradients of a micro-batch on this rank."""
         return self._wrapped.no_sync() if self._wrapped else nullcontext()
 
 
 class _Silenced(torch.autograd.Function):
-    """Let DDP warn here, once per process, that it found no unused parameters.
+    """Make DDP give its only warning about missing unused parameters here, where it is filtered.
 
-    Within a Function the warning is Python's and can be filtered; elsewhere every rank prints it.
+    Within a Function the warning is Python's; elsewhere every rank prints it to stderr.
     """
 
     @staticmethod

@@ -37,11 +37,11 @@ Results = Mapping[str, list[Any]]  # by split, one for every utterance
 
 
 class EvaluationHooks:
-    """What a recipe defines to be measured; without `metrics` it is judged by its loss.
+    """Hooks that measure a recipe; without `metrics` it is measured by its loss.
 
     Attributes:
-        metrics: what `measure` computes, by name; the first one chooses the best checkpoint. It
-            belongs to the class: a recipe of SpeechBrain's may have an attribute of that name.
+        metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
+            to the class: an instance may have a SpeechBrain recipe's own attribute of that name.
     """
 
     metrics: ClassVar[Metrics] = {}
@@ -59,7 +59,7 @@ class EvaluationHooks:
         return {"loss": loss_sum / count if count else math.nan}
 
     def measure_slice(self, results: Sequence[Any]) -> Mapping[str, Any]:
-        """Return the figures of a part of a test set; a recipe may add counts and intervals."""
+        """Return the figures of a slice of a test set; a recipe may add counts and intervals."""
         return self.measure(results)
 
     def describe(self, results: Sequence[Any]) -> str:
@@ -80,7 +80,7 @@ class EvaluationHooks:
 
 @dataclass(frozen=True, kw_only=True)
 class TestedModel:
-    """The facts that the report of a test states about the run."""
+    """Facts about the run for the report of a test."""
 
     folder: Path
     step: int
@@ -92,11 +92,11 @@ class TestedModel:
     device: torch.device
     splits: Splits | None  # None if unknown
     sample_rate: int  # Hz, of the clips
-    report_by: Sequence[str]  # columns by which the test sets are sliced
+    report_by: Sequence[str]  # columns that slice the test sets
 
     @property
     def weights(self) -> str:
-        """The weights that are tested, for a reader."""
+        """The tested weights in words."""
         if self.num_averaged > 1:
             return f"mean of {self.num_averaged} checkpoints"
         return "best checkpoint"
@@ -106,8 +106,8 @@ class Evaluator:
     """Keep the results of evaluated splits, and measure them by a recipe's hooks.
 
     Attributes:
-        metrics: the metrics of the hooks, or else the loss.
-        results: by split, what `score` returned; without metrics the sum and count of each loss.
+        metrics: the metrics of the hooks; the loss if they have none.
+        results: by split, the results of `score`; without metrics the sum and count of each loss.
         columns: by split, the values of the columns of `report_by`.
 
     >>> evaluator = Evaluator(EvaluationHooks())
@@ -124,13 +124,13 @@ class Evaluator:
         self.start(())
 
     def start(self, splits: Iterable[str]) -> None:
-        """Forget earlier results, and expect results of some splits."""
+        """Forget earlier results, and expect the results of some splits."""
         self.results: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
         self.columns: dict[str, list[Any]] = defaultdict(list, {name: [] for name in splits})
         self._split = ""
 
     def enter(self, split: str) -> None:
-        """Begin with the batches of a split."""
+        """Add the results that follow to a split."""
         self._split = split
 
     def add(self, results: Iterable[Any]) -> None:
@@ -144,7 +144,7 @@ class Evaluator:
     # -- measuring ------------------------------------------------------------------------------
 
     def measure(self, results: Sequence[Any]) -> dict[str, float]:
-        """Return what the hook `measure` computes, the metric that chooses checkpoints first."""
+        """Return the values of the hook `measure`, the metric that ranks checkpoints first."""
         values = {name: float(value) for name, value in self._hooks.measure(results).items()}
         best = next(iter(self.metrics))
         return {best: values[best], **values}
@@ -163,13 +163,13 @@ class Evaluator:
         return values
 
     def error(self) -> float:
-        """Return the figure that chooses the best checkpoint, as an error: lower is better."""
+        """Return the metric that ranks checkpoints, negated if higher is better."""
         name, metric = next(iter(self.metrics.items()))
         value = self.measure_splits()[name]
         return value if metric.lower_is_better else -value
 
     def describe(self, results: Sequence[Any]) -> str:
-        """Write what the hook `describe` does, and the metrics added by a subclass of its class."""
+        """Write what the hook `describe` returns, then metrics that a subclass has added."""
         kind = type(self._hooks)
         owner: Any = next(base for base in kind.__mro__ if "describe" in vars(base))
         added = kind.metrics.keys() - owner.metrics.keys() if owner.metrics else ()
@@ -181,7 +181,7 @@ class Evaluator:
     def report(self, model: TestedModel | None) -> None:
         """Write the reports of the test sets, the summary and the curves; print the scores.
 
-        Every rank calls this; nothing is written for a ``model`` of None.
+        Every rank calls this. Nothing is written if ``model`` is None.
         """
         results, columns = gather_results(self.results), gather_results(self.columns)
         if rank() > 0 or model is None:
@@ -242,15 +242,10 @@ def _log_test(
     values: Mapping[str, Mapping[str, float]],
     decoders: Mapping[str, str | None],
 ) -> None:
+    position = {"epoch": model.epoch, "step": model.step}
     run_log = RunLog(model.folder, resume_step=model.step)
     for split, metrics in values.items():
-        figures = FinalFigures(
-            epoch=model.epoch,
-            step=model.step,
-            split=split,
-            metrics=metrics,
-            decoder=decoders[split],
-        )
+        figures = FinalFigures(**position, split=split, metrics=metrics, decoder=decoders[split])
         run_log.write(figures)
     run_log.close()
 
@@ -261,9 +256,8 @@ def gather_results(results: Results) -> dict[str, list[Any]]:
     return {split: [row for share in per_rank for row in share[split]] for split in results}
 
 
-def mean_over_ranks(losses: Iterable[Loss]) -> float:
-    """Divide all sums by all counts: the same to the last digit however batches were shared out."""
-    losses = list(losses)
+def mean_over_ranks(losses: Sequence[Loss]) -> float:
+    """Divide all sums by all counts: to the last digit the same, however batches are shared out."""
     sums = [value for loss in losses for value in loss.sums.tolist()]
     counts = [value for loss in losses for value in loss.counts.tolist()]
     per_rank = gather_over_ranks((sums, counts))
@@ -283,13 +277,13 @@ def length_of(batches: Any) -> int | None:
 def seconds_after_training(
     hooks: EvaluationHooks, loaders: Loaders | None, *, num_averaged: int, validation: float
 ) -> float:
-    """Estimate the seconds of what follows the last epoch: averaging, the recipe's work, tests.
+    """Estimate the seconds after the last epoch: averaging, the recipe's own work, and tests.
 
     Args:
-        hooks: of the recipe.
-        loaders: of the run; None if unknown, as is then what is called after `fit`.
+        hooks: the hooks of the recipe.
+        loaders: the loaders of the run; None if it is unknown whether a test follows `fit`.
         num_averaged: the number of checkpoints that may be averaged.
-        validation: the seconds that a validation takes.
+        validation: the seconds of one validation.
     """
     if loaders is None:
         return 0.0
@@ -310,7 +304,7 @@ def clips_of(
     ids: list[str],
     max_characters: int,
 ) -> dict[str, str]:
-    """Return clips of a test set in base64, by id, up to ``max_characters`` in total."""
+    """Return clips of a test set in base64, by id; ``max_characters`` limits them together."""
     if name not in splits:
         return {}
     return encode_clips(

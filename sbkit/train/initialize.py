@@ -1,14 +1,14 @@
 """Start a run from the weights of another one, or from a pretrained encoder.
 
 `init_from`: weights that fit by name and shape are loaded. Their names follow the YAML's parts,
-such as `CNN.conv1.weight`, so the other model may list its parts in another order, or have other
-parts or another vocabulary, even one of the same size: characters are numbered by how often they
-occur. Heads and embeddings are then loaded token by token. Only numbers are read: safetensors or a
+such as `CNN.conv1.weight`, so the other model may have other parts, or list them in another order.
+If its vocabulary is another one, heads and embeddings are loaded token by token, also if the sizes
+agree: characters are numbered by how often they occur. Only numbers are read, from safetensors or a
 state_dict, and a YAML or JSON as text; nothing from the other folder is built.
 
-`pretrained` names the folder of an encoder, whose sizes become the plain data `encoder_config` when
-the run begins. So the resolved YAML, the run configuration and the bundle hold every size, and the
-run no longer needs the folder.
+`pretrained` names the folder of an encoder. Its sizes become the plain data `encoder_config` when
+the run begins: the resolved YAML, the run configuration and the bundle hold every size, and the run
+no longer needs the folder.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,13 @@ from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
-from sbkit.checkpoint.weights import average, part_names_in, size_in, tensors_by_part, to_part_name
+from sbkit.checkpoint.weights import (
+    average,
+    describe_tensor,
+    part_names_of_yaml,
+    tensors_by_part,
+    to_part_name,
+)
 from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.models.parts import token_embedding
@@ -47,10 +53,9 @@ MAX_LISTED_NAMES = 4
 def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
     """Load the weights of a run or a bundle into the model of a task, as far as they fit.
 
-    Returns lines: which tensors are loaded, which by token if the vocabularies differ, which are
-    new, with the reason, and which of the source's are not used. Call it only for a run without
-    its own checkpoint.
-    Raises BundleError when the folder is neither, or when nothing in it fits.
+    Returns lines that list which tensors are loaded, which by token, which are new and why, and
+    which of the source's are not used. Call it only for a run without a checkpoint of its own.
+    Raises BundleError if the folder is neither, or if nothing in it fits.
     """
     theirs, ours = read_named_weights(source), tensors_by_part(hparams)
     their_tokens, our_tokens = _tokens(source, hparams, task)
@@ -78,32 +83,31 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
             f"and shape ({', '.join([*theirs][:MAX_LISTED_NAMES])}). Give the parts the names that "
             "they have there."
         )
-    return [
-        f"init_from {source}: {len(loaded)} tensors are loaded{_names(loaded)}",
-        *(
-            [f"init_from: {len(rows)} of {len(our_tokens)} rows by token{_names(by_token)}"]
-            * bool(by_token)
-        ),
-        f"init_from: {len(new)} tensors are new{_names(new)}",
-        f"init_from: {len(unused)} tensors there are not used{_names(unused)}",
-    ]
+    lines = [f"init_from {source}: {len(loaded)} tensors are loaded{_names(loaded)}"]
+    if by_token:
+        count = f"{len(rows)} of {len(our_tokens)} rows"
+        lines.append(f"init_from: {count} by token{_names(by_token)}")
+    lines.append(f"init_from: {len(new)} tensors are new{_names(new)}")
+    lines.append(f"init_from: {len(unused)} tensors there are not used{_names(unused)}")
+    return lines
 
 
 def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str, str | None]:
-    """Say why each of our tensors cannot be loaded; None if it can."""
+    """Return why each of our tensors cannot be loaded; None if it can."""
     misfits = {name: _misfit(theirs, ours, name) for name in ours}
     buffers = [name for name, tensor in ours.items() if not isinstance(tensor, nn.Parameter)]
     module_of = {name: name.rpartition(".")[0] for name in buffers}
-    # A statistic of another size is measured again, unless its count says that it was measured.
-    apart = {module_of[name] for name in buffers if misfits[name] is not None}
+    # If one buffer of a module does not fit, none is loaded: statistics of another size would not
+    # be measured again if the count of their frames were loaded.
+    mismatched = {module_of[name] for name in buffers if misfits[name] is not None}
     for name in buffers:
-        if misfits[name] is None and module_of[name] in apart:
+        if misfits[name] is None and module_of[name] in mismatched:
             misfits[name] = "beside buffers that do not fit"
     return misfits
 
 
 def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) -> str | None:
-    there, here = size_in(theirs, name), size_in(ours, name)
+    there, here = describe_tensor(theirs, name), describe_tensor(ours, name)
     if there != here:
         return f"{there} there, {here} here"
     value, is_parameter = theirs[name], isinstance(ours[name], nn.Parameter)
@@ -116,7 +120,7 @@ def _names(names: list[str]) -> str:
 
 
 def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
-    """Return the tokens of the outputs there, none if no file lists them, and here."""
+    """Return the tokens of the source's outputs, none if no file lists them, and of ours."""
     if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
         return [], []
     file, our_tokens = source / task.labels.name, [*task.labels.names(labels)]
@@ -127,17 +131,17 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
 
 
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:
-    """Return the ids of the tensors with a row for each label, in heads and embeddings."""
+    """Return the ids of the tensors in heads and embeddings, which have a row for each label."""
     heads = [hparams.get(name) for name in task.heads]
     parts = [part for part in (*heads, *map(token_embedding, hparams.values())) if part is not None]
-    for module in hparams["model"].modules():  # embeddings that the task does not name, too
+    for module in hparams["model"].modules():  # also embeddings that the task does not name
         if isinstance(module, nn.Embedding) and module.num_embeddings == num_labels:
             parts.append(module)
     return {id(t) for part in parts for t in part.state_dict(keep_vars=True).values()}
 
 
 def _load_rows(theirs: Any, ours: Tensor, rows: list[tuple[int, int]], num_tokens: int) -> bool:
-    """Copy the rows of common tokens, (theirs, ours); return False if none fit."""
+    """Copy the ``rows`` (theirs, ours) of common tokens; return False if they do not fit."""
     expected_shape = (num_tokens, *ours.shape[1:])
     if not rows or not isinstance(theirs, Tensor) or theirs.shape != expected_shape:
         return False
@@ -187,7 +191,7 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    parts = part_names_in(read_document(source / RESOLVED).root)
+    parts = part_names_of_yaml(read_document(source / RESOLVED).root)
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:
@@ -204,8 +208,8 @@ PRETRAINED, ENCODER_CONFIG = "pretrained", "encoder_config"
 def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
     """Return the overrides with the sizes of the encoder, if the YAML has `encoder_config`.
 
-    The sizes are the ones that the run began with, or else come from the `pretrained` folder.
-    Without one they are given, for an encoder of random weights, or come from `init_from`.
+    A resumed run keeps the sizes that it began with. A new one takes them from `pretrained`; if
+    that is null, from `encoder_config` itself, for random weights, or from `init_from`.
     Raises SbkitError for a folder that cannot be loaded, or does not fit into memory.
     """
     config: Any = overrides.get(ENCODER_CONFIG) or {}

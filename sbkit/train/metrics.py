@@ -1,4 +1,4 @@
-"""The loss and the speed of a run: added up, saved with it, logged and shown; and its profile."""
+"""The loss and speed of a run: added up, saved in checkpoints, logged and shown; its profile."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ NUM_LISTED_OPERATIONS = 8
 
 @dataclass(frozen=True)
 class MetricTotals:
-    """What happened since a meter was last read, over all ranks."""
+    """Sums over all ranks since a meter was last read."""
 
     loss_sum: float
     labels: float
@@ -92,25 +92,26 @@ class Meter:
         return reading
 
     def resume(self, unread: MetricTotals) -> None:
-        """Continue from the sums over all ranks of a stopped run, which rank 0 adds."""
+        """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
-            self._loss += torch.tensor([unread.loss_sum, unread.labels], dtype=torch.float64).to(
-                self._loss
-            )
+            self._loss += self._loss.new_tensor([unread.loss_sum, unread.labels])
             self._audio_seconds += unread.audio_seconds
             self._waiting_seconds += unread.waiting_seconds * world_size()
         self.skipped += unread.skipped
 
     def peek(self) -> MetricTotals:
         """Sum over ranks, transfer once, and leave the meter as it is."""
-        host = torch.tensor([self._audio_seconds, self._waiting_seconds], dtype=torch.float64)
-        sums = sum_over_ranks(torch.cat([self._loss, host.to(self._loss)])).tolist()
-        wall_seconds = time.perf_counter() - self._started
-        loss_sum, labels, audio_seconds, waiting_seconds = sums
-        waiting_seconds /= world_size()
+        host = self._loss.new_tensor([self._audio_seconds, self._waiting_seconds])
+        sums = sum_over_ranks(torch.cat([self._loss, host]))
+        loss_sum, labels, audio_seconds, waiting_seconds = sums.tolist()
         return MetricTotals(
-            loss_sum, labels, audio_seconds, wall_seconds, waiting_seconds, self.skipped
+            loss_sum=loss_sum,
+            labels=labels,
+            audio_seconds=audio_seconds,
+            wall_seconds=time.perf_counter() - self._started,
+            waiting_seconds=waiting_seconds / world_size(),
+            skipped=self.skipped,
         )
 
     def _reset(self) -> None:
@@ -126,11 +127,11 @@ class TrainingMetrics:
     """Add up the readings of a meter over an epoch and over the run.
 
     Attributes:
-        meter: counts on the device.
-        so_far: readings of this epoch.
-        unread: what the meter held when the run was saved within an epoch.
-        train_seconds, audio_seconds: of the whole run.
-        validations: all of the run, for a schedule that goes by them.
+        meter: adds up on the device.
+        so_far: the sum of this epoch's readings.
+        unread: the contents of the meter when the run was saved within an epoch.
+        train_seconds, audio_seconds: sums of the whole run.
+        validations: all validations of the run, for a schedule that follows them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -145,9 +146,9 @@ class TrainingMetrics:
     def open(
         self, folder: Path | None, progress: Progress, *, resume_step: int, within_epoch: bool
     ) -> None:
-        """Open the log where the run stands: behind the checkpoint that it starts from.
+        """Open the log, without the entries after the checkpoint that the run starts from.
 
-        within_epoch: that checkpoint is from before the validation of its epoch.
+        within_epoch: whether the checkpoint comes before the validation of its epoch.
         """
         with _together():
             if rank() == 0 and folder is not None:
@@ -157,13 +158,12 @@ class TrainingMetrics:
         self._progress = progress
 
     def close(self) -> None:
-        """Close the log and the progress bar."""
         self._progress.close()
         if self._log is not None:
             self._log.close()
 
     def start_epoch(self, *, afresh: bool) -> None:
-        """Start an epoch, or resume within one, and forget what was counted before."""
+        """Start an epoch or, unless ``afresh``, resume within one; empty the meter."""
         if afresh:
             self.so_far = NO_TOTALS
         self.meter.read()
@@ -176,7 +176,7 @@ class TrainingMetrics:
         self._progress.pause()
 
     def read(self) -> MetricTotals:
-        """Read the meter and add it up."""
+        """Read the meter, and add the reading to the sums."""
         reading = self.meter.read()
         self.so_far += reading
         self.train_seconds += reading.wall_seconds
@@ -216,7 +216,7 @@ class TrainingMetrics:
             step: steps of the run so far.
             valid_loss: mean loss of the validation.
             values: metrics of the validation.
-            ending: estimates, from the seconds of a validation, the seconds after the last one.
+            ending: estimates the seconds after the last epoch from the seconds of a validation.
         """
         figures = EpochFigures(
             epoch=epoch,
@@ -238,7 +238,7 @@ class TrainingMetrics:
     # -- with the run's checkpoints -----------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return all of it as plain data."""
+        """Return the sums as plain data."""
         return {
             "so_far": vars(self.so_far),
             "unread": vars(self.unread),
@@ -248,7 +248,7 @@ class TrainingMetrics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`; SpeechBrain's checkpoints have none of it."""
+        """Restore the result of `state`; it is missing in SpeechBrain's checkpoints."""
         self.so_far = MetricTotals(**state.get("so_far", vars(NO_TOTALS)))
         self.unread = MetricTotals(**state.get("unread", vars(NO_TOTALS)))
         self.train_seconds = state.get("train_seconds", 0.0)
@@ -258,7 +258,7 @@ class TrainingMetrics:
 
 @contextmanager
 def _together() -> Iterator[None]:
-    """Stop all ranks if one cannot write its log; that rank reports it."""
+    """Stop all ranks if one cannot write its log; that rank reports the error."""
     trouble: OSError | None = None
     try:
         yield
@@ -279,7 +279,7 @@ def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> 
     yield from islice(batches, WARM_UP_BATCHES)
     is_gpu = device.type == "cuda"
     waiting, steps = 0.0, 0
-    if not is_gpu:  # the library under torch's profiler reports an error for each GPU not there
+    if not is_gpu:  # torch's profiler reports an error for every GPU that it does not find
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
     with profile(activities=activities, acc_events=True) as profiler:

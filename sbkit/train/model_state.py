@@ -1,4 +1,4 @@
-"""What a model keeps beside its weights: their average, running and feature statistics."""
+"""State of a model beside its weights: their moving average, running and feature statistics."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,18 +19,17 @@ ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @register_checkpoint_hooks
 class MovingAverage:
-    """An exponential moving average of what learns, exchanged with the weights and back.
+    """An exponential moving average of the parameters that learn, which can replace them.
 
     A run is validated, tested and exported with the averages. A parameter joins with the first
-    step in which it learns. With a ``decay`` of 0 nothing is averaged. A checkpoint's modules hold
-    the averages, and the file of this class holds the weights themselves.
+    step in which it learns. With a ``decay`` of 0 nothing is averaged. In a checkpoint, the file of
+    the model holds the averages, and the file of this class holds the weights.
     Source: Polyak and Juditsky 1992; the decay is lower in the first steps, as in TensorFlow's
     `ExponentialMovingAverage`, so that the initial weights are soon forgotten.
 
     Attributes:
         decay: the share of the average that each step keeps.
-        others: by the index of a parameter its average, or while the averages are applied its
-            weights.
+        others: the average of each parameter by its index; its weights while averages are applied.
     """
 
     def __init__(self, modules: nn.Module, decay: float) -> None:
@@ -53,7 +52,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def apply(self, to: bool = True) -> None:
-        """Put the averages into the modules, or with ``to`` false their weights back."""
+        """Put the averages into the modules, or the weights back if ``to`` is false."""
         if to is self._is_applied:
             return
         for index, parameter in enumerate(self._modules.parameters()):
@@ -82,10 +81,10 @@ class MovingAverage:
 
 
 class RunningStatistics:
-    """Restore the tensors that a skipped step wrote to, such as those of batch normalization.
+    """Restore the tensors that a skipped step wrote to, such as batch normalization's.
 
-    Otherwise a batch that is not finite would stay in them for ever. The host does not wait to know
-    whether the step was skipped, so all are copied before it.
+    Otherwise a batch that is not finite would stay in them for ever. All are copied before each
+    step, because the host does not wait to learn whether it was skipped.
     """
 
     def __init__(self, modules: nn.Module) -> None:
@@ -94,7 +93,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Copy them, before the first micro-batch of a step."""
+        """Copy the tensors, before the first micro-batch of a step."""
         self._before = [
             (module, name, value.clone())
             for module in self._modules.modules()
@@ -107,7 +106,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def restore(self, skipped: Tensor) -> None:
-        """Undo what the step wrote if ``skipped`` () is true."""
+        """Undo the changes of the step if ``skipped`` () is true."""
         for module, name, before in self._before:
             now = getattr(module, name, None)  # a module may have another tensor by now
             if isinstance(now, Tensor) and now.shape == before.shape:
@@ -116,7 +115,7 @@ class RunningStatistics:
 
 @torch.no_grad()
 def agree_on_buffers(modules: nn.Module) -> None:
-    """Make the buffers of all ranks the same, before an evaluation or a checkpoint.
+    """Make the buffers equal on all ranks, before an evaluation or a checkpoint.
 
     The statistics of batch normalizations are averaged. All other buffers, such as a running mean
     of a user's module, are taken from rank 0, which writes the checkpoints.
@@ -143,13 +142,13 @@ def measure_features(
 ) -> None:
     """Set the mean and deviation of every GlobalNorm that has none yet, in one exact pass.
 
-    Each rank walks its share of the batches. The sums are in float64, so that the order of a
-    million utterances does not matter. A restored model is left as it is.
+    Each rank reads its share of the batches. The sums are in float64, so that the order of a
+    million utterances does not matter. A model that was measured before stays as it is.
 
     Args:
         model: the modules.
         compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
-        batches: of the training set.
+        batches: the batches of the training set.
         device: the device of the model.
     """
     norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]

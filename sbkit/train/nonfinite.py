@@ -1,6 +1,6 @@
 """Steps whose loss or gradient is not finite, and their utterances.
 
-Only the names and lengths of a micro-batch are kept until the host looks at the step's flags.
+Only the names and lengths of a micro-batch are kept until the host reads the step's flags.
 """
 
 import logging
@@ -27,7 +27,7 @@ MAX_MICRO_BATCHES = 1024  # of a step; a recipe without an optimizer never ends 
 
 @dataclass(frozen=True)
 class Step:
-    """A step that the host has not looked at yet: its micro-batches with their summed losses ().
+    """A step whose flags the host has not read yet: its micro-batches with their summed losses ().
 
     flags (2,), on the device: losses that are not finite, over all ranks; 1 if it was skipped.
     """
@@ -39,7 +39,7 @@ class Step:
 
 
 class NonFiniteRecorder:
-    """Keep the last steps until the host looks at their flags, and record the bad ones."""
+    """Keep the last steps until the host reads their flags, and record the bad ones."""
 
     def __init__(self, run_folder: Path | None) -> None:
         self._folder = run_folder and run_folder / FOLDER
@@ -55,12 +55,12 @@ class NonFiniteRecorder:
         self._batches.append((description, loss.detach()))
 
     def end_step(self, step: int, flags: Tensor) -> None:
-        """Add a step of the micro-batches recorded since the last one."""
+        """End a step: the micro-batches recorded since the last one."""
         self._steps.append(Step(self.epoch, step, list(self._batches), flags))
         self._batches.clear()
 
     def flush(self, *, overflow_is_usual: bool) -> tuple[int, int]:
-        """Read all flags in one transfer; return the numbers of skipped steps and of bad ones.
+        """Read all flags in one transfer; return how many steps were skipped, and how many bad.
 
         overflow_is_usual: with a GradScaler a step is also skipped when the scaled gradient
         overflows; then only a loss that is not finite is bad.

@@ -1,4 +1,4 @@
-"""Optimizers by parameter path: which one a part learns by, at which rate, and what is frozen.
+"""Optimizers by parameter path: which one steps a part, at which rate, and which parts are frozen.
 
 A path begins with a key of the YAML and continues as in PyTorch: `CNN`, `Transformer.encoder.0`,
 `Transformer.encoder.0.norm.weight`.
@@ -34,7 +34,7 @@ from torch.optim import Optimizer
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import listed
 from sbkit.base.torch_internals import found_inf_tensors
-from sbkit.checkpoint.weights import part_names, to_part_name
+from sbkit.checkpoint.weights import part_names_of_model, to_part_name
 from sbkit.config.document import did_you_mean
 from sbkit.config.ranges import Range
 from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
@@ -55,8 +55,7 @@ def make_optimizers(
 ) -> dict[str, Optimizer]:
     """Make the optimizers of the knob `optimizers`, each over its parts.
 
-    Raises ConfigError for a part that does not exist, and for a parameter that no optimizer or two
-    optimizers have.
+    Raises ConfigError for a part that does not exist, and for a parameter in no optimizer or two.
     """
     optimizers = {}
     for name, parameters in assign_parameters(declared, named).items():
@@ -92,11 +91,11 @@ def assign_parameters(
     trainable = {id(p): (n, p) for n, p in named.items() if p.requires_grad}
     unowned = [name for key, (name, _) in trainable.items() if key not in owner]
     if len(without_parts) > 1 or (unowned and not without_parts):
-        fault = f"{listed(without_parts)} have no `parts`"
+        without = f"{listed(without_parts)} have no `parts`" if without_parts else ""
         raise ConfigError(
             "Each parameter must be in one of `optimizers`, but "
-            f"{fault if without_parts else f'{listed(unowned)} are in none'}. Name parts for all "
-            "but one, which takes the other parameters, or freeze what does not learn."
+            f"{without or f'{listed(unowned)} are in none'}. Name parts for all but one, which "
+            "takes the other parameters, or freeze what does not learn."
         )
     by_optimizer: dict[str, list[nn.Parameter]] = {name: [] for name in declared}
     for key, (_, parameter) in trainable.items():
@@ -105,10 +104,10 @@ def assign_parameters(
 
 
 def named_parameters(modules: nn.Module, hparams: Mapping[str, Any]) -> dict[str, nn.Parameter]:
-    """Name all parameters by part and path; without a `model`, as the Brain's modules do."""
+    """Return all parameters by part and path; without a `model`, by the names of the modules."""
     if not isinstance(hparams.get("model"), nn.ModuleList):
         return dict(modules.named_parameters())
-    parts = part_names(hparams)
+    parts = part_names_of_model(hparams)
     named = hparams["model"].named_parameters(remove_duplicate=False)
     return {to_part_name(name, parts): parameter for name, parameter in named}
 
@@ -119,10 +118,10 @@ def is_at(name: str, path: str) -> bool:
 
 
 def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> OptimizerClass:
-    """Return ``opt_class`` with a scaled rate for each group, in its `lr_scale`.
+    """Return ``opt_class`` with a group for each factor of the rate, its `lr_scale`.
 
-    Given groups, such as the one without weight decay, are split, and keep their settings. A
-    schedule sets a group's rate to its own times ``group.get("lr_scale", 1.0)``.
+    Groups that it is called with, such as the one without weight decay, are split, and keep their
+    settings. A schedule multiplies its rate by ``group.get("lr_scale", 1.0)``.
     Raises ConfigError for a path that leads nowhere, a value that is no mapping, or a scheduler of
     SpeechBrain's that the recipe steps itself: all of them set one rate for all groups.
     """
@@ -152,20 +151,19 @@ def _scales(hparams: Mapping[str, Any]) -> dict[int, float]:
     that the last layer is slower than a new head, and the first one is the slowest.
     Source: Clark et al. 2020 (ELECTRA).
     """
-    must = "a mapping of paths in `model` to numbers"
-    scales, decays = (read_paths(knob, hparams, must=must) for knob in ("lr_scale", "layer_decay"))
+    kind = "a mapping of paths in `model` to numbers"
+    scales, decays = (read_paths(knob, hparams, kind=kind) for knob in ("lr_scale", "layer_decay"))
+    modules = dict(named_modules(hparams)) if decays else {}
     scale_of = {
         id(parameter): float(scales[path])
         for path in sorted(scales, key=depth)
         for parameter in parameters_at(path, hparams, "lr_scale")
     }
     for path, factor in decays.items():
-        names = [name for name, _ in named_modules(hparams) if fnmatchcase(name, f"{path}.[0-9]*")]
+        names = [name for name in modules if fnmatchcase(name, f"{path}.[0-9]*")]
         layers = [name for name in names if depth(name) == depth(path) + 1]
         if not layers:
-            lists = [
-                name for name, module in named_modules(hparams) if type(module) is nn.ModuleList
-            ]
+            lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
             raise ConfigError(
                 f"`layer_decay` must name modules that are lists, but there is no `{path}.0`. The "
                 f"model has the lists {listed(lists) or '(none)'}."
@@ -192,11 +190,12 @@ def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict
 
 
 def read_paths(
-    knob: str, hparams: Mapping[str, Any], *, must: str, values: Range = RATE_FACTOR
+    knob: str, hparams: Mapping[str, Any], *, kind: str, values: Range = RATE_FACTOR
 ) -> Mapping[str, Any]:
     """Return the value of each path in a knob; an empty mapping without the knob.
 
-    Raises ConfigError for other values: a recipe of SpeechBrain's may use the name differently.
+    Raises ConfigError, which says what ``kind`` of value is needed, for any other: a recipe of
+    SpeechBrain's may use the name differently.
     """
     value = hparams.get(knob) or {}
     has_paths = isinstance(value, Mapping) and all(
@@ -204,7 +203,7 @@ def read_paths(
     )
     if value and not (has_paths and isinstance(hparams.get("model"), nn.Module)):
         raise ConfigError(
-            f"`{knob}` must be {must}, but is {value!r}, and `model` is "
+            f"`{knob}` must be {kind}, but is {value!r}, and `model` is "
             f"{type(hparams.get('model')).__name__}. Correct it, or give the recipe's own knob "
             "another name."
         )
@@ -218,7 +217,7 @@ def depth(path: str) -> int:
 
 def named_modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of the model by their paths."""
-    parts, model = part_names(hparams), hparams["model"]
+    parts, model = part_names_of_model(hparams), hparams["model"]
     for name, module in model.named_modules(remove_duplicate=False):  # two parts may share one
         if name:
             yield to_part_name(f"{name}.", parts).rstrip("."), module
@@ -232,7 +231,7 @@ def parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.P
         raise ConfigError(
             f"`{knob}` must name modules of the model by their path, but there is no `{path}`."
             f"{did_you_mean(path, [*modules, *named])} Its parts are "
-            f"{', '.join(part_names(hparams))}."
+            f"{', '.join(part_names_of_model(hparams))}."
         )
     return [parameter for name, parameter in named.items() if is_at(name, path)]
 
@@ -259,16 +258,16 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
             found_inf.copy_(skipped)
         scaler.step(optimizer)
     elif getattr(optimizer, "_step_supports_amp_scaling", False):
-        device: Any = optimizer
-        device.grad_scale, device.found_inf = None, skipped.to(torch.float32)
+        fused: Any = optimizer
+        fused.grad_scale, fused.found_inf = None, skipped.to(torch.float32)
         scaler.step(optimizer)
-        del device.grad_scale, device.found_inf
+        del fused.grad_scale, fused.found_inf
     elif not bool(skipped):
         scaler.step(optimizer)
 
 
 def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    """Yield the parameters that have a gradient, over all groups."""
+    """Yield the parameters of all groups that have a gradient."""
     for group in optimizer.param_groups:
         yield from (p for p in group["params"] if p.grad is not None)
 
@@ -278,7 +277,7 @@ STEPS = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number
 
 
 class Freezing:
-    """Freeze parts of the model by the number of steps so far: nothing to save or restore.
+    """Freeze parts of the model by the number of steps so far, so that there is no state to save.
 
     If several paths lead to a parameter, the longest decides; a parameter that never learns stays
     frozen. At first only parts that never learn are frozen: optimizers are made with the others.
@@ -289,21 +288,21 @@ class Freezing:
         declared = hparams.get(FREEZE) or ()
         if isinstance(declared, list | tuple):
             hparams = dict(hparams.items()) | {FREEZE: dict.fromkeys(declared, ALWAYS)}
-        must = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
-        steps = read_paths(FREEZE, hparams, must=must, values=STEPS)
+        kind = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
+        steps = read_paths(FREEZE, hparams, kind=kind, values=STEPS)
         modules = dict(named_modules(hparams)) if steps else {}
         paths = sorted(steps, key=depth)
-        self.ends = [math.inf if steps[path] == ALWAYS else steps[path] for path in paths]
+        self._ends = [math.inf if steps[path] == ALWAYS else steps[path] for path in paths]
         self._modules = [modules.get(path) for path in paths]  # None for a parameter
         self._parameters = [
             [p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad] for path in paths
         ]
         self._frozen: list[bool] = []
-        self.advance(max((end for end in self.ends if end < math.inf), default=0))
+        self.advance(max((end for end in self._ends if end < math.inf), default=0))
 
     def advance(self, step: float) -> bool:
         """Freeze and unfreeze for what follows step ``step``; return whether anything changed."""
-        before, self._frozen = self._frozen, [step < end for end in self.ends]
+        before, self._frozen = self._frozen, [step < end for end in self._ends]
         if before == self._frozen:
             return False
         for is_frozen, parameters in zip(self._frozen, self._parameters, strict=True):

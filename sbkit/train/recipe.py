@@ -26,18 +26,18 @@ from sbkit.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A task and its steps, in the order in which a run takes them.
+    """A task and the steps of its runs, in their order.
 
     Attributes:
         task: what the model predicts; bundles of the run store its name.
-        prepare_splits: from the knobs to the prepared data of every split.
-        prepare_labels: from the knobs and the data to the tokenizer or the list of classes, if the
-            recipe has labels; it writes the task's label file into the run folder, which the YAML
-            opens.
-        make_loaders: from the built hparams, the data, the labels and the device to batches.
-        brain: the `sbkit.Brain` that trains it.
-        corpus: from the knobs to the corpus that `prepare_splits` reads, to make shards of it; a
-            recipe without one makes no shards.
+        prepare_splits: prepares the data of every split, from the knobs.
+        prepare_labels: makes the tokenizer or the list of classes, from the knobs and the data, and
+            writes the task's label file into the run folder, where the YAML opens it; None for a
+            recipe without labels.
+        make_loaders: plans the batches, from the built hparams, the data, labels and the device.
+        brain: the class of the `sbkit.Brain` that trains it.
+        corpus: makes the corpus that `prepare_splits` reads, from the knobs; a recipe without one
+            cannot be prepared as shards.
         ranges: allowed ranges of the recipe's own numbers.
     """
 
@@ -51,7 +51,7 @@ class Recipe:
 
 
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
-    """Import the recipe that a YAML names; its folder and its base's are searched last.
+    """Import the recipe that a YAML names.
 
     Raises ConfigError if the YAML names no recipe, or one that cannot be imported.
     """
@@ -81,7 +81,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
 
 
 def search_beside(yaml_file: Path) -> None:
-    """Search the folders of a YAML and its base, and then the working folder, last for modules."""
+    """Append the folders of a YAML and its base, and the working folder, to the module path."""
     files = read_document(yaml_file).texts
     for folder in (*(str(file.resolve().parent) for file in files), str(Path.cwd())):
         if folder not in sys.path:

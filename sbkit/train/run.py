@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-def step(result: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Result]]:
-    """Make a method a step of a run: taken once, and its ``result`` remembered by that name."""
+def step(name: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Result]]:
+    """Make a method a step of a run: it is taken once, and its result is kept by ``name``."""
 
     def decorate(method: Callable[[Any], Result]) -> Callable[[Any], Result]:
         @wraps(method)
         def take_once(run: "Run") -> Result:
-            return run.take(result, partial(method, run))
+            return run.take(name, partial(method, run))
 
         return take_once
 
@@ -55,7 +55,7 @@ def step(result: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Res
 
 
 class Run:
-    """A YAML with its overrides, and what each step makes of it.
+    """A YAML with its overrides, and the results of its steps.
 
     Attributes:
         knobs: the plain values of the YAML.
@@ -74,7 +74,7 @@ class Run:
 
         Args:
             yaml_file: the YAML of the run.
-            overrides: values that replace those of the YAML, by key.
+            overrides: values that replace the YAML's, by key.
             recipe: replaces the recipe that the YAML names.
             count: counts the devices of a type.
 
@@ -116,7 +116,7 @@ class Run:
 
     @step("labels")
     def prepare_labels(self) -> Any:
-        """Open what turns labels into ids; make it if the run folder has none."""
+        """Open the tokenizer or the list of classes; make it if the run folder has none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.load_recipe().prepare_labels(self.knobs, self.prepare_splits())
 
@@ -147,11 +147,12 @@ class Run:
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make a Brain of the recipe; ``run_opts`` take precedence over the YAML."""
         recipe, hparams = self.load_recipe(), self.build_hparams()
-        trained = getattr(recipe.brain, "task", None)
-        if isinstance(trained, Task) and trained.model_class != recipe.task.model_class:
+        brain_task = getattr(recipe.brain, "task", None)
+        if isinstance(brain_task, Task) and brain_task.model_class != recipe.task.model_class:
             raise ConfigError(
-                f"The Brain trains {trained.model_class}, but bundles of this run would be rebuilt "
-                f"as {recipe.task.model_class}. Set `task` of its class to {recipe.task.name}."
+                f"The Brain trains {brain_task.model_class}, but bundles of this run would be "
+                f"rebuilt as {recipe.task.model_class}. Set `task` of its class to "
+                f"{recipe.task.name}."
             )
         has_several = "optimizers" in hparams
         brain: Brain = recipe.brain(
@@ -170,9 +171,9 @@ class Run:
         require_in_range(self.knobs, {**RANGES, **self.load_recipe().ranges})
 
     def load_initial_weights(self) -> list[str]:
-        """Load `pretrained`, and what fits of `init_from`, unless the run has its own weights.
+        """Load `pretrained`, and the fitting part of `init_from`, if the run has no checkpoint.
 
-        Returns lines that describe what is loaded.
+        Returns lines that describe the loaded weights.
         """
         lines: list[str] = []
         if self.has_checkpoint():
@@ -210,7 +211,7 @@ class Run:
         return newest_checkpoint(self.folder / CHECKPOINTS) is not None
 
     def is_finished(self) -> bool:
-        """Return whether the run has trained its last epoch, or has stopped early."""
+        """Return, before training, whether the run has trained its last epoch or stopped early."""
         return is_finished(
             self.folder,
             number_of_epochs=self.build_hparams()["epoch_counter"].limit,
@@ -228,7 +229,7 @@ class Run:
         }
 
     def set_results_aside(self) -> None:
-        """Rename the summary of a run that is trained further: an earlier model wrote it."""
+        """Rename the summary of a run that is trained further: it is of an earlier model."""
         if not (summary := self.folder / SUMMARY).is_file():
             return
         newest = newest_checkpoint(self.folder / CHECKPOINTS)

@@ -1,4 +1,4 @@
-"""The learning rate follows from the position in the run: nothing to save or restore."""
+"""The learning rate, computed from the position in the run, so that there is no state to save."""
 
 import inspect
 import math
@@ -48,8 +48,8 @@ Scheduler = Callable[[int], object]  # sets the rate of its optimizer for a step
 def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     """Read `lr_schedule`, which gives a factor of `lr` in each step; None without the knob.
 
-    Raises ConfigError for neither a function of progress nor a scheduler that needs only the steps
-    and epochs so far. Schedulers of SpeechBrain's and torch's that wait for a metric are refused.
+    It is a function of progress, or a scheduler of SpeechBrain's or torch's that needs only the
+    number of steps and epochs. Raises ConfigError for others, such as one that needs a metric.
     """
     declared, rate = hparams.get("lr_schedule"), hparams.get("lr")
     if declared is None:
@@ -66,7 +66,7 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
     try:
         schedule = _adapt(declared, rate)
         factor = schedule(Position(0.5, 2, 1, ()))
-    except Exception as error:  # a scheduler that waits for something else fails in any way
+    except Exception as error:  # a scheduler that needs something else may fail in any way
         raise ConfigError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
             "`lr`, or a scheduler of SpeechBrain's or torch's that sets only the rate and needs no "
@@ -84,9 +84,9 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
 def _adapt(declared: Any, rate: Any) -> Schedule:
     """Return a schedule of sbkit's, SpeechBrain's or torch's as a function of the position.
 
-    The rates of SpeechBrain's and torch's are divided by `lr`. In step n a scheduler that takes an
-    optimizer has been called n times, one of torch's n - 1 times; in epoch n one that takes the
-    epoch has been called after epoch n - 1.
+    The rates of SpeechBrain and torch are divided by `lr`. The rate of step n is the one after n
+    calls of SpeechBrain's scheduler, or n - 1 calls of torch's. The rate of epoch n is the one
+    after the call for epoch n - 1.
     """
     kind = getattr(declared, "func", declared)
     if isinstance(kind, type) and issubclass(kind, LRScheduler):
@@ -110,7 +110,7 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
 
 
 def _adapt_torch(declared: Callable[..., LRScheduler], rate: float) -> Schedule:
-    """Return torch's scheduler over the optimizer's steps; `total_steps` is the whole run."""
+    """Return torch's scheduler by optimizer steps; one with `total_steps` spans the whole run."""
     has_length = "total_steps" in inspect.signature(declared).parameters
     lengths = {"total_steps", "epochs", "steps_per_epoch"} & {*getattr(declared, "keywords", ())}
     if has_length and lengths:
@@ -134,7 +134,7 @@ def _adapt_torch(declared: Callable[..., LRScheduler], rate: float) -> Schedule:
 
 
 class _DummyOptimizer(Optimizer):
-    """An optimizer with a rate for a scheduler to set, and nothing else, such as a momentum."""
+    """An optimizer that has only a rate for a scheduler to set, and no momentum."""
 
     def __init__(self, rate: float) -> None:
         super().__init__([nn.Parameter(torch.zeros(1))], {"lr": rate})
@@ -144,13 +144,13 @@ class _DummyOptimizer(Optimizer):
 
 
 class _SteppedScheduler:
-    """A scheduler called once for every step up to the present one: nothing to save or restore."""
+    """A scheduler that catches up with the present step, call by call, so it has no saved state."""
 
     def __init__(self, begin: Callable[[Optimizer], Scheduler], rate: float) -> None:
         self._begin, self._rate, self._calls = begin, rate, 0
 
     def factor(self, step: int) -> float:
-        """Return the share of the rate in a step, from 1."""
+        """Return the factor of the rate in a step, from 1."""
         if self._calls == 0 or step < self._calls:
             self._optimizer, self._calls = _DummyOptimizer(self._rate), 0
             self._call = self._begin(self._optimizer)
@@ -161,10 +161,7 @@ class _SteppedScheduler:
 
 
 def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:
-    """Set the learning rate of every group: ``rate``, or the optimizer's own, times the factor.
-
-    A group with an `lr_scale` gets that share of it.
-    """
+    """Set the rate of all groups: ``rate``, or the optimizer's own, times factor and `lr_scale`."""
     for optimizer in optimizers:
         declared = optimizer.defaults["lr"] if rate is None else rate
         for group in optimizer.param_groups:
@@ -236,9 +233,9 @@ class TriStage:
 class NewBob:
     """Multiply the rate by ``annealing_factor`` after a validation that was hardly better.
 
-    improvement_threshold: the relative improvement that a validation needs to count as better.
-    patient: the number of validations, hardly better, that change nothing first.
-    metric: loss, or error, which ranks the checkpoints.
+    improvement_threshold: the relative improvement below which a validation is hardly better.
+    patient: the number of such validations before one that lowers the rate.
+    metric: loss; or error, which ranks checkpoints.
     Source: SpeechBrain's NewBobScheduler.
     """
 

@@ -9,7 +9,6 @@ whether a step was skipped is read now and then.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import reduce
 from pathlib import Path
 
 import torch
@@ -30,13 +29,13 @@ ONLY_LOSS = "loss"  # the name of a single loss
 
 
 class TrainingStep:
-    """The gradient of a global batch, added up over micro-batches and ranks, and its one update.
+    """Add up the gradient of a global batch over micro-batches and ranks, and step once.
 
     Attributes:
         ddp: runs forward and loss, shared among the ranks.
         freezing: which parameters learn at present.
-        moving_average: of the weights.
-        nonfinite: the steps that the host has not looked at yet.
+        moving_average: the average of the weights.
+        nonfinite: the steps whose flags the host has not read yet.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class TrainingStep:
         """Make a step of the modules.
 
         Args:
-            modules: all that may learn.
+            modules: all modules that may learn.
             forward: the recipe's `compute_forward`.
             compute_loss: the recipe's `compute_objectives`.
             device: the device of the modules.
@@ -75,7 +74,7 @@ class TrainingStep:
         self._num_bad = torch.zeros((), device=device)  # non-finite losses of the step, all ranks
 
     def start_epoch(self, epoch: int) -> None:
-        """Forget the micro-batches of a step that was left open, and begin to train."""
+        """Forget the micro-batches of an unfinished step, and go to training mode."""
         self._counts = None
         self.nonfinite.epoch = epoch
         self.train_mode()
@@ -89,11 +88,11 @@ class TrainingStep:
     # -- the phases -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a global batch; its step may be skipped, and then restores the buffers."""
+        """Begin a global batch: save the running statistics, in case its step is skipped."""
         self._statistics.save()
 
     def forward(self, batch: object) -> tuple[object, Objective]:
-        """Return the recipe's predictions for a micro-batch, and its loss."""
+        """Return the recipe's predictions for a micro-batch, and the loss."""
         return self.ddp(batch)
 
     def backward(
@@ -103,7 +102,7 @@ class TrainingStep:
         optimizers: Mapping[str, Optimizer],
         scaler: GradScaler,
     ) -> None:
-        """Add the gradients of a micro-batch to those that the step has: each loss to its parts."""
+        """Add the gradients of a micro-batch; each loss moves the parameters of its optimizer."""
         losses = match_losses(objective, optimizers)
         totals = [loss.sums.sum() for loss in losses.values()]
         for position, (name, total) in enumerate(zip(losses, totals, strict=True), 1):
@@ -116,7 +115,7 @@ class TrainingStep:
             torch.autograd.backward(
                 scaler.scale(total), inputs=parameters, retain_graph=position < len(totals)
             )
-        # The labels of each loss, and whether it is not finite: (losses, 2)
+        # The labels of each loss, and 1 if it is not finite: (losses, 2)
         counts = torch.stack(
             [
                 torch.stack([loss.counts.sum(), ~total.isfinite()]).to(torch.float32)
@@ -125,10 +124,10 @@ class TrainingStep:
         )
         self._loss_names = [*losses]
         self._counts = counts if self._counts is None else self._counts + counts
-        self.nonfinite.record(batch, reduce(torch.add, totals))
+        self.nonfinite.record(batch, torch.stack(totals).sum())
 
     def normalize(self, optimizers: Mapping[str, Optimizer]) -> None:
-        """Divide the gradient of each sum by its labels in all micro-batches of all ranks."""
+        """Divide the gradient of each loss by its labels in all micro-batches of all ranks."""
         self.ddp.check_all_used()
         factors = self._reduce_counts()
         for name, optimizer in optimizers.items():
@@ -143,11 +142,10 @@ class TrainingStep:
                 multiply_gradients(grads, factor.to(grads[0].device))
 
     def _reduce_counts(self) -> Tensor:
-        """Return the factor that turns the gradient of each sum into one of its mean: (losses,).
+        """Return the factors that turn the gradients of sums into gradients of means: (losses,).
 
-        DDP has averaged over the ranks what is to be summed, hence the world size. If the loss of
-        any rank is not finite, every rank's gradient becomes NaN, so that they skip the step
-        together.
+        They include the world size, because DDP has averaged gradients that are to be summed. If
+        the loss of any rank is not finite, they are NaN, so that all ranks skip the step together.
         """
         assert self._counts is not None
         labels, num_bad = sum_over_ranks(self._counts).unbind(1)  # (losses,)
@@ -162,7 +160,7 @@ class TrainingStep:
         scaler: GradScaler,
         max_grad_norm: float,
     ) -> None:
-        """Step every optimizer, or none if a loss or a gradient is not finite; ``step`` from 1."""
+        """Step every optimizer, or none if a loss or gradient is not finite; ``step``: from 1."""
         # Optimizers without a gradient are left out: a GradScaler refuses them, and torch returns
         # the norm of no gradient on the CPU, whatever the device.
         stepping = [optimizer for optimizer in optimizers if [*parameters_with_gradient(optimizer)]]
@@ -184,9 +182,9 @@ class TrainingStep:
 
 
 def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss]:
-    """Return the losses by name, several in the order of their optimizers.
+    """Return the losses by name; several come in the order of their optimizers.
 
-    Raises ConfigError if several losses are not named as the optimizers are.
+    Raises ConfigError if several losses do not have the names of the optimizers.
     """
     losses, names = as_losses(objective), [*optimizers]
     if not isinstance(objective, Mapping):
@@ -200,9 +198,9 @@ def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss
 
 
 def as_losses(objective: object) -> dict[str, Loss]:
-    """Return the losses of `compute_objectives` by name, a single one as `loss`.
+    """Return the losses of `compute_objectives` by name; a single one is called `loss`.
 
-    A mean counts as the loss of one label. Raises ConfigError for anything else.
+    A mean counts as the loss of one label. Raises ConfigError for other types.
     """
     if isinstance(objective, Mapping) and objective:
         return {name: as_loss(loss) for name, loss in objective.items()}
@@ -217,7 +215,7 @@ def as_losses(objective: object) -> dict[str, Loss]:
 
 
 def as_loss(objective: object) -> Loss:
-    """Return the loss that is logged and that judges checkpoints: the first of several."""
+    """Return the loss that is logged and that ranks checkpoints: the first of several."""
     return next(iter(as_losses(objective).values()))
 
 

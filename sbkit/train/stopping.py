@@ -1,6 +1,6 @@
-"""When a run saves and ends: on a signal, when early stopping says so, after its last epoch.
+"""When a run saves and ends: on a signal, by early stopping, or after its last epoch.
 
-All ranks decide the same. A signal is acted upon between two steps.
+All ranks decide the same. A run obeys a signal between two steps.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 SECONDS_BETWEEN_QUESTIONS = 1.0  # of training, between two questions to all ranks
-MAX_STEPS_BETWEEN_QUESTIONS = 25  # the steps to come may be slower than those before
+MAX_STEPS_BETWEEN_QUESTIONS = 25  # later steps may be slower
 BEST_EPOCH = "best_epoch"  # key of a checkpoint's meta file
 
 
@@ -55,10 +55,10 @@ class StopSignals:
 
 
 class RankConsensus:
-    """Let ranks agree between two steps on what any of them asks for.
+    """Agree, between two steps, to stop or save if any rank asks for it.
 
-    Asking in every step would make ranks wait for one another. They ask about every second of
-    training, after a number of steps that the slowest of them decides for all.
+    Asking in every step would make ranks wait for one another. They ask about once a second, after
+    as many steps as the slowest rank takes in that time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,9 +67,9 @@ class RankConsensus:
         self._last_question = (0, -math.inf)  # its step and time
 
     def ask(self, *, stop: bool, save: bool, at_once: bool = False) -> tuple[bool, bool]:
-        """Agree after a step whether to stop and to save; every rank calls this after every step.
+        """Return whether any rank stops, and whether any saves; all call this after every step.
 
-        at_once: ask now; the same on all ranks.
+        at_once: ask now; equal on all ranks.
         """
         self._steps += 1
         if world_size() == 1:
@@ -108,12 +108,14 @@ class SaveOrLeave:
         self._last_save, self._micro_batches = time.monotonic(), 0
 
     def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
-        """Save or leave, between two steps; the end of an epoch is saved after its validation.
+        """Save or leave if it is time, but not within a step.
+
+        At the end of an epoch it only leaves: the epoch is saved after its validation.
 
         Args:
             step: the number of optimizer steps so far, for the log.
-            ends_step: whether no gradient is left over from the micro-batch.
-            is_last: whether the epoch ends with the micro-batch.
+            ends_step: whether the micro-batch was the last of its step.
+            is_last: whether it was the last of its epoch.
 
         Raises:
             SystemExit: a rank has received a signal.
@@ -149,9 +151,9 @@ class SaveOrLeave:
 
 
 def first_best_epoch(checkpointer: Any, key: BestKey, *, epoch: int, value: float) -> int:
-    """Return the first epoch with the best figure so far; ``epoch`` has just reached a value.
+    """Return the first epoch with the best value so far, given the ``value`` of the last ``epoch``.
 
-    Each checkpoint holds it as BEST_EPOCH: of several with the best figure only the last are kept.
+    Each checkpoint stores it as BEST_EPOCH, because the first of several best may be deleted.
     """
     best = checkpointer.find_checkpoint(max_key=key.max_key, min_key=key.min_key)
     if best is None:
@@ -162,7 +164,7 @@ def first_best_epoch(checkpointer: Any, key: BestKey, *, epoch: int, value: floa
 
 
 def has_stopped_early(checkpoints: Path, patience: int) -> bool:
-    """Return whether no epoch has been better for ``patience`` epochs; 0 never stops."""
+    """Return whether the last ``patience`` epochs were no better; a patience of 0 never stops."""
     newest = newest_checkpoint(checkpoints)
     if newest is None or BEST_EPOCH not in newest.meta:
         return False
@@ -170,7 +172,7 @@ def has_stopped_early(checkpoints: Path, patience: int) -> bool:
 
 
 def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
-    """Return whether no further epoch is trained; all ranks agree. A patience of 0 never stops."""
+    """Return whether training ends early, for all ranks what rank 0 finds; log it."""
     if not patience or checkpointer is None:
         return False
     folder = Path(checkpointer.checkpoints_dir)
@@ -183,10 +185,7 @@ def stops_early(checkpointer: Any, patience: int, *, metric: str) -> bool:
 
 
 def is_finished(run_folder: Path, *, number_of_epochs: int, patience: int = 0) -> bool:
-    """Return whether a run has trained its last epoch, or has stopped early.
-
-    Call it before training: afterwards every run is finished.
-    """
+    """Return whether a run has trained its last epoch, or has stopped early."""
     newest = newest_checkpoint(run_folder / CHECKPOINTS)
     if newest is None or not newest.meta.get("end-of-epoch", True):
         return False

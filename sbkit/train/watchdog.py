@@ -1,8 +1,8 @@
-"""End a job in which a rank hangs, and print where every rank was.
+"""End a job with a hanging rank, and print the position of every rank.
 
 A thread of each rank writes `heartbeats/rank-N` in the run folder: its phase, its step, and the
 utterances it works on. Ranks wait for one another, so when one hangs all of them stop. The first to
-notice writes a note for the others; each prints its state and stack, and the job ends.
+notice writes a note for the others; each prints all positions and its own stack, and the job ends.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from sbkit.distributed.ranks import rank, world_size
 
 FOLDER = "heartbeats"
 TICK_SECONDS = 1.0
-SECONDS_BETWEEN_RANKS = 0.1  # so that the report of each can be read
+SECONDS_BETWEEN_RANKS = 0.1  # between two ranks' reports, so that their lines do not mix
 REPORT_SECONDS = 5.0  # for the other ranks to print their state
 STDERR = 2  # file descriptor, whatever sys.stderr is
 NOTE = "stalled"  # the file that notifies the other ranks
@@ -26,7 +26,7 @@ MAX_LISTED_UTTERANCES = 4
 
 
 class NullWatchdog(AbstractContextManager["NullWatchdog"]):
-    """Watches nothing: the run has no folder, or `stall_seconds` is 0."""
+    """Watch nothing: the run has no folder, or `stall_seconds` is 0."""
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
         """Do nothing."""
@@ -36,12 +36,12 @@ class NullWatchdog(AbstractContextManager["NullWatchdog"]):
 
 
 class Watchdog(NullWatchdog):
-    """Write the position of this rank, and end the process if it stays for ``stall_seconds``."""
+    """Write the position of this rank; end the process if it does not move in ``stall_seconds``."""
 
     def __init__(self, folder: Path, *, stall_seconds: float) -> None:
         self._folder = folder / FOLDER
         self._stall_seconds = stall_seconds
-        self._position = "in start"  # a new string with each ping
+        self._position = "in start"  # each ping makes a new string
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -61,7 +61,7 @@ class Watchdog(NullWatchdog):
             self._folder.rmdir()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Note the position of the rank, which the thread writes."""
+        """Note the position of this rank."""
         more = ", ..." if len(utterances) > MAX_LISTED_UTTERANCES else ""
         on = f" on {', '.join(utterances[:MAX_LISTED_UTTERANCES])}{more}" if utterances else ""
         self._position = f"in {phase} after step {step}{on}"

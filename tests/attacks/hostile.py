@@ -32,7 +32,7 @@ sys.addaudithook(_note)  # for as long as the process lives
 
 @contextmanager
 def watched(canary: Path) -> Iterator[None]:
-    """Fail if code is executed inside, or if the file ``canary`` is created."""
+    """Fail if the block runs a command or opens a connection, or if ``canary`` is created."""
     global _events
     _events = events = []
     try:

@@ -1,7 +1,9 @@
 """People exchange bundles: whatever a bundle holds, loading it runs none of its code."""
 
 import json
+import py_compile
 import shutil
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
-from tests.attacks.hostile import DAMAGES, refused
+from tests.attacks.hostile import DAMAGES, refused, watched
 from tests.runtime.bundles import edit_config, edit_weights, make_bundle
 
 MISSING = object()
@@ -36,21 +38,21 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundle(healthy: Path, tmp_path: Path) -> Path:
-    """Copy the bundle; the clip lies beside it, as would a canary."""
+    """Copy the bundle and the clip; a canary would appear beside them."""
     shutil.copytree(healthy / "bundle", tmp_path / "bundle")
     shutil.copy(healthy / "clip.wav", tmp_path / "clip.wav")
     return tmp_path / "bundle"
 
 
-def transcription_refused(bundle: Path) -> str:
+def transcription_refused(bundle: Path, *options: str) -> str:
     """Transcribe the clip with a hostile bundle, and return the error."""
     command = ["transcribe", str(bundle), str(bundle.parent / "clip.wav"), "--format", "json"]
-    return refused(partial(run, command), bundle.parent / "canary")
+    return refused(partial(run, [*command, *options]), bundle.parent / "canary")
 
 
 # -- config.json ----------------------------------------------------------------------------------
 
-CODE = {  # a chain of classes that once ran a command
+CODE = {  # these nested classes once ran a command
     "new": "torch.fx.graph_module._CodeOnlyModule",
     "arguments": {
         "body": {
@@ -90,15 +92,7 @@ def test_parts_with_chains_of_callables_are_refused(plain: Any, key: str, bundle
     transcription_refused(bundle)
 
 
-def deep(levels: int) -> Any:
-    """Nest lists."""
-    value: Any = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-VALUES = (-(10**30), "a\x1b[2Jb", CODE, deep(200))
+VALUES = (-(10**30), "a\x1b[2Jb", CODE, json.loads("[" * 200 + "]" * 200))
 FIELDS = [
     *((field, MISSING) for field in ("format", "task", "sample_rate", "model", "parts")),
     *((field, value) for field in ("format", "task", "sample_rate", "parts") for value in VALUES),
@@ -177,6 +171,44 @@ def test_damaged_and_replaced_files_are_refused(
 ) -> None:
     damage(bundle / name)
     transcription_refused(bundle)
+
+
+MODULE = "module_in_a_hostile_bundle"
+
+
+def leave_trace(bundle: Path) -> str:
+    return f"open({str(bundle.parent / 'canary')!r}, 'w').close()\n"
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("name", ["config.json", f"{MODULE}.py"])
+def test_damage_is_found_before_a_user_module_runs(
+    name: str, damage: Callable[[Path], Any], bundle: Path
+) -> None:
+    (bundle / f"{MODULE}.py").write_text(leave_trace(bundle) * 2)  # half of it still runs
+    write_checksums(bundle)
+    damage(bundle / name)
+    transcription_refused(bundle, "--import", MODULE)
+
+
+def test_bundle_as_working_folder_runs_only_the_verified_source(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would run a package or a compiled file of that name instead, without a checksum."""
+    name = f"{MODULE}_in_the_working_folder"
+    (bundle / f"{name}.py").write_text(leave_trace(bundle))
+    py_compile.compile(
+        str(bundle / f"{name}.py"), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
+    (bundle / f"{name}.py").write_text("is_verified = True\n")
+    write_checksums(bundle)
+    (bundle / name).mkdir()
+    (bundle / name / "__init__.py").write_text(leave_trace(bundle))
+    monkeypatch.chdir(bundle)
+    monkeypatch.syspath_prepend("")
+    with watched(bundle.parent / "canary"):
+        assert run(["transcribe", ".", "../clip.wav", "--import", name]) == 0
+    assert sys.modules[name].is_verified
 
 
 def test_weights_of_another_model_are_refused(bundle: Path) -> None:

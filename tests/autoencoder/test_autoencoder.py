@@ -1,12 +1,10 @@
 """A user task that predicts neither text nor labels is trained, resumed, tested, exported and run.
 
-It is only in this folder; sbkit has no line of it.
+sbkit does not know it: all of its code is in this folder.
 """
 
 import os
-import signal
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -18,16 +16,16 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
 from tests.autoencoder.autoencoder import LOG_MEL_CODING, Autoencoder, AutoencoderBrain
-from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
+from tests.runs import Workplace, last_parameters, read_json, stopped_after
 
 MODULE = "tests.autoencoder.autoencoder"
 IMPORT = ("--import", MODULE)
 
 
 def train(workplace: Workplace, run: Path, *options: str) -> int:
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    yaml = str(ROOT / "tests/autoencoder/autoencoder.yaml")
-    return train_here(["train.py", yaml, *folders, *options], workplace.cache)
+    return workplace.train_here(
+        run, *options, yaml=f"{Path(__file__).parent}/autoencoder.yaml", tiny=()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +46,7 @@ def test_user_task_is_trained_logged_and_tested(trained: Path) -> None:
 def test_stopped_run_resumes_to_the_same_weights(
     trained: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
-    fit_batch = AutoencoderBrain.fit_batch
-
-    def stopping(brain: AutoencoderBrain, batch: Any) -> Any:
-        if brain.optimizer_step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return fit_batch(brain, batch)
-
-    with patch.object(AutoencoderBrain, "fit_batch", stopping):
+    with stopped_after(5, AutoencoderBrain):
         assert train(workplace, tmp_path) == ASKED_TO_STOP
     assert train(workplace, tmp_path) == 0
     whole, resumed = last_parameters(trained), last_parameters(tmp_path)

@@ -24,17 +24,14 @@ print(faults())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_keep_freed_memory_maps_pages_once() -> None:
-    described, faults = _answers()
-    assert described == "freed memory is kept"
+    description, faults = _run()
+    assert description == "freed memory is kept"
     assert int(faults) < 1000  # of 50,000 pages
-    described, faults = _answers(MALLOC_MMAP_THRESHOLD_="100000")
-    assert described == "memory is allocated as MALLOC_MMAP_THRESHOLD_ has it"
+    description, faults = _run(MALLOC_MMAP_THRESHOLD_="100000")
+    assert description == "memory is allocated by MALLOC_MMAP_THRESHOLD_"
     assert int(faults) > 10_000
 
 
-def _answers(**variables: str) -> list[str]:
+def _run(**variables: str) -> list[str]:
     command = [sys.executable, "-c", FAULTS]
-    result = subprocess.run(
-        command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True
-    )
-    return result.stdout.splitlines()
+    return subprocess.check_output(command, cwd=ROOT, env=variables, text=True).splitlines()

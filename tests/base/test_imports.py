@@ -1,4 +1,4 @@
-"""A torchaudio that was built for another torch is explained in a sentence, wherever it is met."""
+"""A torchaudio that does not fit torch is explained in a sentence, wherever it is imported."""
 
 import os
 import subprocess
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from sbkit.base.errors import DeviceError
+from sbkit.base.imports import import_torchaudio
+from tests.runs import ROOT
+
 CUDA = (
     'raise RuntimeError("Detected that PyTorch and TorchAudio were compiled with different CUDA '
     'versions. PyTorch has CUDA version 13.2 whereas TorchAudio has CUDA version 13.0.")'
@@ -19,21 +22,25 @@ COMMANDS = {"train.py": ["train.py", "hparams/ctc.yaml"], "doctor": ["-m", "sbki
 
 @pytest.mark.parametrize("code", [CUDA, LIBRARY, MISSING], ids=["cuda", "library", "missing"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_torchaudio_of_another_torch_is_explained_with_its_cure(
+def test_torchaudio_of_another_torch_is_explained_with_commands(
     code: str, command: str, tmp_path: Path
 ) -> None:
     (tmp_path / "torchaudio").mkdir()
     (tmp_path / "torchaudio/__init__.py").write_text(code + "\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    process = subprocess.run(
-        [sys.executable, *COMMANDS[command]],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    words, variables = [sys.executable, *COMMANDS[command]], {**os.environ, "PYTHONPATH": path}
+    process = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=variables)
     lines = [line for line in (process.stdout + process.stderr).splitlines() if "INDEX" in line]
     assert process.returncode == (2 if command == "train.py" else 0)
     assert len(lines) == 1 and "cannot be used with torch" in lines[0]
     assert "Traceback" not in process.stderr
+
+
+def test_missing_torchaudio_is_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"torch": "2.11.0", "torchaudio": None}
+    monkeypatch.setattr("sbkit.base.versions.versions", lambda: installed)
+    monkeypatch.setitem(sys.modules, "torchaudio", None)
+    with pytest.raises(
+        DeviceError, match=r"^torchaudio is not installed, and torch is 2.11.0\. To"
+    ):
+        import_torchaudio()

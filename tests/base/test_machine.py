@@ -1,4 +1,4 @@
-"""Cores and memory: the limits of a container count."""
+"""The limits of a container count as cores and memory."""
 
 from pathlib import Path
 

@@ -30,21 +30,21 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(
-    ("settings", "decides", "described"),
+    ("settings", "decides", "description"),
     [
         ({}, True, "4 threads, which sleep between operations while others need the cores"),
         (SETTINGS, True, "4 threads, which sleep between operations while others need the cores"),
-        ({"OMP_WAIT_POLICY": "passive"}, False, "4 threads, which wait as OMP_WAIT_POLICY=passive"),
-        ({"OMP_NUM_THREADS": "1"}, False, "4 threads, which wait as OpenMP does by itself"),
+        ({"OMP_WAIT_POLICY": "passive"}, False, "4 threads, which wait by OMP_WAIT_POLICY=passive"),
+        ({"OMP_NUM_THREADS": "1"}, False, "4 threads, which wait by the defaults of OpenMP"),
     ],
 )
 def test_settings_of_user_are_kept(
-    settings: dict[str, str], decides: bool, described: str, variables: pytest.MonkeyPatch
+    settings: dict[str, str], decides: bool, description: str, variables: pytest.MonkeyPatch
 ) -> None:
     for name, value in settings.items():
         variables.setenv(name, value)
     assert prepare_waiting() is decides
-    assert describe_waiting(4) == described
+    assert describe_waiting(4) == description
     assert describe_waiting(1) == "one thread"
 
 
@@ -106,17 +106,11 @@ print(json.dumps([loaded_library()._name, before, asleep, after, seconds_without
 @pytest.mark.skipif(seconds_without_core() is None, reason="this kernel does not report it")
 def test_second_team_has_more_threads_than_processors_until_it_ends() -> None:
     """More threads than processors make GNU OpenMP stop spinning."""
-    environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    result = subprocess.run(
-        [sys.executable, "-c", TEAMS],
-        cwd=ROOT,
-        env={**environment, "OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    library, before, asleep, after, waited = json.loads(result.stdout)
+    variables = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    variables["OMP_NUM_THREADS"] = "2"
+    command = [sys.executable, "-c", TEAMS]
+    output = subprocess.check_output(command, cwd=ROOT, env=variables, timeout=120)
+    library, before, asleep, after, waited = json.loads(output)
     assert "/torch" in library
     assert asleep > before + affine_cores() and after < asleep
     assert waited >= 0

@@ -7,7 +7,7 @@ from torch.amp.grad_scaler import GradScaler
 from sbkit.base import torch_internals
 
 
-def test_private_parts_were_tried_with_this_torch() -> None:
+def test_private_parts_were_tested_with_this_torch() -> None:
     assert f"torch {torch.__version__.partition('+')[0]}." in (torch_internals.__doc__ or "")
 
 
@@ -30,9 +30,3 @@ def test_scaler_skips_step_if_found_inf_is_set() -> None:
         scaler.step(optimizer)
         scaler.update()
         assert (layer.weight.item() == before) is bool(is_inf)
-
-
-def test_gradients_are_multiplied_in_place() -> None:
-    gradients = [torch.ones(2), torch.ones(1)]
-    torch_internals.multiply_gradients(gradients, torch.tensor(3.0))
-    assert [gradient.tolist() for gradient in gradients] == [[3.0, 3.0], [3.0]]

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import torch
 
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.io import Samples
+from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.bundle import config as files
+from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import BundleConfig
+from sbkit.commands.cli import run
 from sbkit.commands.transcribe import classify_files
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import Confidence, WordAligner
@@ -72,7 +77,7 @@ def test_recognize_gives_the_words_and_confidences_of_word_aligner(bundle: Path)
         tokenizer=tokenizer,
         samples_per_frame=640,
         sample_rate=16_000,
-        confidence=Confidence.of(weights),
+        confidence=Confidence.from_plain(weights),
     )
     assert recognized.words == aligner.align(encoded.log_probs, tokens, samples=len(clip))
     assert recognized.text.split() == [word.text for word in recognized.words]
@@ -102,10 +107,12 @@ def test_load_bundle_refuses_an_impossible_setting(
         load_bundle(bundle)
 
 
-def test_load_bundle_parses_the_bytes_that_were_hashed(
+def test_load_bundle_parses_and_runs_the_bytes_that_were_hashed(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file is swapped as soon as it has been read."""
+    (bundle / "module_to_swap.py").write_text("is_verified = True")
+    write_checksums(bundle)
     read = files.read_regular
 
     def swapping(path: Path, **more: Any) -> bytes:
@@ -114,7 +121,27 @@ def test_load_bundle_parses_the_bytes_that_were_hashed(
         return content
 
     monkeypatch.setattr(files, "read_regular", swapping)
-    load_bundle(bundle)
+    load_bundle(bundle, user_modules=frozenset(["module_to_swap"]))
+    assert sys.modules["module_to_swap"].is_verified
+
+
+def test_serve_imports_the_modules_of_every_bundle(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_all(names: list[str], folders: list[Path], options: Namespace) -> int:
+        return len([read_bundle(folder, user_modules=options.user_modules) for folder in folders])
+
+    monkeypatch.setattr("sbkit.commands.serve.serve", read_all)
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    (other / "served_heads.py").write_text("import served_layers")
+    (other / "served_layers.py").write_text("")
+    write_checksums(other)
+    imported = [f"--import={name}" for name in ("served_heads", "served_layers")]
+    assert run(["serve", str(bundle), str(other), *imported]) == 2
+    (bundle / "served_layers.py").write_text("is_other = True")
+    write_checksums(bundle)
+    with pytest.raises(SbkitError, match=f"{bundle}/served_layers.py is another module"):
+        run(["serve", str(bundle), str(other), *imported])
 
 
 class Classifier:

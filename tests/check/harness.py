@@ -5,7 +5,7 @@ The faults are in tests/check/mutations/, a list `MUTATIONS` in each file.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
 from sbkit.train.recipe import Recipe
-from tests.runs import ROOT, Workplace, one_thread
+from tests.runs import ROOT, TINY, Workplace, one_thread
 
 Edit = Callable[[Path], None]
 WITHOUT_COST = tuple(check for check in CHECKS if check is not check_cost)  # which takes seconds
@@ -99,10 +99,11 @@ def planned_run(
     *arguments: str,
     recipe: Recipe | None = ASR,
     yaml: Path = ROOT / "hparams/ctc.yaml",
+    tiny: Sequence[str] = TINY,
     target: str | None = None,
 ) -> Iterator[PlannedRun]:
     """Plan a run on the release of a workplace, in one thread and with its cache."""
-    command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml)))
+    command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml), tiny=tiny))
     with (
         patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
         one_thread(),

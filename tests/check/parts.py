@@ -1,10 +1,12 @@
-"""Parts for a YAML, each with one fault or one oddity."""
+"""Parts for a YAML, each with one fault or one oddity, and a Brain."""
 
 from typing import Any
 
 import torch
+from speechbrain import Stage
 from torch import Tensor
 
+from recipes.asr.recipe import AsrBrain
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.transformer import Transformer
 
@@ -119,3 +121,12 @@ class BackwardFrontEnd(ConvFrontEnd):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x, lengths = super().forward(x, lengths)
         return self.lstm(x)[0], lengths
+
+
+class StageNotes(AsrBrain):
+    """Reads a key in a decorated hook, which the dry run does not call."""
+
+    @torch.no_grad()
+    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
+        super().on_stage_end(stage, stage_loss, epoch)
+        print(f"{self.hparams.stage_note}")

@@ -1,5 +1,6 @@
 """What a finding looks like in print, how findings are gathered, and what a dry run leaves."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from torch.nn.modules import module
 
+from recipes.asr.recipe import ASR
 from sbkit.base.errors import ConfigError
+from sbkit.check import check, settings
 from sbkit.check.check import check_planned_run, summary
 from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, PlannedRun
@@ -52,33 +55,65 @@ def test_only_errors_set_the_exit_code_unless_strict(
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> PlannedRun:
+def planned(tmp_path: Path) -> Iterator[PlannedRun]:
     (tmp_path / "a.yaml").write_text("lr: 1\nCNN: 1\noutput_folder: there\n")
-    return PlannedRun(tmp_path / "a.yaml", {})
+    with PlannedRun(tmp_path / "a.yaml", {}) as planned:
+        yield planned
 
 
 def test_failed_step_is_reported_unless_an_error_has_its_key(planned: PlannedRun) -> None:
     def check_front_end(planned: PlannedRun) -> list[Finding]:
         return [finding]
 
-    with planned:
-        planned.faults["loaders"] = ConfigError("`CNN` does not stride evenly. Correct it.")
-        finding = planned.finding("CNN", problem="a", stops=False)
-        beside_note = [f.check for f in check_planned_run(planned, [check_front_end])]
-        finding = replace(finding, stops=True)
-        beside_error = [f.check for f in check_planned_run(planned, [check_front_end])]
+    planned.faults["loaders"] = ConfigError("`CNN` does not stride evenly. Correct it.")
+    finding = planned.finding("CNN", problem="a", stops=False)
+    beside_note = [f.check for f in check_planned_run(planned, [check_front_end])]
+    finding = replace(finding, stops=True)
+    beside_error = [f.check for f in check_planned_run(planned, [check_front_end])]
     assert beside_note == ["front_end", "loaders", "recipe"]
     assert beside_error == ["front_end", "recipe"]
 
 
-def test_check_that_raises_is_a_note(planned: PlannedRun) -> None:
-    def check_nothing(planned: PlannedRun) -> list[Finding]:
+def test_check_that_raises_is_a_note(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check_ranges(planned: PlannedRun) -> list[Finding]:
         raise TypeError("an unexpected keyword")
 
-    with planned:
-        note, *_ = check_planned_run(planned, [check_nothing])
+    monkeypatch.setattr(settings, "check_ranges", check_ranges)
+    note, *_ = check_planned_run(planned, [check_ranges])
     assert not note.stops
     assert "(TypeError: an unexpected keyword)" in note.problem
+
+
+def test_finding_is_kept_at_each_place_and_as_an_error(planned: PlannedRun) -> None:
+    error = planned.finding("lr", problem="a")
+    elsewhere = planned.finding("CNN", problem="a")
+    findings = [error, replace(error, stops=False), elsewhere, replace(error, problem="b")]
+
+    def check_front_end(planned: PlannedRun) -> list[Finding]:
+        return findings
+
+    def places(findings: list[Finding]) -> list[tuple[str, str, bool]]:
+        return [(f.problem, f.where, f.stops) for f in findings if f.check == "front_end"]
+
+    expected = places([replace(f, check="front_end") for f in (error, *findings[2:])])
+    assert places(check_planned_run(planned, [check_front_end])) == expected
+    findings[:2] = findings[1::-1]  # the note comes first
+    assert places(check_planned_run(planned, [check_front_end])) == expected
+
+
+@pytest.mark.parametrize("num_errors", [1, 2])
+def test_training_shows_notes_beside_errors(
+    planned: PlannedRun,
+    num_errors: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    findings = [*[ERROR, replace(ERROR, problem="`b`")][:num_errors], NOTE]
+    monkeypatch.setattr(check, "check_planned_run", lambda planned: findings)
+    monkeypatch.setattr(PlannedRun, "load_recipe", lambda run: ASR)
+    with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
+        check.check_before_training(planned)
+    assert caplog.messages == ["note: a clip is silent."]
 
 
 def test_dry_run_of_a_healthy_step_trains_everything_once(

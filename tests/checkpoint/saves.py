@@ -1,4 +1,4 @@
-"""Small checkpoints, for the tests of what becomes of them."""
+"""Save and recover checkpoints of one small layer."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def save(folder: Path, *values: float) -> list[Path]:
 
 
 def recovered(folder: Path, **keys: Any) -> float | None:
-    """Recover, and give the weight that came; None when nothing did."""
+    """Return the weight of the checkpoint that is recovered; None if there is none."""
     model = line(-1.0)
     if checkpointer(folder, model).recover_if_possible(**keys) is None:
         return None

@@ -2,9 +2,11 @@
 
 import math
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +42,14 @@ deadly.save_checkpoint(meta={"epoch": 2})
 """
 
 
-def test_checkpoint_restores_what_was_saved(tmp_path: Path) -> None:
+def test_newest_or_best_checkpoint_is_restored(tmp_path: Path) -> None:
     assert recovered(tmp_path) is None
-    save(tmp_path, 0.5, 0.2, 0.4)
+    save(tmp_path, 0.5, 0.2)
+    checkpointer(tmp_path, line(0.3)).save_checkpoint(meta={"CER": math.nan})  # ranks last
+    save(tmp_path, 0.4)
     assert recovered(tmp_path) == pytest.approx(0.4)
     assert recovered(tmp_path, min_key="CER") == pytest.approx(0.2)
     assert recovered(tmp_path, max_key="CER") == pytest.approx(0.5)
-
-
-def test_nonfinite_score_ranks_last(tmp_path: Path) -> None:
-    save(tmp_path, 0.2, float("nan"), 0.4)
-    assert recovered(tmp_path, min_key="CER") == pytest.approx(0.2)
-    assert recovered(tmp_path, max_key="CER") == pytest.approx(0.4)
 
 
 def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
@@ -59,22 +57,37 @@ def test_recoverable_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, recoverables={"model": nn.Linear(2, 2), "lr": 0.1})
 
 
-def test_named_checkpoint_replaces_its_predecessor(tmp_path: Path) -> None:
-    for value in (1.0, 2.0):
-        checkpointer(tmp_path, line(value)).save_checkpoint(name="last")
+@pytest.mark.parametrize("kill_at", range(5))  # the fifth step does not come
+def test_kill_while_replacing_named_checkpoint_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    """The first three steps rename folders, and the fourth removes one."""
+    checkpointer(tmp_path, line(1.0)).save_checkpoint(name="last")
+    steps: list[str] = []
+
+    def killed_before(step: Callable[..., Any]) -> Callable[..., Any]:
+        def take(*arguments: Any) -> Any:
+            if len(steps) == kill_at:
+                raise KeyboardInterrupt
+            steps.append(step.__name__)
+            return step(*arguments)
+
+        return take
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed_before(Path.rename))
+        patch.setattr("sbkit.checkpoint.folder.shutil.rmtree", killed_before(shutil.rmtree))
+        with nullcontext() if kill_at == 4 else pytest.raises(KeyboardInterrupt):
+            checkpointer(tmp_path, line(2.0)).save_checkpoint(name="last")
+    assert steps == ["rename", "rename", "rename", "rmtree"][:kill_at]
+    newest = 1.0 if kill_at < 2 else 2.0
+    assert recovered(tmp_path) == newest
+    Checkpointer(tmp_path).claim()  # as the next run does
     assert [path.name for path in tmp_path.iterdir()] == ["CKPT+last"]
-    assert recovered(tmp_path) == 2.0
+    assert recovered(tmp_path) == newest
 
 
-def test_checkpointer_keeps_best_and_last(tmp_path: Path) -> None:
-    for value in (0.5, 0.2, 0.4, 0.1, 0.3):
-        keeper = checkpointer(tmp_path, line(value))
-        keeper.save_and_keep_only(meta={"CER": value}, min_keys=["CER"], num_to_keep=1)
-    assert sorted(checkpoint.meta["CER"] for checkpoint in keeper.list_checkpoints()) == [0.1, 0.3]
-    assert recovered(tmp_path) == pytest.approx(0.3)
-
-
-def test_checkpoints_keep_order_if_clock_goes_back(
+def test_best_and_newest_are_kept_even_if_the_clock_goes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -120,23 +133,23 @@ def test_full_disk_leaves_only_previous_checkpoint(tmp_path: Path, size: int) ->
     assert find_damage(before.path) is None
 
 
-def test_checkpoint_is_synced_before_rename(
+def test_checkpoint_is_synced_before_rename_and_its_name_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited_for, rename = set[str](), Path.rename
+    events, rename = list[str](), Path.rename
 
-    def wait(descriptor: int) -> None:
-        waited_for.add(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+    def note_sync(descriptor: int) -> None:
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
 
-    def renamed(path: Path, target: Path) -> Path:
-        assert {path.name, *(file.name for file in path.iterdir())} <= waited_for
-        waited_for.add("renamed")
+    def note_rename(path: Path, target: Path) -> Path:
+        assert {path.name, *(file.name for file in path.iterdir())} <= {*events}
+        events.append("renamed")
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", wait)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "rename", note_rename)
     save(tmp_path, 1.0)
-    assert "renamed" in waited_for
+    assert events[-2:] == ["renamed", tmp_path.name]
 
 
 class Payload:
@@ -180,7 +193,7 @@ def test_checkpoint_without_recoverable_is_refused(tmp_path: Path) -> None:
 
 
 def test_module_with_own_saver_is_restored(tmp_path: Path) -> None:
-    normalizer, own = InputNormalization(), line(2.0)
+    normalizer = InputNormalization()
     normalizer(torch.randn(2, 5, 4), torch.ones(2))
 
     def write(module: nn.Linear, path: Path) -> None:
@@ -189,22 +202,22 @@ def test_module_with_own_saver_is_restored(tmp_path: Path) -> None:
     def read(module: nn.Linear, path: Path, end_of_epoch: bool) -> None:
         nn.init.constant_(module.bias, float(Path(path).read_text()))
 
-    def keeper(*modules: nn.Module) -> Checkpointer:
+    def saver(*modules: nn.Module) -> Checkpointer:
         return Checkpointer(
             tmp_path,
-            recoverables=dict(zip(("normalizer", "own", "model"), modules, strict=True)),
-            custom_save_hooks={"own": write},
-            custom_load_hooks={"own": read},
+            recoverables=dict(zip(("normalizer", "custom", "model"), modules, strict=True)),
+            custom_save_hooks={"custom": write},
+            custom_load_hooks={"custom": read},
         )
 
-    keeper(normalizer, own, line(1.0)).save_checkpoint()
+    saver(normalizer, line(2.0), line(1.0)).save_checkpoint()
     modules = InputNormalization(), line(0.0), line(0.0)
-    again = keeper(*modules)
+    again = saver(*modules)
     again.check_same_model()
     assert again.recover_if_possible() is not None
     again.load_average(2)
     assert torch.equal(modules[0].glob_mean, normalizer.glob_mean)
-    assert [float(each.bias[0].detach()) for each in modules[1:]] == [2.0, 1.0]
+    assert [float(module.bias[0].detach()) for module in modules[1:]] == [2.0, 1.0]
 
 
 KEYS = {"min_key": "CER"}
@@ -216,11 +229,11 @@ class Scored:
     def __init__(self, folder: Path, error: Callable[[float], float]) -> None:
         self.model = line(-1.0)
         self.checkpointer = checkpointer(folder, self.model)
-        self.asked: list[float] = []
+        self.weights: list[float] = []  # that were scored
         self._error = error
 
     def score(self) -> float:
-        self.asked.append(self.weight)
+        self.weights.append(self.weight)
         return self._error(self.weight)
 
     @property
@@ -233,24 +246,19 @@ class Scored:
         return len(averaged.checkpoints)
 
 
-@pytest.mark.parametrize(
-    ("meta", "best"),
-    [
-        ([{"TER": 3, RANKED_BY: {"min_key": "TER"}}, {"TER": 2, RANKED_BY: {"min_key": "TER"}}], 1),
-        ([{"F1": 3, RANKED_BY: {"max_key": "F1"}}, {"F1": 2, RANKED_BY: {"max_key": "F1"}}], 0),
-    ],
-)
+@pytest.mark.parametrize(("ranked_by", "best"), [({"min_key": "TER"}, 2), ({"max_key": "TER"}, 3)])
 def test_best_checkpoint_is_found_by_its_ranking_metric(
-    tmp_path: Path, meta: list[dict[str, Any]], best: int
+    tmp_path: Path, ranked_by: dict[str, str], best: int
 ) -> None:
-    for number, values in enumerate(meta):
-        checkpointer(tmp_path, line(float(number))).save_checkpoint(meta=values)
-    (found,) = Checkpointer(tmp_path).find_averaged()
-    assert meta[best].items() <= found.meta.items()
+    for value in (3, 2):
+        meta = {"TER": value, RANKED_BY: ranked_by}
+        checkpointer(tmp_path, line(0.0)).save_checkpoint(meta=meta)
+    (checkpoint,) = Checkpointer(tmp_path).find_averaged()
+    assert checkpoint.meta["TER"] == best
 
 
 @pytest.mark.parametrize(
-    ("best_weight", "chosen", "weight"),
+    ("best_weight", "count", "weight"),
     [
         (0.1, 1, 0.1),  # the best alone: the others only spoil it
         (0.15, 2, 0.15),  # the mean of two
@@ -258,18 +266,17 @@ def test_best_checkpoint_is_found_by_its_ranking_metric(
     ],
 )
 def test_averaging_takes_the_count_that_validates_best(
-    tmp_path: Path, best_weight: float, chosen: int, weight: float
+    tmp_path: Path, best_weight: float, count: int, weight: float
 ) -> None:
     save(tmp_path, 0.4, 0.1, 0.2, 0.3)
     scored = Scored(tmp_path, lambda value: abs(value - best_weight))
-    assert scored.load(4) == chosen
-    assert scored.weight == weight
-    assert scored.asked == [0.25, 0.15, 0.1]  # of four, of two, of one
-    # Whoever exports or tests again takes the same, and scores nothing.
+    assert (scored.load(4), scored.weight) == (count, weight)
+    assert scored.weights == [0.25, 0.15, 0.1]  # means of four, two and one
+    # An export or a second test takes the same, and scores nothing.
     averaged = Checkpointer(tmp_path).find_averaged(**KEYS)
-    assert [checkpoint.meta["CER"] for checkpoint in averaged] == [0.1, 0.2, 0.3, 0.4][:chosen]
+    assert [checkpoint.meta["CER"] for checkpoint in averaged] == [0.1, 0.2, 0.3, 0.4][:count]
     again = Scored(tmp_path, lambda _: math.nan)
-    assert (again.load(4), again.weight, again.asked) == (chosen, weight, [])
+    assert (again.load(4), again.weight, again.weights) == (count, weight, [])
 
 
 def test_averaging_without_scores_takes_only_the_best(tmp_path: Path) -> None:
@@ -280,13 +287,9 @@ def test_averaging_without_scores_takes_only_the_best(tmp_path: Path) -> None:
 
 def test_averaging_is_chosen_anew_after_more_training(tmp_path: Path) -> None:
     save(tmp_path, 0.4, 0.1)
-    assert Scored(tmp_path, lambda _: 1.0).load(2) == 2  # of equal ones the most are averaged
+    assert Scored(tmp_path, lambda _: 1.0).load(2) == 2  # of equal scores, the mean of most
     save(tmp_path, 0.2)
-    assert [
-        checkpoint.meta["CER"] for checkpoint in Checkpointer(tmp_path).find_averaged(**KEYS)
-    ] == [0.1]
+    (best,) = Checkpointer(tmp_path).find_averaged(**KEYS)
+    assert best.meta["CER"] == 0.1
     scored = Scored(tmp_path, lambda value: abs(value - 0.15))
     assert (scored.load(2), scored.weight) == (2, 0.15)
-    save(tmp_path, 0.05)
-    scored = Scored(tmp_path, lambda value: abs(value - 0.05))
-    assert (scored.load(2), scored.weight) == (1, 0.05)

@@ -46,7 +46,7 @@ def test_run_with_only_damaged_checkpoints_fails(tmp_path: Path) -> None:
 
 
 def test_run_of_speechbrain_is_resumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its checkpoints have no checksums; one whose save was killed is refused, and not trained."""
+    """Its checkpoints have no checksums; one whose save was killed is refused."""
     for value in (1.0, 2.0):
         parts = {"model": line(value)}
         newest = SpeechBrainCheckpointer(tmp_path, recoverables=parts).save_checkpoint()
@@ -57,7 +57,7 @@ def test_run_of_speechbrain_is_resumed(tmp_path: Path, caplog: pytest.LogCapture
         recovered(tmp_path)
 
 
-# A run with a worker process that outlives it, as those of a DataLoader do for a while.
+# A run with a worker process that outlives it, as workers of a DataLoader do for a while
 TRAINING = """
 import os, sys, time
 from sbkit.checkpoint.checkpointer import Checkpointer
@@ -65,14 +65,14 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 os.setsid()
 Checkpointer(sys.argv[1]).claim()
 if os.fork() == 0:
-    print("at work", flush=True)  # what it was forked with is let go by now
+    print("at work", flush=True)  # the inherited locks are closed by now
 time.sleep(60)
 """
 
 
 @contextmanager
 def training(folder: Path) -> Iterator[Process]:
-    """Let another process train in a folder."""
+    """Lock a folder from another process, as a run does."""
     process = Process(["-c", TRAINING, folder])
     try:
         while not process.output()[0]:
@@ -88,11 +88,11 @@ def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> Non
         for second in (Checkpointer(saves).check_same_model, lambda: save(saves, 1.0)):
             with pytest.raises(SbkitError, match=f"Only one run at a time may save to {saves}"):
                 second()
-        assert recovered(saves) is None  # who only reads is not refused
+        assert recovered(saves) is None  # reading is allowed
         assert Checkpointer(saves).find_whole(1) == []
         assert list(saves.iterdir()) == []
 
         first.kill()
         first.wait()
-        save(saves, 0.5)  # its worker is still there
+        save(saves, 0.5)  # although its worker is still there
         assert recovered(saves) == 0.5

@@ -1,4 +1,4 @@
-"""A figure is shown as that of what it was measured with, and of nothing else."""
+"""A score is shown only for the weights and the decoder that it was measured with."""
 
 import json
 from pathlib import Path
@@ -17,15 +17,12 @@ from tests.runtime.bundles import make_run
 from tools import show
 
 
-def choose(run: Path, **settings: Any) -> None:
+def write_decoder(run: Path, **settings: Any) -> None:
     """Write a decoder as the end of a training does, and as `sbkit tune` does."""
-    chosen = {
-        "decoder_type": "beam",
-        "beam_size": 8,
-        "attention_rescoring": False,
-        "weights": Weights().plain(),
+    record = {
+        **{"decoder_type": "beam", "beam_size": 8, "attention_rescoring": False},
+        **{"weights": Weights().plain(), "chosen_on": ["dev"], "WER": 0.5, **settings},
     }
-    record = {**chosen, "chosen_on": ["dev"], "WER": 0.5, **settings}
     (run / "decoder.json").write_text(json.dumps(record))
 
 
@@ -35,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "run")
     tokenizer = Tokenizer(model_file=run / "tokenizer.model")
     save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
-    choose(run)
+    write_decoder(run)
     summary = {"test": {"test": {"decoder": "beam", "WER": 0.2575}}}
     summary["provenance"] = provenance_of_run(run)  # type: ignore[assignment]
     (run / "summary.json").write_text(json.dumps(summary))
@@ -48,7 +45,7 @@ def export(run: Path) -> str:
 
 
 def test_bundle_contains_provenance_of_its_run(run: Path) -> None:
-    choose(run, chosen_on=["other"])  # what was measured on the way is no setting
+    write_decoder(run, chosen_on=["other"])  # where it was fitted is no setting
     assert "| test | beam | WER | 25.75 % |" in export(run)
     record = read_json(run / "summary.json")["provenance"]
     assert read_json(run.parent / "bundle/config.json")["provenance"] == record
@@ -56,7 +53,7 @@ def test_bundle_contains_provenance_of_its_run(run: Path) -> None:
 
 
 def test_other_decoder_has_no_scores_until_measured(run: Path) -> None:
-    choose(run, beam_size=4)
+    write_decoder(run, beam_size=4)
     card = export(run)
     assert "not measured with this decoder. Measure the model: `sbkit score run`" in card
     assert "25.75" not in card and "0.2575" not in card

@@ -1,4 +1,4 @@
-"""A restored generator draws what the saved one would have drawn."""
+"""A restored generator draws the same numbers as the saved one."""
 
 import json
 import random
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
     ids=["python", "numpy", "torch"],
 )
 def test_random_state_survives_json(draw: Callable[[], object]) -> None:
-    draw()  # both Gaussians come in pairs, of which the second is kept
+    draw()  # Gaussians are drawn in pairs; the generators keep the second
     written = json.dumps(random_state(CPU))
     expected = [draw() for _ in range(3)]
     assert [draw() for _ in range(3)] != expected

@@ -1,4 +1,4 @@
-"""A run folder belongs to one declaration, compared with how the run began."""
+"""A run is resumed only with the configuration that it began with."""
 
 import json
 from collections.abc import Mapping
@@ -71,8 +71,8 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
         "  lr: 0.1 before, 0.5 now\n"
         "  the learning rate follows the schedule over the new number of epochs"
     )
-    of_optimizer = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
-    assert declare(tmp_path, of_optimizer).check_continues(run) is None
+    with_momentum = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
+    assert declare(tmp_path, with_momentum).check_continues(run) is None
     changes = declare(tmp_path, compile=True, profile=True).check_continues(run)
     assert str(changes).endswith(
         "compile: false before, true now\n  profile: false before, true now"
@@ -139,15 +139,13 @@ def test_resolved_yaml_is_the_same_run_configuration(tmp_path: Path) -> None:
 
 
 def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
-    """Where references were, that has values: 9 epochs in `number_of_epochs` and in the counter."""
+    """Its references are resolved: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
     (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
     declare(tmp_path, **later).write(run)
-    own = RunConfig.of(run / RESOLVED, {}, data=DATA)
-    assert own.check_continues(run) is None
-    other = RunConfig.of(run / RESOLVED, {"hidden": 9}, data=DATA)
+    assert RunConfig.of(run / RESOLVED, {}, data=DATA).check_continues(run) is None
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
-        other.check_continues(run)
+        RunConfig.of(run / RESOLVED, {"hidden": 9}, data=DATA).check_continues(run)
 
 
 def test_folder_without_checkpoint_starts_from_scratch(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_listen_reads_standard_input(
     piped(monkeypatch, samples.tobytes())
     assert len(next(iter(audio_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
     piped(monkeypatch, talk.read_bytes())
-    with pytest.raises(SbkitError, match="it must be WAV of 16 bits, or samples"):
+    with pytest.raises(SbkitError, match="must be 16-bit WAV, or 16-bit samples"):
         live("-")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.errors import SbkitError
 from sbkit.base.versions import __version__
 from sbkit.commands.cli import run as sbkit
 from tests.runs import ROOT, Workplace
@@ -41,6 +42,17 @@ def test_new_diff_shows_upstream_changes_but_not_edits(
     assert sbkit(["new", "--diff", str(tmp_path / "mine")]) == 0
     changes = [line for line in capsys.readouterr().out.splitlines() if line[:1] in "+-"]
     assert len(changes) == 4 and changes[2].startswith("-width:")
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [([], "was not made by"), (["0.1", "0.2"], r"several versions \(0.1, 0.2\)")],
+)
+def test_new_diff_needs_one_version(tmp_path: Path, versions: list[str], says: str) -> None:
+    for version in versions:
+        (tmp_path / ".sbkit" / version).mkdir(parents=True)
+    with pytest.raises(SbkitError, match=says):
+        sbkit(["new", "--diff", str(tmp_path)])
 
 
 @pytest.mark.slow(60)

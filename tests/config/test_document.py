@@ -39,6 +39,9 @@ from tests.runs import ROOT
         ("a: {b: !new:fractions.Fraction [x]}\n", "`a.b` ({path}:1)"),
         ("a: !new:fractions.Fraction [1, 0]\n", ": ZeroDivisionError:"),
         ("a: !new:fractions.Fraction\nb: !ref <a.nope>\n", "has no attribute 'nope'"),
+        # An error of sbkit is kept, and its place is added.
+        (f"a: !apply:{parse_overrides.__module__}.parse_overrides [[x]]", "`x` is not of the form"),
+        (f"a: !apply:{parse_overrides.__module__}.parse_overrides [[x]]", ". (`a` ({path}:1))"),
     ],
 )
 def test_faulty_yaml_is_refused_with_its_line(tmp_path: Path, yaml: str, text: str) -> None:
@@ -94,23 +97,28 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "text"),
+    ("name", "old", "new", "text"),
     [
-        ("must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
-        ("  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a value"),
-        ("inner.yaml", "none.yaml", "cannot be read"),
-        ("inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+        ("outer", "must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
+        ("outer", "  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a"),
+        ("outer", "inner.yaml", "none.yaml", "cannot be read"),
+        ("outer", "inner.yaml", "outer.yaml", "`inner` ({outer}:2) leads back to this file"),
+        ("deep", "size: 1", "a: !include:outer.yaml", "`a` ({deep}:3) leads back to this file"),
+        ("outer", "inner[twice]", "inner[twise]", "Did you mean `twice`?"),
+        (
+            "inner",
+            "many: [1, 2]",
+            "many: !new:fractions.Fraction [1, 0]",
+            "`inner.many` ({inner}:5)",
+        ),
     ],
 )
-def test_include_refuses_a_wrong_file(including: Path, old: str, new: str, text: str) -> None:
-    including.write_text(including.read_text().replace(old, new))
-    assert text.format(inner=including.with_name("inner.yaml")) in refusal(including, {})
-
-
-def test_include_names_a_failing_object_in_its_own_file(including: Path) -> None:
-    inner = including.with_name("inner.yaml")
-    inner.write_text(inner.read_text() + "bad: !new:fractions.Fraction [1, 0]\n")
-    assert f"`inner.bad` ({inner}:8)" in refusal(including, {})
+def test_include_refuses_a_wrong_file(
+    including: Path, name: str, old: str, new: str, text: str
+) -> None:
+    files = {name: including.with_name(f"{name}.yaml") for name in ("outer", "inner", "deep")}
+    files[name].write_text(files[name].read_text().replace(old, new))
+    assert text.format(**files) in refusal(including, {})
 
 
 # -- base ------------------------------------------------------------------------------------------
@@ -125,6 +133,7 @@ def top(tmp_path: Path) -> Path:
         "  numerator: 3\n  denominator: 4\nbare: !new:collections.Counter\n"
     )
     (tmp_path / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [0.9, 1.1]\n")
+    (tmp_path / "bases/loop.yaml").symlink_to("loop.yaml")
     top = tmp_path / "top.yaml"
     top.write_text(
         "# of eight GPUs\nbase: bases/middle.yaml\nunit: 5  # new\nsize: !ref <unit> + 1\n"
@@ -170,6 +179,7 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
         ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
         ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) leads back"),
+        ("bases/middle", "root", "loop", "loop.yaml cannot be read (Too many levels of"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
         ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
     ],

@@ -101,12 +101,10 @@ def test_batch_to_moves_all_tensors_except_lengths(
     store: datasets.Dataset, tokenizer: Tokenizer
 ) -> None:
     batch = collate(store, tokenizer, [0, 1])
-    moved = batch.to(torch.device("meta"))
-    tensors = {"audio", "tokens", "weights"}
-    assert {name for name in vars(moved) if getattr(moved, name) is not getattr(batch, name)} == (
-        tensors
-    )
-    assert all(getattr(moved, name).device.type == "meta" for name in tensors)
+    fields = vars(batch.to(torch.device("meta")))
+    moved = {name for name, value in fields.items() if value is not getattr(batch, name)}
+    assert moved == {"audio", "tokens", "weights"}
+    assert all(fields[name].device.type == "meta" for name in moved)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -179,17 +177,12 @@ def test_batch_take_equals_collating_only_these_rows(
     rows = UtteranceDataset(store).__getitems__(examples)
     batch = TextCollate(tokenizer)(rows)
     for first, last in ((0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)):
-        some = slice(first, last)
-        assert_same(batch.take(some), TextCollate(tokenizer)(rows[some]))
-
-
-def assert_same(one: TextBatch, other: TextBatch) -> None:
-    """Compare every field, and the shapes and types of tensors."""
-    for name, value in vars(other).items():
-        if isinstance(value, torch.Tensor):
-            torch.testing.assert_close(getattr(one, name), value, rtol=0, atol=0)
-        else:
-            assert getattr(one, name) == value, name
+        taken = vars(batch.take(slice(first, last)))
+        for name, value in vars(TextCollate(tokenizer)(rows[first:last])).items():
+            if isinstance(value, torch.Tensor):  # compare shapes and types, too
+                torch.testing.assert_close(taken[name], value, rtol=0, atol=0)
+            else:
+                assert taken[name] == value, name
 
 
 KNOBS = {

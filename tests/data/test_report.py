@@ -13,9 +13,10 @@ import pytest
 import soundfile
 
 from sbkit.commands.cli import run as sbkit
-from sbkit.data.manifest import Clip, Excluded, Manifest
+from sbkit.data.manifest import Clip, Excluded
 from sbkit.data.report import encode_clips, measure_data, write_data_report
-from sbkit.data.splits import Splits, prepare_split, within_limits
+from sbkit.data.splits import Splits, within_limits
+from tests.data.test_splits import prepare
 from tests.runs import ROOT, make_workplace
 from tests.stores import Utterance, make_store
 
@@ -25,35 +26,22 @@ HOSTILE = '</td><script>alert(1)</script>"'
 def make_splits(folder: Path) -> Splits:
     """Prepare five clips of train, one too long, and two of test, one of them also in train."""
 
-    def prepared(name: str, clips: list[tuple[str, str, str, float]]):  # type: ignore[no-untyped-def]
-        prepared_clips = []
-        for id, text, speaker, seconds in clips:
-            file = folder / f"{name}-{len(prepared_clips)}.wav"
+    def prepared(name: str, rows: list[tuple[str, str, str, float]]) -> datasets.Dataset:
+        clips = []
+        for id, text, speaker, seconds in rows:
+            file = folder / f"{name}-{len(clips)}.wav"
             noise = np.random.default_rng(0).standard_normal(int(seconds * 16_000))
             soundfile.write(file, 0.1 * noise, 16_000)
-            prepared_clips.append(Clip(id, file, text, {"speaker": speaker}))
-        return prepare_split(
-            Manifest.of(prepared_clips),
-            split=name,
-            normalize=str.lower,
-            sample_rate=16_000,
-            cache_folder=folder / "cache",
-            keep_empty=True,
-        ).dataset
+            clips.append(Clip(id, file, text, {"speaker": speaker}))
+        return prepare(folder, clips).dataset
 
     train = [("a", "One two", "ann", 1.0), ("b", "two", "bob", 2.5), ("c", HOSTILE, "ann", 2.5)]
     train += [("d", "é", "", 1.5), (f"long{HOSTILE}", "four", "ann", 9.0)]
     limits = {"min_seconds": 0.1, "max_seconds": 5.0, "sample_rate": 16_000}
-    kept, unused, outside = within_limits(prepared("train", train), **limits)
+    inside, unused, out_of_range = within_limits(prepared("train", train), **limits)
     test = prepared("test", [("x", "One two", "eve", 1.0), ("y", "new", "bob", 1.0)])
-    return Splits(
-        kept,
-        {},
-        {"test": test},
-        excluded=[Excluded("bad", "unreadable audio", "it is empty", "train")],
-        out_of_range=outside,
-        unused=unused,
-    )
+    excluded = [Excluded("bad", "unreadable audio", "it is empty", "train")]
+    return Splits(inside, {}, {"test": test}, excluded, out_of_range, unused=unused)
 
 
 def write(folder: Path) -> tuple[dict, str]:  # type: ignore[type-arg]
@@ -95,7 +83,9 @@ def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
     assert (train["measured_clips"], train["clipped"], train["source_rates"]) == (4, 0, [])
 
 
-def test_data_report_page_loads_nothing_and_escapes_text(tmp_path: Path) -> None:
+def test_data_report_page_loads_nothing_escapes_text_and_plays_excluded_examples(
+    tmp_path: Path,
+) -> None:
     _, page = write(tmp_path)
     tags: list[str] = []
 
@@ -112,10 +102,6 @@ def test_data_report_page_loads_nothing_and_escapes_text(tmp_path: Path) -> None
     assert "alert(1)" in page
     assert re.findall(r"https?://", page) == []
     assert "default-src &#39;none&#39;; " in page
-
-
-def test_data_report_plays_excluded_examples(tmp_path: Path) -> None:
-    _, page = write(tmp_path)
     (clip,) = re.findall(r"data:audio/mpeg;base64,([\w+/=]+)", page)
     assert seconds_of(clip) == pytest.approx(9.0, abs=0.2)
 

@@ -57,7 +57,7 @@ def write(location: str, clips: list[Clip], options: ShardOptions = OPTIONS) -> 
     """Write clips as train, and the first of them as dev."""
     train = Manifest.of([*clips, Excluded("line 9", "no path", "")])
     manifests = {"train": train, "dev": Manifest.of(clips[:2])}
-    return write_shards(Storage.at(location), options, manifests, ROLES)
+    return write_shards(Storage(location), options, manifests, ROLES)
 
 
 def knobs(location: str, **more: Any) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: 
     assert indexes[0] is not None and indexes[0] == indexes[1]
     assert wrote.call_count == sum(map(len, indexes[0].splits.values()))  # none was written twice
     assert len(train_of(str(tmp_path / "shards"))) == 24
-    names = {file.suffix for file in (tmp_path / "shards").iterdir()}
-    assert names == {".arrow", ".parquet", ".json"}
+    suffixes = {file.suffix for file in (tmp_path / "shards").iterdir()}
+    assert suffixes == {".arrow", ".parquet", ".json"}
 
 
 def test_array_tasks_take_their_share_and_the_last_writes_the_index(
@@ -231,7 +231,7 @@ def test_killed_writer_loses_only_its_current_shard(tmp_path: Path, decoded: lis
     assert process.returncode == -signal.SIGKILL
     assert not (target / INDEX_FILE).exists()
     inodes = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
-    assert len(inodes) == 4
+    assert len(inodes) == 4  # of two shards
     assert list(target.glob(".*.tmp"))
     index = write(str(target), clips)
     assert index is not None
@@ -281,7 +281,7 @@ def tables_at(location: Path | str) -> RemoteTables:
 def write_tables(target: str, source: Path | str) -> Index | None:
     options, tables = replace(OPTIONS, shard_bytes=11_000), {"train": tables_at(source)}
     with patch.object(sources, "BATCH_ROWS", 2):
-        return write_shards(Storage.at(target), options, tables, {"train": ["train"]})
+        return write_shards(Storage(target), options, tables, {"train": ["train"]})
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -320,13 +320,15 @@ def test_remote_tables_at_a_url_resume_after_their_last_shard(
     source = f"memory://{tmp_path.name}-source"
     publish, published = ShardWriter.publish, list[str]()
 
-    def one(shard: ShardWriter, target: Storage, name: str, *inputs: Any, **facts: Any) -> None:
+    def publish_once(
+        shard: ShardWriter, target: Storage, name: str, *inputs: Any, **facts: Any
+    ) -> None:
         if published:
             raise KeyboardInterrupt
         publish(shard, target, name, *inputs, **facts)
         published.append(name)
 
-    with patch.object(ShardWriter, "publish", one), pytest.raises(KeyboardInterrupt):
+    with patch.object(ShardWriter, "publish", publish_once), pytest.raises(KeyboardInterrupt):
         write_tables(location, source)
     decoded.clear()
     assert write_tables(location, source) is not None
@@ -349,7 +351,7 @@ def test_prepare_command_makes_shards_of_remote_tables(tmp_path: Path, location:
 # ---- bad input
 
 
-def one(folder: Path, pattern: str) -> Path:
+def first(folder: Path, pattern: str) -> Path:
     return min(folder.glob(pattern))
 
 
@@ -364,18 +366,22 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
-def quote_rate(index: Path) -> None:
-    index.write_text(index.read_text().replace("16000", '"16000"'))
+def replace_in_index(folder: Path, old: str, new: str) -> None:
+    index = folder / INDEX_FILE
+    index.write_text(index.read_text().replace(old, new, 1))
 
 
 FAULTS: dict[str, Callable[[Path], object]] = {
-    r"arrow is missing": lambda f: one(f, "train*.arrow").unlink(),
-    r"parquet cannot be reached: FileNotFound": lambda f: one(f, "*.parquet").unlink(),
-    r"arrow has \d+ bytes instead of \d+": lambda f: cut_short(one(f, "train*.arrow")),
-    r"arrow is damaged: bytes": lambda f: spoil(one(f, "train*.arrow")),
-    r"parquet is damaged": lambda f: spoil(one(f, "t*.parquet")),
+    r"arrow is missing": lambda f: first(f, "train*.arrow").unlink(),
+    r"parquet cannot be reached: FileNotFound": lambda f: first(f, "*.parquet").unlink(),
+    r"arrow has \d+ bytes instead of \d+": lambda f: cut_short(first(f, "train*.arrow")),
+    r"arrow is damaged: bytes": lambda f: spoil(first(f, "train*.arrow")),
+    r"parquet is damaged": lambda f: spoil(first(f, "t*.parquet")),
     r"is not an index of `sbkit prepare --shards`": lambda f: cut_short(f / INDEX_FILE),
-    r"its sample_rate is '16000'": lambda f: quote_rate(f / INDEX_FILE),
+    r"its sample_rate is '16000'": lambda f: replace_in_index(f, "16000", '"16000"'),
+    r"its roles name the unknown split more": lambda f: replace_in_index(
+        f, '"train"\n', '"more"\n'
+    ),
 }
 
 

@@ -41,11 +41,14 @@ def test_read_table_accepts_every_form_of_a_row(tmp_path: Path, way: str) -> Non
     assert manifest.excluded == ()
 
 
-def test_text_column_false_reads_a_release_without_transcripts(tmp_path: Path) -> None:
-    for rows in ("path\tage\na.mp3\t30\n", "path\tage\na.mp3\t30\n\t31\n"):  # a bad row, too
-        file = write(tmp_path, rows)
+def test_text_column_false_reads_a_table_without_transcripts(tmp_path: Path) -> None:
+    table = "path\tTranscript\tlanguage\na.mp3\t\tde\n"
+    for content in (table, f"{table}\t\tde\n"):  # a bad row, too
+        file = write(tmp_path, content)
         (clip,) = read_release(file, TableOptions(text_column=False, language="en"))
-        assert clip == Clip("a", tmp_path / "clips/a.mp3", "", {"age": "30", "language": "en"})
+        columns = {"Transcript": "", "language": "de"}
+        assert clip == Clip("a", tmp_path / "clips/a.mp3", "", columns)
+        file.write_text(content.replace("Transcript", "words"))
         with pytest.raises(SbkitError, match="pass --text_column=False"):
             read_release(file, TableOptions(language="en"))
 

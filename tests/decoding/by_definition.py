@@ -1,4 +1,4 @@
-"""Scores of token sequences by their definition, and the little models that they are about."""
+"""Scores of token sequences by their definition, and small models to compare them with."""
 
 import random
 import re
@@ -16,9 +16,9 @@ from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import NO_HISTORY, NgramModel
 from sbkit.text.tokenizer import Tokenizer
 
-CHARACTERS = ("<blank>", "▁", "a", "b")  # three letters, one of them the space
-PIECES = ("<blank>", "▁a", "b", "▁")  # a word begins with a space, or goes on
-SETTINGS = BeamSettings(vocab_size=4, beam_size=1 << 20)  # as good as without bounds
+CHARACTERS = ("<blank>", "▁", "a", "b")
+PIECES = ("<blank>", "▁a", "b", "▁")  # some begin a word, others continue it
+SETTINGS = BeamSettings(vocab_size=4, beam_size=1 << 20)  # practically unbounded
 BEAM_OF_16 = BeamSettings(vocab_size=4, beam_size=16)
 
 
@@ -28,32 +28,32 @@ class LettersTokenizer(Tokenizer):
     vocabulary = SimpleNamespace(special=(0,), size=4, blank=0)  # type: ignore[assignment]
 
     def __init__(self, pieces: Sequence[str]) -> None:
-        self._known = pieces
+        self._all_pieces = pieces
 
     def pieces(self) -> list[str]:
-        return [*self._known]
+        return [*self._all_pieces]
 
     def encode(self, text: str) -> list[int]:
-        prefix = "" if self._known == CHARACTERS else "▁"
-        longest_first = sorted(self._known[1:], key=len, reverse=True)
-        spelled = re.findall("|".join([*longest_first, "."]), prefix + text.replace(" ", "▁"))
-        return [self._known.index(piece) if piece in self._known else 0 for piece in spelled]
+        pieces, prefix = self._all_pieces, "" if self._all_pieces == CHARACTERS else "▁"
+        longest_first = sorted(pieces[1:], key=len, reverse=True)
+        spelling = re.findall("|".join([*longest_first, "."]), prefix + text.replace(" ", "▁"))
+        return [pieces.index(piece) if piece in pieces else 0 for piece in spelling]
 
 
 def random_model(words: Sequence[str], seed: int) -> NgramModel:
     """Train a 3-gram on random sentences."""
-    drawn = random.Random(seed)
-    sentences = (drawn.choices(words, k=drawn.randint(1, 6)) for _ in range(60))
+    numbers = random.Random(seed)
+    sentences = (numbers.choices(words, k=numbers.randint(1, 6)) for _ in range(60))
     return train(sentences, order=3).model
 
 
 def random_matrices(count: int, *, seed: int = 0) -> list[npt.NDArray[np.float64]]:
     """Make log-probabilities of 0 to 6 frames, one entry in ten impossible."""
-    drawn = np.random.default_rng(seed)
+    numbers = np.random.default_rng(seed)
     matrices = []
-    for number in range(count):
-        scores = drawn.normal(scale=drawn.uniform(0.3, 3), size=(number % 7, 4))
-        scores[drawn.random(scores.shape) < 0.1] = -inf
+    for index in range(count):
+        scores = numbers.normal(scale=numbers.uniform(0.3, 3), size=(index % 7, 4))
+        scores[numbers.random(scores.shape) < 0.1] = -inf
         scores[np.isneginf(scores).all(1), 0] = 0
         with np.errstate(divide="ignore"):
             matrices.append(scores - np.log(np.exp(scores).sum(1, keepdims=True)))
@@ -68,7 +68,7 @@ def _paths(frames: int) -> tuple[npt.NDArray[np.int64], tuple[tuple[int, ...], .
 
 
 def enumerate_paths(log_probs: npt.NDArray[np.float64]) -> dict[tuple[int, ...], float]:
-    """Add up all 4^U paths: ln p of each token sequence that is possible."""
+    """Add up all 4^U paths: return ln p of each possible token sequence."""
     paths, merged = _paths(len(log_probs))
     probabilities = np.exp(log_probs)[np.arange(len(log_probs)), paths].prod(1)
     totals = dict[tuple[int, ...], float]()
@@ -92,7 +92,7 @@ def words_of(tokens: Sequence[int], pieces: Sequence[str]) -> list[str]:
 
 
 def state_after(model: NgramModel, *words: int) -> int:
-    """Return the state after words that need not begin with `<s>`."""
+    """Return the state after the ids of words, of which the first need not be `<s>`."""
     state = NO_HISTORY
     for word in words:
         _, state = model.score(state, word)
@@ -108,7 +108,7 @@ def sentence_log_prob(model: NgramModel, words: Sequence[str]) -> float:
 
 
 def count_rewards(words: Sequence[str], phrases: Sequence[str]) -> float:
-    """Add up, for each word, the largest share that a phrase which ends with it earns."""
+    """Add up the reward at each word: the largest among the phrases that end with it."""
     total = 0.0
     for end in range(1, len(words) + 1):
         texts = [" ".join(words[begin:end]) for begin in range(end)]

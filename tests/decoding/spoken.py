@@ -1,4 +1,4 @@
-"""Tokenizers, language models and log-probabilities of a few texts, for the tests of decoders."""
+"""A tokenizer, language models and log-probabilities of a few texts, for tests of decoders."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ def train_models(
 
 
 def spoken(tokenizer: Tokenizer, text: str, confused: dict[int, str]) -> LogProbs:
-    """Write the log-probabilities of a text; letters at some indices sound almost like others."""
+    """Make log-probabilities of a text; ``confused``: by index, a letter that is likelier."""
     tokens = tokenizer.encode(text)
     probs = np.full((2 * len(tokens), tokenizer.vocab_size), 1e-4)
     for index, token in enumerate(tokens):
@@ -62,7 +62,7 @@ def spoken(tokenizer: Tokenizer, text: str, confused: dict[int, str]) -> LogProb
 
 
 def misheard(tokenizer: Tokenizer) -> list[ValidationUtterance]:
-    """Say six texts with two letters in each that sound more like another."""
+    """Make six utterances; in each, two letters sound more like others."""
     random, letters, utterances = np.random.default_rng(0), [*"acdefhilmnorst"], []
     for text in TEXTS[:6]:
         indices = [index for index, letter in enumerate(text) if letter != " "]
@@ -71,6 +71,6 @@ def misheard(tokenizer: Tokenizer) -> list[ValidationUtterance]:
     return utterances
 
 
-def transcribed(decoder: BeamDecoder, log_probs: LogProbs) -> str:
+def transcribe(decoder: BeamDecoder, log_probs: LogProbs) -> str:
     """Decode one utterance."""
     return decoder.tokenizer.decode(decoder.nbest(log_probs)[0].tokens)

@@ -39,7 +39,7 @@ from tests.decoding.spoken import (
     misheard,
     spoken,
     train_models,
-    transcribed,
+    transcribe,
 )
 from tests.models.test_asr import make_model, sbkit_parts
 from tests.runs import ROOT
@@ -60,28 +60,30 @@ def beam(tmp_path: Path, tokenizer: Tokenizer) -> BeamDecoder:
 
 
 def test_hotword_that_is_in_no_text_is_recognized(beam: BeamDecoder) -> None:
-    """The utterance is "call lam"; its l sounds a little more like a t."""
-    plain = beam.with_weights(Weights(token=0))
+    """The utterance is "call lam"; its second l sounds a little more like a t."""
+    unbiased = beam.with_weights(Weights(token=0))
+    biased = unbiased.with_hotwords(["lam", "lam"])
     log_probs = spoken(beam.tokenizer, "call lam", {5: "t"})
-    assert transcribed(plain.with_hotwords(["lam"]), log_probs) == "call lam"
-    assert transcribed(plain, log_probs) != "call lam"
+    assert transcribe(biased, log_probs) == "call lam"
+    assert transcribe(unbiased, log_probs) != "call lam"
+    assert biased.phrases == ("lam",)  # a repeated phrase does not make the list longer
 
 
 @pytest.mark.parametrize("variant", ["greedy", "hotwords", "rescoring"])
 def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, variant: str) -> None:
     decoder: BeamDecoder | GreedyDecoder = beam
     attention, vocabulary = None, beam.tokenizer.vocabulary
-    if variant == "rescoring":
+    if variant == "greedy":
+        decoder = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+    elif variant == "hotwords":
+        decoder = beam.with_hotwords(["lam", "north"])
+    else:
         beam.attention_rescoring = True
         attention = AttentionDecoder(
             log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
         )
         with pytest.raises(TypeError, match="needs the attention decoder"):
             beam.nbest(np.zeros((1, vocabulary.size)))
-    elif variant == "hotwords":
-        decoder = beam.with_hotwords(["lam", "north"])
-    elif variant == "greedy":
-        decoder = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
     random = np.random.default_rng(3)
     for utterance in misheard(beam.tokenizer):
         log_probs, state = utterance.log_probs, decoder.start()
@@ -122,10 +124,10 @@ class RandomDecoder(AttentionDecoder):
 
 def test_rescore_of_all_hypotheses_equals_enumeration() -> None:
     for seed, log_probs in enumerate(random_matrices(30)):
-        attention, ctc_scores = RandomDecoder(seed), enumerate_paths(log_probs)
-        beam = PrefixBeamSearch(settings=SETTINGS).decode(log_probs)
+        attention, beam = RandomDecoder(seed), PrefixBeamSearch(settings=SETTINGS).decode(log_probs)
         scores = {
-            tokens: ctc + 1.5 * attention.score([tokens])[0] for tokens, ctc in ctc_scores.items()
+            tokens: ctc_score + 1.5 * attention.score([tokens])[0]
+            for tokens, ctc_score in enumerate_paths(log_probs).items()
         }
         rescored = rescore(beam, attention, 1.5)
         assert rescored[0].tokens == best_of(scores)
@@ -135,7 +137,7 @@ def test_rescore_of_all_hypotheses_equals_enumeration() -> None:
             parts = hypothesis.ctc_score + hypothesis.attention_score
             assert hypothesis.score == pytest.approx(parts, abs=1e-9)
         unweighted = rescore(beam, attention, 0.0)
-        assert [each.tokens for each in unweighted] == [each.tokens for each in beam]
+        assert [h.tokens for h in unweighted] == [h.tokens for h in beam]
     assert rescore([], RandomDecoder(0), 1.0) == []
 
 
@@ -164,8 +166,8 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
 
 @pytest.fixture
 def decoder(beam: BeamDecoder) -> CtcDecoder:
-    words = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return CtcDecoder(beam.with_hotwords(["norse"]), words)
+    aligner = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
+    return CtcDecoder(beam.with_hotwords(["norse"]), aligner)
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def test_pool_of_processes_equals_one_process(
     bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
     pool = DecoderPool(decoder, processes=2)
     results = pool.decode(clips, times=True)
-    assert pool._processes is not None
+    assert pool._executor is not None
     assert pool.decode(clips[:2], times=True) == results[:2]
     with pytest.raises(SbkitError, match="99 columns"):
         pool.decode([bad], times=True)
@@ -196,7 +198,7 @@ def test_pool_of_processes_equals_one_process(
     monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 1 << 30)
     unused = DecoderPool(decoder, processes=2)
     assert unused.decode(clips, times=True) == results
-    assert unused._processes is None
+    assert unused._executor is None
     assert [result.text for result in results] == TEXTS
 
 
@@ -204,33 +206,33 @@ def test_pool_of_processes_equals_one_process(
 def test_phrases_of_a_clip_bias_only_that_clip(
     beam: BeamDecoder, decoder: CtcDecoder, always_pooled: None, processes: int
 ) -> None:
-    """A request with a prompt had processes of its own."""
-    judged = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
+    """Once, each request with a prompt started processes of its own."""
+    aligner = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
     log_probs = spoken(beam.tokenizer, "the forth is cold", {4: "n"})
     clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
     clips = [clip, replace(clip, phrases=("forth",)), clip]
-    pool = DecoderPool(CtcDecoder(beam, judged), processes=processes)
-    plain, expected, again = pool.decode(clips, times=True)
-    assert (pool._processes is None) == (processes == 1)
+    pool = DecoderPool(CtcDecoder(beam, aligner), processes=processes)
+    unbiased, biased, unbiased_again = pool.decode(clips, times=True)
+    assert (pool._executor is None) == (processes == 1)
     pool.close()
-    assert plain == again
-    assert (plain.text, expected.text) == ("the north is cold", "the forth is cold")
-    has_confidence = [word.confidence is not None for word in expected.words]
+    assert unbiased == unbiased_again
+    assert (unbiased.text, biased.text) == ("the north is cold", "the forth is cold")
+    has_confidence = [word.confidence is not None for word in biased.words]
     assert has_confidence == [True, False, True, True]
 
 
 def test_pool_reports_a_killed_process(
     decoder: CtcDecoder, clips: list[DecoderInput], always_pooled: None
 ) -> None:
-    many = DecoderPool(decoder, processes=2)
-    many.decode(clips, times=True)
-    assert many._processes is not None
-    os.kill(next(iter(many._processes._processes)), signal.SIGKILL)
+    pool = DecoderPool(decoder, processes=2)
+    pool.decode(clips, times=True)
+    assert pool._executor is not None
+    os.kill(next(iter(pool._executor._processes)), signal.SIGKILL)
     with pytest.raises(SbkitError, match="decoding processes was killed"):
         for _ in range(1000):
-            many.decode(clips, times=True)
-    assert len(many.decode(clips, times=True)) == len(TEXTS)
-    many.close()
+            pool.decode(clips, times=True)
+    assert len(pool.decode(clips, times=True)) == len(TEXTS)
+    pool.close()
 
 
 NEVER_CLOSED = """
@@ -241,8 +243,8 @@ from pathlib import Path
 from sbkit.decoding import decoder as decoder_module
 decoder_module.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
-many = builtins.many = decoder_module.DecoderPool(decoder, processes=2)  # there until the very end
-print(len(many.decode(clips, times=False)))
+pool = builtins.pool = decoder_module.DecoderPool(decoder, processes=2)  # outlives this module
+print(len(pool.decode(clips, times=False)))
 """
 
 
@@ -250,9 +252,9 @@ def test_pool_needs_no_main_block_and_need_not_be_closed(
     decoder: CtcDecoder, clips: list[DecoderInput], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
-    (tmp_path / "reader").write_bytes(pickle.dumps((decoder, clips)))
+    (tmp_path / "input.pickle").write_bytes(pickle.dumps((decoder, clips)))
     process = subprocess.run(
-        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "reader"],
+        [sys.executable, "-W", "error", tmp_path / "script.py", tmp_path / "input.pickle"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -263,10 +265,10 @@ def test_pool_needs_no_main_block_and_need_not_be_closed(
 
 
 def test_decoder_with_sentences_as_words_is_pickled(beam: BeamDecoder) -> None:
-    """A language without spaces has sentences as words, whose trees are deep."""
+    """In a language without spaces, a sentence counts as a word, and the lexicon is deep."""
     sentence = "callthenorthoffice" * 50
     models = LanguageModels(train([[sentence]], order=1).model, None)
-    long = beam.changed(language_models=models).with_hotwords([sentence])
+    decoder = beam.changed(language_models=models).with_hotwords([sentence])
     log_probs = spoken(beam.tokenizer, TEXTS[0], {})
-    expected = long.nbest(log_probs)
-    assert pickle.loads(pickle.dumps(long)).nbest(log_probs) == expected
+    expected = decoder.nbest(log_probs)
+    assert pickle.loads(pickle.dumps(decoder)).nbest(log_probs) == expected

@@ -1,10 +1,12 @@
-"""The best path through a decoding graph is the best by definition."""
+"""The best path through a decoding graph is the best by the definition of its scores."""
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise, product
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,25 +28,25 @@ from tests.decoding.by_definition import (
     best_of,
     random_matrices,
 )
-from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribed
+from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribe
 from tests.lm.test_ngram import rows
 
-WEIGHTS = {"scale": 0.8, "word_bonus": 0.3, "unknown": -1.0}
+WEIGHTS = {"lm_weight": 0.8, "word_bonus": 0.3, "unknown_word_score": -1.0}
 SENTENCES = ["a b", "b a b", "ab a", "ab b a", "a a b", "b ab"]
 TEXTS = ["call the north office", "send it to the office", "it is cold in the north"] * 3
 
 
 class ByDefinition:
-    """Scores of token sequences: each word as a known one and as unknown, all ways to back off.
+    """Scores of token sequences: each word as a known and as an unknown word, all back-offs.
 
-    A path may back off where it need not, and so forget what came before: Kaldi's graphs are so.
+    A path may back off where it need not, and so forget its history, as in all of Kaldi's graphs.
     """
 
-    def __init__(self, model: NgramModel, how: Tokenizer) -> None:
-        self._pieces, self._words = how.pieces(), Walks(make_automaton(model))
-        words = model.words[3:]
-        first = {word: tuple(how.encode(word)) for word in words}
-        later = {word: tuple(how.encode(f"{word} {word}"))[len(first[word]) :] for word in words}
+    def __init__(self, model: NgramModel, tokenizer: Tokenizer) -> None:
+        self._pieces, self._words = tokenizer.pieces(), Walks(make_automaton(model))
+        words, encode = model.words[3:], tokenizer.encode
+        first = {word: tuple(encode(word)) for word in words}
+        later = {word: tuple(encode(f"{word} {word}"))[len(first[word]) :] for word in words}
         self._known = [
             {tokens: model.id_of(word) for word, tokens in spellings.items()}
             for spellings in (first, later)
@@ -57,15 +59,10 @@ class ByDefinition:
             Walks(make_automaton(letters), forgets_start=letters is self._letters[0])
             for letters in self._letters
         ]
-        self._scores = dict[tuple[int, ...], float]()
-
-    def score(self, tokens: tuple[int, ...]) -> float:
-        """Return the best score of the language models, -inf for what is no text."""
-        if tokens not in self._scores:
-            self._scores[tokens] = self._score(tokens)
-        return self._scores[tokens]
+        self.score = cache(self._score)
 
     def _score(self, tokens: tuple[int, ...]) -> float:
+        """Return the best score of the language models, -inf if the tokens spell no text."""
         starts = [n for n, token in enumerate(tokens) if n == 0 or self._begins(token)]
         words = [tokens[a:b] for a, b in pairwise([*starts, len(tokens)])]
         return max(self._of_words(words), self._of_words([(), *words]))
@@ -82,24 +79,24 @@ class ByDefinition:
             yield self._known[later][tokens], 0.0
         letters = self._letters[later]
         ids = [letters.id_of(str(token)) for token in tokens]
-        explicit = [spelling[0] for spelling in self._known[later]]
-        begins = not tokens or tokens[0] in explicit or not (later or self._begins(tokens[0]))
+        first_tokens = [spelling[0] for spelling in self._known[later]]
+        begins = not tokens or tokens[0] in first_tokens or not (later or self._begins(tokens[0]))
         if begins and UNKNOWN not in ids:
-            spelled = self._spellings[later].best(ids)
-            yield UNKNOWN, WEIGHTS["unknown"] + WEIGHTS["scale"] * spelled
+            log_prob = self._spellings[later].best(ids)
+            yield UNKNOWN, WEIGHTS["unknown_word_score"] + WEIGHTS["lm_weight"] * log_prob
 
     def _sentence(self, readings: Sequence[tuple[int, float]]) -> float:
-        score = self._words.best([word for word, _ in readings])
-        added = sum(more + WEIGHTS["word_bonus"] for _, more in readings)
-        return WEIGHTS["scale"] * score + added
+        log_prob = self._words.best([word for word, _ in readings])
+        added = sum(score + WEIGHTS["word_bonus"] for _, score in readings)
+        return WEIGHTS["lm_weight"] * log_prob + added
 
 
 class Walks:
-    """The ways of a sentence through an automaton, which may back off anywhere."""
+    """The paths of a sentence through an automaton; a path may back off anywhere."""
 
     def __init__(self, automaton: Automaton, *, forgets_start: bool = True) -> None:
         self._start = automaton.start
-        self._said, self._ends = rows(automaton.words), rows(automaton.ends)
+        self._arcs, self._ends = rows(automaton.words), rows(automaton.ends)
         self._backoffs = {source: to for (source, _), to in rows(automaton.backoffs).items()}
         if not forgets_start:
             del self._backoffs[automaton.start]
@@ -109,8 +106,8 @@ class Walks:
         state, best = self._start if state is None else state, -inf
         if not words and (state, END) in self._ends:
             best = self._ends[state, END][1]
-        elif words and (state, words[0]) in self._said:
-            target, weight = self._said[state, words[0]]
+        elif words and (state, words[0]) in self._arcs:
+            target, weight = self._arcs[state, words[0]]
             best = weight + self.best(words[1:], target)
         if state in self._backoffs:
             target, weight = self._backoffs[state]
@@ -120,11 +117,11 @@ class Walks:
 
 @pytest.mark.parametrize("pieces", [CHARACTERS, PIECES])
 def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
-    how = LettersTokenizer(pieces)
+    tokenizer = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
-    graph = make_graph(words=model, tokenizer=how, **WEIGHTS)
-    decoder = GraphDecoder(graph=graph, vocab_size=4, blank=0)
-    definition, compared = ByDefinition(model, how), 0
+    graph = make_graph(word_lm=model, tokenizer=tokenizer, **WEIGHTS)
+    decoder = GraphDecoder(graph=graph, vocabulary=tokenizer.vocabulary)
+    definition, num_compared = ByDefinition(model, tokenizer), 0
     for log_probs in filter(len, random_matrices(42)):
         (hypothesis,) = decoder.decode(log_probs)
         scores = {
@@ -134,14 +131,14 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
         *_, second, best = sorted([-inf, -inf, *scores.values()])
         if best == -inf:
             continue
-        compared += 1
+        num_compared += 1
         # Weights are rounded to a thousandth.
         assert hypothesis.score == pytest.approx(best, abs=0.01)
         assert scores[hypothesis.tokens] == pytest.approx(best, abs=0.02)
         assert hypothesis.score == hypothesis.ctc_score + hypothesis.lm_score
         if second < best - 0.02:
             assert hypothesis.tokens == best_of(scores)
-    assert compared > 25
+    assert num_compared > 25
 
 
 @pytest.fixture(scope="module")
@@ -149,17 +146,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS)
 
 
-def graph_of(
-    folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: object
-) -> BeamDecoder:
+def graph_of(folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: Any) -> BeamDecoder:
     file = folder / "lm.safetensors"
     train_models(file, tokenizer, TEXTS, words=order)
-    arguments: dict[str, object] = {
-        "weights": Weights(word=1.0),
-        "decoder_type": "graph",
-        **options,
-    }
-    return BeamDecoder(tokenizer=tokenizer, language_models=file, **arguments)  # type: ignore[arg-type]
+    options = {"weights": Weights(word=1.0), **options}
+    return BeamDecoder(tokenizer=tokenizer, language_models=file, decoder_type="graph", **options)
 
 
 def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -167,9 +158,9 @@ def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer:
     decoder = graph_of(tmp_path, tokenizer)
     for text in TEXTS[:3]:
         log_probs = spoken(tokenizer, text, {3: "s", 8: "m"})
-        assert transcribed(decoder, log_probs) == text
+        assert transcribe(decoder, log_probs) == text
     for text in ("call dan in the north", "dan is cold"):
-        assert transcribed(decoder, spoken(tokenizer, text, {})) == text
+        assert transcribe(decoder, spoken(tokenizer, text, {})) == text
     (nothing,) = decoder.nbest(np.zeros((0, tokenizer.vocab_size)))
     assert (nothing.tokens, nothing.score, nothing.lm_score) == ((), 0.0, 0.0)
 

@@ -57,7 +57,7 @@ def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
 def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     fitting: Fitting, tmp_path: Path
 ) -> None:
-    """All trials of the weights may take longer than a hang may."""
+    """All trials of the weights may take longer than the watchdog waits."""
     decoder, utterances, weights = fitting
     phases: list[str] = []
     aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
@@ -73,7 +73,7 @@ def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     assert read_json(tmp_path / "confidence.json").keys() == {"greedy", "beam"}
     assert fitted.decoder is not None
     again = fit_decoder(fitted.decoder, aligner, [], split_sizes={}, by_words=True)
-    assert again.weights is None  # they are not fitted again
+    assert again.weights is None  # it has weights
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -84,16 +84,17 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
     tokens = int((utterance.log_probs > fit.TOKEN_THRESHOLD).sum())
     utterances = [utterance._replace(id=str(number)) for number in range(100)]
     shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
-    counts = [[(one.order, tokens) for one in share] for share in shares]
+    counts = [[(utterance.order, tokens) for utterance in share] for share in shares]
     monkeypatch.setattr(fit, "gather_over_ranks", lambda own: counts)
-    for limit, num_kept in ((8, 8), (8.5, 8), (100, 100)):
+    in_order = sorted(utterances, key=lambda utterance: utterance.order)
+    for limit, size in ((8, 8), (8.5, 8), (100, 100)):
         samples = [sample_utterances(share, int(limit * tokens)) for share in shares]
-        ids = {one.id for sample in samples for one in sample}
-        assert ids == {one.id for one in sorted(utterances, key=lambda one: one.order)[:num_kept]}
+        ids = {utterance.id for sample in samples for utterance in sample}
+        assert ids == {utterance.id for utterance in in_order[:size]}
 
 
 def test_sample_size_is_a_tenth_of_the_training_time_within_limits() -> None:
-    """The default run trains on 67,234 s of audio, and all 8,630 tokens of its dev are tried."""
+    """The default run trains on 67,234 s of audio; its dev has 8,630 tokens, so all are tried."""
     sizes = [fit.sample_size(seconds) for seconds in (0, 2 * 67_234, 1e9)]
     assert sizes == [fit.MIN_SAMPLE_TOKENS, 26_894, fit.MAX_SAMPLE_TOKENS]
 
@@ -109,7 +110,7 @@ def test_sample_counts_at_most_the_candidates_of_a_flat_frame(tokenizer: Tokeniz
     [
         (2, 3.0, 2, True),  # the whole set
         (19, 300.0, 55, False),
-        (38, 67.0, 55, False),  # 38 of 55 flat utterances: a model that wrote nothing
+        (38, 67.0, 55, False),  # as with a model that has learned nothing
         (20, 180.0, 55, True),
     ],
 )
@@ -145,7 +146,7 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
     trials_of_other: list[Scores] = []
 
     def gather(own: list[Scores]) -> list[list[Scores]]:
-        """Keep the trials of the first rank, and return them to the second."""
+        """Store the trials of the first rank, and return them to the second."""
         if len(own) == 1:  # the errors with the chosen weights
             return [own]
         if trials_of_other:
@@ -162,7 +163,7 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
 
 
 def labeled_words(count: int, *, informed: bool = True, words: int = 4) -> list[LabeledWords]:
-    """Draw words whose log odds are twice their posterior, or whose features tell nothing."""
+    """Draw words whose log odds are twice their posterior; uninformed: independent of it."""
     random = np.random.default_rng(1)
     labeled = []
     for n in range(count):
@@ -178,10 +179,10 @@ def test_fitted_confidence_is_calibrated_on_other_words() -> None:
     fitted = fit_confidence(labeled_words(500))
     assert fitted.confidence is not None and fitted.calibration is not None
     assert fitted.calibration.ECE < 0.04 and (fitted.calibration.NCE or 0) > 0.25
-    assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the others never change
+    assert set(fitted.confidence.weights) == {"entropy", "posterior"}  # the length is constant
     assert fitted.confidence.weights["posterior"] == pytest.approx(2, abs=0.2)
     assert fitted.plain()["weights"] == fitted.confidence.plain()
-    assert Confidence.of(fitted.plain()["weights"]) == fitted.confidence
+    assert Confidence.from_plain(fitted.plain()["weights"]) == fitted.confidence
 
 
 def test_fitted_confidence_does_not_depend_on_the_order() -> None:

@@ -1,4 +1,4 @@
-"""Hotwords help if they are said, and change nothing if they are not."""
+"""Hotwords help if they are spoken, and change nothing if they are not."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def by_length(phrases: Sequence[str], reward: float) -> dict[str, float]:
 
 
 def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[float]:
-    """List reward and credit after each character and after the end."""
+    """Return the sum of rewards and credit after each character, and after the end."""
     scorer = HotwordScorer(rewards=by_length(phrases, reward), tokenizer=SPELLING)
     state, totals = scorer.start(), [0.0]
     for letter in text.replace(" ", "▁"):
@@ -37,17 +37,17 @@ def credits(phrases: Sequence[str], text: str, reward: float = 10.0) -> list[flo
     [
         (["abab"], "abab", 1),
         (["abab"], "abab  abab", 2),
-        (["abab"], "aabab", 0),  # a word that ends so is another
+        (["abab"], "aabab", 0),  # only the end of a word
         (["abab"], "ab ab", 0),
-        (["abababab"], "abababab", 1),  # one reward however long
-        (["a", "bb", "aba"], "a", 0.25),  # of four characters or more
+        (["abababab"], "abababab", 1),  # four characters or more have the full reward
+        (["a", "bb", "aba"], "a", 0.25),
         (["a", "bb", "aba"], "bb aba", 1.25),
         (["ab a"], "ab a", 1),
         (["ab a"], " ab  a ", 1),
         (["a b a"], "a b a b a", 2),  # overlapping
         (["a b a", "b bb"], "a b bb", 1),  # found after the first has failed
-        (["ba", "a ba"], "a ba", 1),  # where two end, the larger
-        (["b aaba a", "aaba"], "b aaba", 1),  # inside of another that has begun
+        (["ba", "a ba"], "a ba", 1),  # two end here, and the larger reward counts
+        (["b aaba a", "aaba"], "b aaba", 1),  # within another phrase that has begun
     ],
 )
 def test_scorer_rewards_only_whole_phrases(phrases: list[str], text: str, rewards: float) -> None:
@@ -63,13 +63,14 @@ def test_scorer_gives_credit_for_a_prefix_and_takes_it_back() -> None:
 
 
 def test_reward_grows_with_the_phrase_and_shrinks_with_the_list() -> None:
-    """Each letter counts, up to ten."""
-    letters = [*map("".join, itertools.product("ab", repeat=3))]
-    rewards = [reward_phrases([text], SPELLING)[text] for text in ("ab" * 3, "ab" * 4, "ab" * 9)]
-    assert rewards[1] - rewards[0] == pytest.approx(2 * LETTER_REWARD)
-    assert rewards[2] - rewards[0] == pytest.approx(4 * LETTER_REWARD)
-    many = reward_phrases([*letters, "ab" * 3], SPELLING)
-    assert rewards[0] - many["ab" * 3] == pytest.approx(np.log(9))
+    """Up to ten letters count."""
+    six, eight, many = (
+        reward_phrases([phrase], SPELLING)[phrase] for phrase in ("ab" * 3, "ab" * 4, "ab" * 9)
+    )
+    assert (eight - six, many - six) == pytest.approx((2 * LETTER_REWARD, 4 * LETTER_REWARD))
+    others = [*map("".join, itertools.product("ab", repeat=3))]
+    six_of_nine = reward_phrases([*others, "ab" * 3], SPELLING)["ab" * 3]
+    assert six - six_of_nine == pytest.approx(np.log(9))
 
 
 def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list[Hypothesis]:
@@ -80,7 +81,7 @@ def decode(phrases: Sequence[str], reward: float, log_probs: np.ndarray) -> list
 
 
 def heard(*frames: str) -> np.ndarray:
-    """Make frames of letters: the first is heard best, the second nearly."""
+    """Make a frame for each text: its first letter is likeliest, then its second."""
     log_probs = np.full((len(frames), 4), np.log(0.002))
     for index, frame in enumerate(frames):
         for share, letter in zip((0.6, 0.394), frame, strict=False):
@@ -88,22 +89,24 @@ def heard(*frames: str) -> np.ndarray:
     return log_probs
 
 
-def test_phrases_that_are_not_said_change_nothing() -> None:
+def test_phrases_that_are_not_spoken_change_nothing() -> None:
     log_probs = heard("ab", "b", " ", "ba", "b")
     unbiased = PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)
     assert SPELLING.words(unbiased[0].tokens) == ["ab", "b"]
     assert decode(["aaaaa", "ba ba"], 6.0, log_probs) == unbiased
     assert decode(["ab ab"], 6.0, log_probs) != unbiased
-    assert decode(["ab"], 12.0, log_probs) == unbiased  # it says so once, as it did before
+    assert decode(["ab"], 12.0, log_probs) == unbiased  # which has the phrase, too
 
 
-def test_read_hotwords_reads_a_file_or_a_list_with_commas(tmp_path: Path) -> None:
+def test_read_hotwords_reads_a_file_or_a_list(tmp_path: Path) -> None:
     file = tmp_path / "words.txt"
     file.write_text("new york\n\nsan francisco bay\n", encoding="utf-8")
     assert read_hotwords(str(file)) == ["new york", "", "san francisco bay"]
-    phrases = [f"word {number}" for number in range(100)]  # longer than the name of a file may be
+    phrases = [f"word {number}" for number in range(100)]
     assert read_hotwords(",".join(phrases)) == phrases
-    assert read_hotwords("node.js") == ["node.js"]
+    assert read_hotwords("\n".join(phrases)) == phrases
+    for phrase in ("node.js", " ".join(phrases)):  # the name of a file cannot be as long
+        assert read_hotwords(phrase) == [phrase]
     with pytest.raises(SbkitError, match="`--hotwords` must be readable"):
         read_hotwords(str(tmp_path / "gone.txt"))
     file.write_bytes(b"\xff\xfe")

@@ -1,4 +1,4 @@
-"""An unbounded prefix beam equals the sum over all paths, whatever its scorers add."""
+"""An unbounded prefix beam search equals the sum over all paths, with any scorers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -77,9 +77,10 @@ def word_model(pieces: tuple[str, ...]) -> Scored:
 
 
 def hotwords(pieces: tuple[str, ...]) -> Scored:
-    phrases = [each for each in PHRASES if LettersTokenizer(pieces).letters(each)]
+    tokenizer = LettersTokenizer(pieces)
+    phrases = [phrase for phrase in PHRASES if tokenizer.letters(phrase)]
     rewards = {phrase: 2.5 * min(1.0, len(phrase) / 4) for phrase in phrases}
-    scorer = HotwordScorer(rewards=rewards, tokenizer=LettersTokenizer(pieces))
+    scorer = HotwordScorer(rewards=rewards, tokenizer=tokenizer)
     return [scorer], lambda tokens: 2.5 * count_rewards(words_of(tokens, pieces), phrases)
 
 
@@ -106,14 +107,15 @@ def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
         ctc_scores = enumerate_paths(log_probs)
         added = {tokens: definition(tokens) for tokens in ctc_scores}
         scores = {tokens: ctc_scores[tokens] + added[tokens] for tokens in ctc_scores}
-        answer = exact.decode(log_probs)
-        assert {hypothesis.tokens for hypothesis in answer} == scores.keys()
-        assert len(answer) == len(scores)
-        for hypothesis in answer:
-            assert hypothesis.score == pytest.approx(scores[hypothesis.tokens], abs=1e-9)
-            assert hypothesis.ctc_score == pytest.approx(ctc_scores[hypothesis.tokens], abs=1e-9)
-            assert hypothesis.lm_score == pytest.approx(added[hypothesis.tokens], abs=1e-9)
-        ordered = [hypothesis.score for hypothesis in answer]
+        beam = exact.decode(log_probs)
+        assert {hypothesis.tokens for hypothesis in beam} == scores.keys()
+        assert len(beam) == len(scores)
+        for hypothesis in beam:
+            tokens = hypothesis.tokens
+            assert hypothesis.score == pytest.approx(scores[tokens], abs=1e-9)
+            assert hypothesis.ctc_score == pytest.approx(ctc_scores[tokens], abs=1e-9)
+            assert hypothesis.lm_score == pytest.approx(added[tokens], abs=1e-9)
+        ordered = [hypothesis.score for hypothesis in beam]
         assert ordered == sorted(ordered, reverse=True)
         num_best += bounded.decode(log_probs)[0].tokens == best_of(scores)
     assert num_best >= 0.9 * len(matrices)
@@ -122,7 +124,7 @@ def test_unbounded_beam_equals_enumeration_and_beam_of_16_nearly(
 def plain_search(
     log_probs: np.ndarray, scorers: Sequence[PrefixScorer], size: int
 ) -> dict[Tokens, float]:
-    """Search with every token tried, and nothing cached."""
+    """Search without pruning tokens and without caches."""
     beam: dict[Tokens, tuple[float, float]] = {(): (0.0, -inf)}  # ends in a blank, in its token
 
     def score(tokens: Tokens) -> float:
@@ -134,19 +136,21 @@ def plain_search(
             total, last = log_add(in_blank, in_token), tokens[-1] if tokens else 0
             add(after, tokens, total + frame[0], in_token + frame[last] if tokens else -inf)
             for token in range(1, len(frame)):
-                before = in_blank if token == last else total
-                add(after, (*tokens, token), -inf, before + frame[token])
+                extended = in_blank if token == last else total
+                add(after, (*tokens, token), -inf, extended + frame[token])
         best = sorted(after, key=score, reverse=True)[:size]
         beam = {tokens: after[tokens] for tokens in best if score(tokens) > -inf}
     return {
-        tokens: log_add(*parts) + sum(sum(steps_of(each, tokens, ends=True)) for each in scorers)
+        tokens: log_add(*parts) + sum(sum(steps_of(lm, tokens, ends=True)) for lm in scorers)
         for tokens, parts in beam.items()
     }
 
 
-def add(beam: dict[Tokens, tuple[float, float]], tokens: Tokens, *more: float) -> None:
-    in_blank, in_token = beam.get(tokens, (-inf, -inf))
-    beam[tokens] = (log_add(in_blank, more[0]), log_add(in_token, more[1]))
+def add(
+    beam: dict[Tokens, tuple[float, float]], tokens: Tokens, in_blank: float, in_token: float
+) -> None:
+    blank_total, token_total = beam.get(tokens, (-inf, -inf))
+    beam[tokens] = (log_add(blank_total, in_blank), log_add(token_total, in_token))
 
 
 def steps_of(scorer: PrefixScorer, tokens: Tokens, *, ends: bool = False) -> Iterator[float]:
@@ -160,7 +164,7 @@ def steps_of(scorer: PrefixScorer, tokens: Tokens, *, ends: bool = False) -> Ite
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16])
 def test_bounded_beam_equals_plain_beam(size: int) -> None:
-    """Prefixes leave the beam and return; clips decoded before change nothing."""
+    """Prefixes leave the beam and return; earlier clips change nothing."""
     scorers, _ = all_at_once(CHARACTERS)
     search = PrefixBeamSearch(settings=replace(SETTINGS, beam_size=size), scorers=scorers)
     for log_probs in random_matrices(100, seed=4):
@@ -179,10 +183,11 @@ def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> 
 
     tokenizer = LettersTokenizer(CHARACTERS)
     lexicon = make_lexicon(model, tokenizer)
-    scorer = WordScorer(lm=model, lexicon=lexicon, tokenizer=tokenizer, word_bonus=0.25)
-    begun, second, end = steps_of(scorer, (2, 3, 1))  # "ab "
+    weights = {"lm_weight": 1.0, "word_bonus": 0.25, "unknown_word_score": -12.0}
+    scorer = WordScorer(lm=model, lexicon=lexicon, tokenizer=tokenizer, **weights)
+    first, second, end = steps_of(scorer, (2, 3, 1))  # "ab "
     best = max(log_prob("aa"), log_prob("ab"))
-    assert begun == pytest.approx(best + 0.25)
+    assert first == pytest.approx(best + 0.25)
     assert second == pytest.approx(log_prob("ab") - best)
     assert end == pytest.approx(log_prob("ab", model.start) - log_prob("ab"))
 
@@ -207,6 +212,6 @@ def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:
         (np.full((1, 4), -np.inf), "in frame 0 it is -inf"),
     ],
 )
-def test_decode_refuses_what_is_no_log_probability(log_probs: np.ndarray, sentence: str) -> None:
+def test_decode_refuses_invalid_log_probabilities(log_probs: np.ndarray, sentence: str) -> None:
     with pytest.raises(SbkitError, match=sentence):
         PrefixBeamSearch(settings=BEAM_OF_16).decode(log_probs)

@@ -1,8 +1,7 @@
-"""Words have the frames of the best alignment, reach into pauses, and have features."""
+"""Words have the frames of the best alignment, extend into pauses, and have features."""
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 import numpy as np
 import pytest
@@ -72,29 +71,30 @@ def test_align_refuses_a_text_with_too_few_frames(frames: int, tokens: list[int]
         align(np.zeros((frames, 4)) - 1.4, tokens, blank=0)
 
 
-def place(
+def to_samples(
     spans: Sequence[tuple[int, int]], *, start: float, end: float, samples: int = 1000
-) -> Any:
+) -> list[tuple[int, int]]:
     words = [TimedWord("a", (TimedToken(1, *span),)) for span in spans]
-    return WordOffsets(start, end).place(words, samples=samples, step=STEP)
+    return WordOffsets(start, end).to_samples(words, samples=samples, step=STEP)
 
 
-def test_place_moves_words_into_pauses_and_keeps_them_in_the_clip() -> None:
-    assert place([(20, 25), (60, 61)], start=-1.5, end=3.25) == [(185, 282), (585, 642)]
+def test_offsets_extend_words_into_pauses_within_the_clip() -> None:
+    assert to_samples([(20, 25), (60, 61)], start=-1.5, end=3.25) == [(185, 282), (585, 642)]
     # Without a pause, words meet in the middle of their tokens.
-    assert place([(20, 25), (28, 30)], start=-1.0, end=3.0) == [(190, 265), (265, 330)]
-    # A front-end that pads makes frames that end after the audio.
-    assert place([(0, 98)], start=-1.0, end=3.0) == [(0, 1000)]
-    assert place([(0, 2)], start=0, end=0, samples=17) == [(0, 17)]
-    assert place([], start=-1.0, end=3.0) == []
+    assert to_samples([(20, 25), (28, 30)], start=-1.0, end=3.0) == [(190, 265), (265, 330)]
+    # A frontend that pads makes frames that end after the audio.
+    assert to_samples([(0, 98)], start=-1.0, end=3.0) == [(0, 1000)]
+    assert to_samples([(0, 2)], start=0, end=0, samples=17) == [(0, 17)]
+    assert to_samples([], start=-1.0, end=3.0) == []
 
 
-def test_words_follow_each_other_whatever_the_offsets() -> None:
+def test_words_do_not_overlap_with_any_offsets() -> None:
     random = np.random.default_rng(0)
     for _ in range(300):
         cuts = np.sort(random.choice(60, 2 * random.integers(1, 9), replace=False))
         start, end = random.uniform(-25, 25, 2).tolist()
-        bounds = np.ravel(place(cuts.reshape(-1, 2).tolist(), start=start, end=end, samples=600))
+        spans = cuts.reshape(-1, 2).tolist()
+        bounds = np.ravel(to_samples(spans, start=start, end=end, samples=600))
         assert (np.diff(bounds) >= 0).all()
         assert bounds.min() >= 0 and bounds.max() <= 600
 
@@ -111,15 +111,15 @@ def frames(*rows: Sequence[float]) -> Float64s:
 
 
 def test_entropy_is_0_for_a_certain_word_and_1_for_a_guess() -> None:
-    sure, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
+    certain, guess = [1e-9, 1, 1e-9, 1e-9], [1, 1, 1, 1]
     words = [word("a", (1, 0, 2)), word("b", (2, 2, 3))]
-    features = features_of_audio(frames(sure, sure, guess), words)
+    features = features_of_audio(frames(certain, certain, guess), words)
     assert features["entropy"].tolist() == pytest.approx([0, 1], abs=0.01)
     odds = [np.log(1 / 0.001), np.log(0.25 / 0.75)]
     assert features["posterior"].tolist() == pytest.approx(odds, abs=0.01)
 
 
-def test_posterior_is_that_of_the_weakest_token_at_its_best_frame() -> None:
+def test_posterior_is_of_the_weakest_token_at_its_best_frame() -> None:
     log_probs = frames([1, 8, 1, 1], [6, 2, 1, 1], [1, 3, 6, 2])
     (posterior,) = features_of_audio(log_probs, [word("ab", (1, 0, 2), (2, 2, 3))])["posterior"]
     assert posterior == pytest.approx(np.log(0.5 / 0.5), abs=0.01)
@@ -130,7 +130,7 @@ def test_posterior_is_that_of_the_weakest_token_at_its_best_frame() -> None:
 def test_agreement_is_the_share_of_the_beam_that_has_the_word() -> None:
     best = ["the", "north", "office"]
     beam = [best, ["the", "nor", "office"], ["a", "the", "north"], ["the", "nor", "office"]]
-    for score in (0, -2000):  # of a long clip
+    for score in (0, -2000):  # as of a long clip
         shares = agreement(best, beam, (np.log([4, 2, 1, 1]) + score).tolist())
         assert shares.tolist() == pytest.approx([1, 5 / 8, 7 / 8])
     assert agreement(best, [best], [-900.0]).tolist() == [1, 1, 1]
@@ -142,8 +142,8 @@ def test_features_of_language_depend_on_the_history() -> None:
     features = features_of_language(lm, ["call", "zebra", "the"])
     assert features["known"].tolist() == [1, 0, 1]
     assert features["lm"][0] == lm.score(lm.start, lm.id_of("call"))[0]
-    after = features_of_language(lm, ["call", "the"])["lm"][1]
-    assert after > features["lm"][2]  # what stands before counts
+    after_call = features_of_language(lm, ["call", "the"])["lm"][1]
+    assert after_call > features["lm"][2]  # after an unknown word
 
 
 # -- words with times and confidences
@@ -162,7 +162,7 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
         sample_rate=16_000,
         offsets=WordOffsets(0.0, 0.0),
         confidence=Confidence(0.0, {"posterior": 1.0}),
-        unjudged=frozenset({"office"}),
+        hotwords=frozenset({"office"}),
     )
     tokens = tokenizer.encode("call the office")
     call, the, office = aligner.align(log_probs, tokens, samples=640 * len(log_probs))
@@ -175,11 +175,13 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
 
 
 def test_label_words_compares_features_with_the_reference(tokenizer: Tokenizer) -> None:
-    texts = ("call the norm", "cold the norm")
-    tokens, other = (tuple(tokenizer.encode(text)) for text in texts)
-    beam = [Hypothesis(tokens=ids, score=0, ctc_score=0) for ids in (tokens, other)]
+    beam = [
+        Hypothesis(tokens=tuple(tokenizer.encode(text)), score=0, ctc_score=0)
+        for text in ("call the norm", "cold the norm")
+    ]
     aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    words = aligner.extract_features(spoken(tokenizer, texts[0], {}), tokens, beam)
+    log_probs = spoken(tokenizer, "call the norm", {})
+    words = aligner.extract_features(log_probs, beam[0].tokens, beam)
     labeled = label_words(words, "call norm")
     assert labeled.right == [True, False, True]
     assert labeled.features["agreement"].tolist() == [0.5, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""Figures of confidences: as by definition, and good only for those that say what is so."""
+"""The figures of calibration follow their definitions."""
 
 from dataclasses import replace
 
@@ -15,15 +15,15 @@ def measured(confidences: list[float], right: list[bool]) -> Calibration:
 
 
 def test_calibration_of_four_words_by_hand() -> None:
-    """H is 4 bits, of which what is said of the words is subtracted."""
+    """Half of the words are right, so H is 4 bits."""
     calibration = measured([0.8, 0.2, 0.4, 0.8], [True, True, False, False])
     bits = np.log2(0.8) + np.log2(0.2) + np.log2(0.6) + np.log2(0.2)
     assert pytest.approx((4 + bits) / 4) == calibration.NCE
     assert pytest.approx((1 + 0.5 + 0 + 0) / 4) == calibration.AUC
     assert pytest.approx((abs(1.6 - 1) + 0.8 + 0.4) / 4) == calibration.ECE
     assert str(calibration) == "AUC 0.4, NCE -0.4, ECE 0.45 (2 right / 4 words)"
-    many = replace(calibration, words=10_000)  # enough for a second decimal
-    assert str(many).startswith("AUC 0.38, NCE -0.43, ECE 0.45")
+    of_many_words = replace(calibration, words=10_000)  # enough for a second decimal
+    assert str(of_many_words).startswith("AUC 0.38, NCE -0.43, ECE 0.45")
 
 
 @pytest.mark.parametrize(("right", "error"), [(False, 0.8), (True, 0.2)])
@@ -35,8 +35,7 @@ def test_words_that_are_all_right_or_wrong_have_no_auc(right: bool, error: float
 
 
 def test_reliability_bins_are_tenths() -> None:
-    confidences = [tenth / 10 + inside for tenth in range(10) for inside in (0.01, 0.09)]
-    bins = reliability_bins(confidences, [True, False] * 10)
-    assert [one.words for one in bins] == [2] * 10
-    assert [one.confidence for one in bins] == pytest.approx(np.arange(0.05, 1, 0.1))
-    assert {one.right for one in bins} == {0.5}
+    confidences = [tenth / 10 + offset for tenth in range(10) for offset in (0.01, 0.09)]
+    words, means, right = zip(*reliability_bins(confidences, [True, False] * 10), strict=True)
+    assert (words, right) == ((2,) * 10, (0.5,) * 10)
+    assert means == pytest.approx(np.arange(0.05, 1, 0.1))

@@ -1,4 +1,4 @@
-"""Intervals that hold the true rate as often as they say."""
+"""Intervals contain the true rate as often as they claim, and MAPSSWE equals sc_stats."""
 
 import csv
 from pathlib import Path
@@ -22,7 +22,7 @@ SPEAKERS = Grouping(unit="speaker", groups=tuple(f"s{n}" for n in range(60) for 
 
 
 def clips(count: int) -> Grouping:
-    """Let every utterance be a unit of its own."""
+    """Make every utterance a unit of its own."""
     return Grouping(unit="clip", groups=tuple(map(str, range(count))))
 
 
@@ -45,7 +45,7 @@ def test_interval_over_speakers_contains_the_true_rate_in_95_percent() -> None:
         by_speaker += contains(rate_interval(errors, totals, SPEAKERS, draws=500, seed=seed), 0.2)
         by_clip += contains(rate_interval(errors, totals, clips(480), draws=100, seed=seed), 0.2)
     assert 930 <= by_speaker <= 970
-    assert by_clip < 900  # clips of one speaker are no independent evidence
+    assert by_clip < 900  # clips of one speaker are not independent
 
 
 def test_interval_does_not_depend_on_the_order() -> None:
@@ -60,14 +60,18 @@ def test_interval_does_not_depend_on_the_order() -> None:
 
 def test_one_unit_has_no_interval() -> None:
     speaker = Grouping(unit="speaker", groups=("ann", "ann"))
-    for totals, grouping in (
-        ([5, 5], speaker),
-        ([5], clips(1)),
-        ([], clips(0)),
-        ([0, 0], clips(2)),
-    ):
+    for totals, grouping in ([5, 5], speaker), ([5], clips(1)), ([], clips(0)), ([0, 0], clips(2)):
         interval = rate_interval(np.ones(len(totals), int), np.array(totals, int), grouping)
         assert (interval.low, interval.high, interval.unit) == (None, None, grouping.unit)
+
+
+def test_units_are_counted_in_the_singular_and_plural() -> None:
+    one, three = (
+        Interval(low=None, high=None, unit="speaker or clip", unit_count=count) for count in (1, 3)
+    )
+    assert str(one) == "no interval over 1 speaker or clip"
+    assert one.describe_units() == "only 1 speaker or clip"
+    assert str(three) == "no interval over 3 speakers or clips"
 
 
 def test_draw_of_empty_references_is_finite() -> None:
@@ -79,7 +83,7 @@ def test_draw_of_empty_references_is_finite() -> None:
     ("speakers", "name", "count"),
     [
         (["ann", "bob", "ann"], "speaker", 2),
-        (["ann", "ann", "ann"], "clip", 3),  # nothing is known of other speakers
+        (["ann", "ann", "ann"], "clip", 3),  # a single speaker cannot be resampled
         (["", "", ""], "clip", 3),
         (["ann", "", "ann"], "speaker or clip", 2),
     ],
@@ -89,7 +93,7 @@ def test_units_are_speakers_if_they_are_known(speakers: list[str], name: str, co
     assert (grouping.unit, len({*grouping.groups})) == (name, count)
 
 
-# Twenty clips of two speakers: Ann's are all right, of Bob's every second word is wrong.
+# Twenty clips of two speakers: all words of Ann are right, every second word of Bob is wrong.
 SET = [ScoredUtterance(f"ann{n}", "a b", "a b", speaker="ann") for n in range(10)]
 SET += [ScoredUtterance(f"bob{n}", "a b", "a c", speaker="bob") for n in range(10)]
 
@@ -109,10 +113,9 @@ def test_accuracy_has_an_interval() -> None:
     assert accuracy_figures([])["accuracy_interval"]["low"] is None
 
 
-# -- MAPSSWE -------------------------------------------------------------------------------------
+# -- MAPSSWE
 
 DATA = Path(__file__).parent / "data" / "mapsswe"
-SENTENCES = (Path(__file__).parents[1] / "lm/data/sentences.txt").read_text().splitlines()
 
 
 def read_table(name: str) -> list[dict[str, str]]:
@@ -123,12 +126,12 @@ def read_table(name: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("printed", read_table("sc_stats"), ids=lambda printed: printed["pair"])
 def test_mapsswe_equals_sc_stats(printed: dict[str, str]) -> None:
     triples = [(row["reference"], row["a"], row["b"]) for row in read_table(printed["pair"])]
-    ours = mapsswe(triples)
-    assert ours["segments"] == int(printed["segments"])
-    assert f"{ours['mean']:.3f}" == printed["mean"]
-    assert f"{ours['z']:.3f}" == printed["Z"]
+    test = mapsswe(triples)
+    assert test["segments"] == int(printed["segments"])
+    assert f"{test['mean']:.3f}" == printed["mean"]
+    assert f"{test['z']:.3f}" == printed["Z"]
     swapped = mapsswe((reference, b, a) for reference, a, b in triples)
-    assert (-swapped["z"], swapped["p"]) == pytest.approx((ours["z"], ours["p"]))
+    assert (-swapped["z"], swapped["p"]) == pytest.approx((test["z"], test["p"]))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_mapsswe_equals_sc_stats(printed: dict[str, str]) -> None:
         ("a b c d", "x b z c d", "a b c y", [1]),  # an insertion starts the count of words again
         ("a b", "a b", "a b x y", [-2]),
         ("a b", "", "a b", [2]),
-        ("  a \t b ", "a b", "a  c", [-1]),  # any white space is one
+        ("  a \t b ", "a b", "a  c", [-1]),  # any white space counts as one space
     ],
 )
 def test_mapsswe_cuts_segments_at_two_words_correct_in_both(
@@ -153,9 +156,9 @@ def test_mapsswe_cuts_segments_at_two_words_correct_in_both(
 def test_mapsswe_gives_a_reason_for_no_test() -> None:
     same = mapsswe([("a b", "a b", "a b")] * 9)
     assert (same["segments"], same["z"], same["p"]) == (0, None, None)
-    assert "needs at least 2 segments with errors, there are 0" in same["reason"]
-    alike = mapsswe([("a b", "a c", "a b")] * 9)
-    assert (alike["segments"], alike["mean"], alike["p"]) == (9, 1.0, None)
-    assert "all 9 segments have the same difference, +1" in alike["reason"]
-    equal = mapsswe([("a b", "a c", "a d")] * 9)  # the same number of errors everywhere
-    assert (equal["segments"], equal["z"], equal["p"]) == (9, 0.0, 1.0)
+    assert "needs at least 2 segments with errors, but there are 0" in same["reason"]
+    constant = mapsswe([("a b", "a c", "a b")] * 9)
+    assert (constant["segments"], constant["mean"], constant["p"]) == (9, 1.0, None)
+    assert "all 9 segments have the same difference, +1" in constant["reason"]
+    zero = mapsswe([("a b", "a c", "a d")] * 9)  # no difference in any segment
+    assert (zero["segments"], zero["z"], zero["p"]) == (9, 0.0, 1.0)

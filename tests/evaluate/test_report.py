@@ -1,4 +1,4 @@
-"""The page of a report, before any browser: what is in it, how large it is, and that it is safe."""
+"""The page of a report as a file: its content, its size and its safety."""
 
 import base64
 import hashlib
@@ -51,17 +51,17 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
     scored = [
         ScoredUtterance(f"{n:04}", "one two", "one too" if n % 3 else "two") for n in range(500)
     ]
-    sizes: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
 
-    def clips(name: str, ids: list[str], most: int) -> dict[str, str]:
-        sizes.append((len(ids), most))
+    def clips(name: str, ids: list[str], max_bytes: int) -> dict[str, str]:
+        requests.append((len(ids), max_bytes))
         return dict.fromkeys(ids, "A" * 400)
 
     page = tmp_path / "report.html"
     write_report(page, [results("a", scored)], clips=clips)
-    ((count, most),) = sizes
+    ((count, max_bytes),) = requests
     assert 50 < count < 200  # as many as have rows
-    assert 80_000 <= most < 81_000
+    assert 80_000 <= max_bytes < 81_000
     static = len(write_example(tmp_path / "..").read_bytes()) - len(tone())
     assert page.stat().st_size < static + 20_000 + 400 * count
 
@@ -69,7 +69,7 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
 def page_of(folder: Path, test: dict[str, Figures], **options: Any) -> str:
     """Write the page of a run without texts."""
     run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
-    write_report(folder / "report.html", [run], clips=lambda name, ids, most: {}, **options)
+    write_report(folder / "report.html", [run], clips=lambda *_: {}, **options)
     return (folder / "report.html").read_text("utf-8")
 
 
@@ -77,8 +77,8 @@ def test_page_shows_the_largest_slices(tmp_path: Path) -> None:
     figures = {**slice_error_rates([ScoredUtterance("a", "a b", "a c")]), "utterances": 1}
     values = {f"speaker {n:05}": figures for n in range(20_000)}
     values["speaker 19999"] = {**figures, "utterances": 9}
-    by = {"speaker": values, "length": {"short": figures}}
-    page = page_of(tmp_path, {"test": {"report_by": by}})
+    slices = {"speaker": values, "length": {"short": figures}}
+    page = page_of(tmp_path, {"test": {"report_by": slices}})
     assert len(page) < 500_000
     speakers = [f"speaker {n:05}" for n in (0, 198, 19_999)]
     assert all(f"<td>{speaker}<" in page for speaker in speakers)
@@ -91,12 +91,12 @@ def test_order_by_use_alternates_the_worst_and_draws() -> None:
         ScoredUtterance(f"{n:03}", "one two three", " ".join(["x"] * (n % 6))) for n in range(400)
     ]
     utterances = join_utterances([scored])
-    chosen = order_by_use(utterances)
-    errors = [runs.counts.errors for (runs,) in chosen]
-    assert sorted(chosen, key=lambda runs: runs[0].id) == utterances
-    worst_half, typical = errors[:100:2], errors[1:100:2]
-    assert min(worst_half) == 3 and 3.0 < sum(typical) / len(typical) < 4.5
-    assert order_by_use(utterances[::-1]) == chosen
+    ordered = order_by_use(utterances)
+    errors = [result.counts.errors for (result,) in ordered]
+    assert sorted(ordered, key=lambda runs: runs[0].id) == utterances
+    worst, random = errors[:100:2], errors[1:100:2]
+    assert min(worst) == 3 and 3.0 < sum(random) / len(random) < 4.5
+    assert order_by_use(utterances[::-1]) == ordered
 
 
 def test_confusions_count_errors_for_each_run() -> None:

@@ -52,7 +52,7 @@ def test_slice_columns_groups_lengths_unless_the_data_has_them() -> None:
 
 
 def test_slice_columns_estimates_noise_from_clips() -> None:
-    """Speech in half of the windows, noise, or digital silence, below it; a clip of nothing."""
+    """Half of the windows are speech, the others noise or digital silence; one clip is empty."""
     random = np.random.default_rng(0)
     speech = np.tile(np.repeat([10_000.0, 0.0], 16_000), 2)
     clips = []
@@ -75,7 +75,7 @@ def test_slice_columns_estimates_noise_from_clips() -> None:
 )
 def test_require_columns_refuses_a_missing_column(report_by: object, sentence: str) -> None:
     names = {"a": ["accent", "speaker", "audio"], "b": ["speaker", "audio"]}
-    columns = {name: user_columns(each) for name, each in names.items()}
+    columns = {name: user_columns(its_names) for name, its_names in names.items()}
     require_columns(["speaker", "length"], columns)
     with pytest.raises(SbkitError, match=sentence):
         require_columns(report_by, columns)

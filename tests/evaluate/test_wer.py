@@ -1,4 +1,4 @@
-"""Error rates agree with a Levenshtein written from its definition, and add up over a split."""
+"""Error counts equal a Levenshtein distance by its definition, and add up over a split."""
 
 import random
 from dataclasses import astuple
@@ -30,16 +30,16 @@ def test_count_errors_of_one_utterance(
 
 
 def test_count_errors_equals_the_edit_distance() -> None:
-    random_numbers = random.Random(0)
+    numbers = random.Random(0)
     for _ in range(300):
-        reference, hypothesis = (_random_text(random_numbers) for _ in range(2))
+        reference, hypothesis = (_random_text(numbers) for _ in range(2))
         scores = count_errors(reference, hypothesis)
         assert scores.words.errors == _edit_distance(reference.split(), hypothesis.split())
         assert scores.characters.errors == _edit_distance([*reference], [*hypothesis])
         assert scores.words.reference_length == len(reference.split())
         right = right_words(reference.split(), hypothesis.split())
-        hits = len(reference.split()) - scores.words.substitutions - scores.words.deletions
-        assert (len(right), sum(right)) == (len(hypothesis.split()), hits)
+        num_right = len(reference.split()) - scores.words.substitutions - scores.words.deletions
+        assert (len(right), sum(right)) == (len(hypothesis.split()), num_right)
 
 
 def test_scores_add_counts_instead_of_averaging_rates() -> None:
@@ -74,13 +74,13 @@ def test_align_puts_words_in_columns(
 
 
 def test_align_puts_characters_in_columns_without_words() -> None:
-    """A space is a character that can be seen, as it counts for the CER."""
+    """A space is a visible character, because it counts for the CER."""
     assert align("今 天气", "今天气好", by_words=False) == ("今␣天气**", "今*天气好", "  D    I")
 
 
-def _random_text(random_numbers: random.Random, alphabet: str = "abc") -> str:
-    lengths = [random_numbers.randint(1, 3) for _ in range(random_numbers.randint(0, 6))]
-    return " ".join("".join(random_numbers.choices(alphabet, k=length)) for length in lengths)
+def _random_text(numbers: random.Random) -> str:
+    lengths = [numbers.randint(1, 3) for _ in range(numbers.randint(0, 6))]
+    return " ".join("".join(numbers.choices("abc", k=length)) for length in lengths)
 
 
 def _edit_distance(reference: list[str], hypothesis: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Results as text, the worst utterances first, as lines for programs, and as figures in JSON."""
+"""Results as text with the worst utterances first, as lines for programs, and as JSON figures."""
 
 import json
 from dataclasses import replace
@@ -65,12 +65,10 @@ def test_write_wer_writes_the_worst_first(tmp_path: Path) -> None:
 
 
 def test_judge_words_compares_confidences_with_the_reference() -> None:
-    """Words that have none do not count; greedy decoding has figures of its own."""
-    sure = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
-    beam = ScoredUtterance("a", "please hold the line", "please told line", words=sure)
-    greedy = ScoredUtterance(
-        "a", "please hold the line", "pleas", words=(Word("pleas", 0, 1, 0.4),)
-    )
+    """Words without a confidence do not count; greedy decoding has figures of its own."""
+    words = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
+    beam = ScoredUtterance("a", "please hold the line", "please told line", words=words)
+    greedy = replace(beam, hypothesis="pleas", words=(Word("pleas", 0, 1, 0.4),))
     figures = result_figures([replace(beam, greedy=greedy), SPLIT[0]])
     assert figures["confidence"] == {
         "AUC": 1.0,
@@ -87,35 +85,34 @@ def test_judge_words_compares_confidences_with_the_reference() -> None:
 
 
 def test_describe_silence_notes_a_model_that_wrote_nothing() -> None:
-    reference, hypothesis = "please hold the line please", "the line"
-    quiet = [
-        ScoredUtterance(name, reference, hypothesis, greedy=ScoredUtterance(name, reference, ""))
-        for name in "ab"
-    ]
-    blurted = replace(quiet[0], greedy=ScoredUtterance("a", reference, "es"))
-    assert [*describe_silence([blurted, quiet[1]])] == [
+    reference = "please hold the line please"
+
+    def scored(*greedy_texts: str) -> list[ScoredUtterance]:
+        greedy = [ScoredUtterance(text, reference, text) for text in greedy_texts]
+        return [replace(result, hypothesis="the line", greedy=result) for result in greedy]
+
+    assert [*describe_silence(scored("es", ""))] == [
         "greedy decoding wrote 2 of 54 characters, and nothing for 1 of 2 utterances; "
         "the beam's words come from its language model"
     ]
-    (alone,) = describe_silence([ScoredUtterance("a", reference, "")])  # tested greedily
-    assert alone.endswith("nothing for 1 of 1 utterance")
-    wordy = replace(quiet[0], greedy=ScoredUtterance("a", reference, "please"))
-    for scored in ([wordy, quiet[1]], [ScoredUtterance("a", "", "")], []):
-        assert not [*describe_silence(scored)]
+    (note,) = describe_silence([ScoredUtterance("a", reference, "")])  # only greedy decoding
+    assert note.endswith("nothing for 1 of 1 utterance")
+    for results in (scored("please", ""), [ScoredUtterance("a", "", "")], []):
+        assert not [*describe_silence(results)]
 
 
 def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
-    """Greedily neither, nor of a part of the set; the worst have most characters wrong."""
+    """Nor has greedy decoding, nor a slice. The worst utterance has the most wrong characters."""
     texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
-    scored = [ScoredUtterance(*row, by_words=False) for row in texts]
-    scored = [replace(one, greedy=one) for one in scored]
+    greedy = [ScoredUtterance(*row, by_words=False) for row in texts]
+    scored = [replace(result, greedy=result) for result in greedy]
     assert "; greedily CER " in describe_results(scored)
     figures = report_errors(tmp_path, "test", scored)
-    parts = slice_error_rates(scored)
-    text = json.dumps([describe_results(scored), figures, parts])
+    slice_figures = slice_error_rates(scored)
+    text = json.dumps([describe_results(scored), figures, slice_figures])
     assert "WER" not in text
     assert "word" not in text
-    assert figures["CER"] == figures["greedy"]["CER"] == parts["CER"] == 3 / 7
+    assert figures["CER"] == figures["greedy"]["CER"] == slice_figures["CER"] == 3 / 7
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
     worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
     assert worst.startswith("b: CER 100.00 % (2 / 2)")
@@ -197,9 +194,9 @@ def test_written_utterances_are_read_back(tmp_path: Path) -> None:
 
 
 def test_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
-    long = [ScoredUtterance("a", "hold the line " * 25_000, "told line")]
-    write_utterances(tmp_path / "utterances_test.jsonl", long)
-    assert read_utterances(tmp_path / "utterances_test.jsonl") == long
+    scored = [ScoredUtterance("a", "hold the line " * 25_000, "told line")]
+    write_utterances(tmp_path / "utterances_test.jsonl", scored)
+    assert read_utterances(tmp_path / "utterances_test.jsonl") == scored
 
 
 def test_read_utterances_refuses_another_form(tmp_path: Path) -> None:

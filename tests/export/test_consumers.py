@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -23,7 +24,6 @@ from sbkit.decoding.decoder import BeamDecoder
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.sherpa_format import FIRE_RED, load_with_graph
-from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
@@ -37,22 +37,13 @@ Clips = list[Samples]
 
 
 @pytest.fixture(scope="module")
+def folder(exported: Path) -> Path:
+    return exported
+
+
+@pytest.fixture(scope="module")
 def bundle(exported: Path) -> Bundle:
     return load_bundle(exported)
-
-
-@pytest.fixture(scope="module")
-def clips(exported: Path) -> Clips:
-    """Load every clip of the test set, the shortest first."""
-    (rows,) = prepare_test_sets(exported.parent / "run").values()
-    return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
-
-
-@pytest.fixture(scope="module")
-def expected(bundle: Bundle, clips: Clips) -> list[str]:
-    texts = [bundle.transcribe([clip])[0] for clip in clips]
-    assert len(set(texts)) > 50
-    return texts
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -79,10 +70,8 @@ def test_onnxruntime_recognizes_the_same_words(
     for clip, text in zip([*clips, short], texts, strict=True):
         log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
         best = log_probs[0, : lengths[0]].argmax(-1).tolist()
-        ids = [
-            id for id, previous in zip(best, [0, *best], strict=False) if id not in (previous, 0)
-        ]
-        assert tokenizer.decode(ids) == text
+        merged = [id for id, _ in groupby(best) if id != tokenizer.vocabulary.blank]
+        assert tokenizer.decode(merged) == text
 
 
 def test_transcribe_with_onnx_imports_no_torch(
@@ -104,7 +93,7 @@ def test_transcribe_with_onnx_imports_no_torch(
 def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
     exported: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
 ) -> None:
-    """The language model is trained on words that the model hears by chance."""
+    """The language model is trained on the words of an untrained model."""
     tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
     train_models(models, tokenizer, expected[::2], tokens=0)
@@ -158,10 +147,8 @@ def test_every_side_of_bench_transcribe_recognizes_the_same_words(
     clips, expected = bench_transcribe.read_clips(exported, data)
     texts = bench_transcribe.MAKERS[name](exported)(clips)
     assert len(texts) == 8
-    are_same = [
-        text.split() == reference.split() for text, reference in zip(texts, expected, strict=True)
-    ]
-    assert all(are_same) or name == "onnx-int8"
+    if name != "onnx-int8":
+        assert [text.split() for text in texts] == [text.split() for text in expected]
 
 
 def test_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> None:

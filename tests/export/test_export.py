@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.export import test_sets
-from sbkit.export.export import HUB, change_config, export_run, plain_parts
+from sbkit.export.export import HUB, building_bundle, change_config, export_run, plain_parts
 from sbkit.export.test_sets import prepare_test_sets
-from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.runtime.bundles import ROOT, make_bundle, make_run
 
@@ -72,6 +73,31 @@ def test_export_into_a_changed_bundle_is_refused(
     with pytest.raises(SbkitError, match=f"is neither: {words}"):
         export_run(run, bundle)
     assert (bundle / file).read_text() == "mine"
+
+
+def test_export_keeps_files_that_are_put_into_out_meanwhile(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "bundle"
+
+    def load_slowly(folder: Path, **options: Any) -> TorchBundle:
+        out.mkdir()
+        (out / "NOTES.md").write_text("mine")
+        return load_bundle(folder, **options)
+
+    monkeypatch.setattr("sbkit.export.export.load_bundle", load_slowly)
+    with pytest.raises(SbkitError, match="is neither: it is no bundle"):
+        export_run(run, out)
+    assert (out / "NOTES.md").read_text() == "mine"
+    assert names(tmp_path) == {"bundle"}
+
+
+def test_building_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:
+    """`sbkit tune` writes its bundle in this way, too."""
+    with pytest.raises(SbkitError, match="NOTES.md has no checksum"), building_bundle(bundle):
+        (bundle / "NOTES.md").write_text("mine")
+    assert names(bundle) >= {"NOTES.md", CONFIG_FILE}
+    assert names(bundle.parent) == {"bundle"}
 
 
 def test_export_into_a_checkpoint_is_refused(run: Path) -> None:
@@ -143,5 +169,5 @@ def test_prepare_test_sets_of_a_run_without_them_is_refused(
 ) -> None:
     recipe = SimpleNamespace(prepare_splits=lambda knobs: SimpleNamespace(test={}))
     monkeypatch.setattr(test_sets, "load_recipe", lambda *_, **__: recipe)
-    with pytest.raises(SbkitError, match="has no test sets .* Name data of yours: sbkit"):
+    with pytest.raises(SbkitError, match="has no test sets .* Name data of your own: sbkit"):
         prepare_test_sets(run)

@@ -1,5 +1,6 @@
 """Formats are compared with the model before they are kept."""
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from sbkit.export.formats import HUB, WRITERS
 from sbkit.export.model_card import USES
 from sbkit.export.onnx_format import make_onnx
 from sbkit.export.parity import Candidate, Case, Comparison, Grid
-from sbkit.export.traced import TrainedModel, trace
+from sbkit.export.traced import TrainedModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import load_bundle
 from tests.runtime.bundles import SMALL, make_run, parity_report
@@ -36,11 +37,8 @@ def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candida
 
     def write(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
-            with torch.inference_mode():
-                output, frames = trained.waveform(
-                    torch.from_numpy(audio), torch.from_numpy(lengths)
-                )
-            return BatchLogProbs(output.numpy() + np.float32(difference), frames.numpy())
+            output, frames = trained_log_probs(trained.waveform, audio, lengths)
+            return BatchLogProbs(output + np.float32(difference), frames)
 
         (folder / "model.onnx").touch()
         return [Candidate(name="fp32", files=["model.onnx"], log_probs=log_probs)]
@@ -49,7 +47,7 @@ def off_by(difference: float) -> Callable[[TrainedModel, Path], Sequence[Candida
 
 
 def for_one_length(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write a format that only runs at one length, as the graph of an LSTM may."""
+    """Write a format that runs only at one length, like some graphs of LSTMs."""
 
     def log_probs(audio: Any, lengths: Any) -> BatchLogProbs:
         raise AssertionError("Guard failed: audio.size()[1] == 16000")
@@ -94,10 +92,7 @@ def test_without_test_data_inexact_formats_are_not_written(
 
     lost = Path(shutil.copytree(run, tmp_path / "run"))
     yaml = lost / "hyperparams.yaml"
-    lines = yaml.read_text().splitlines()
-    yaml.write_text(
-        "\n".join("data_folder: /nowhere" if "data_folder:" in line else line for line in lines)
-    )
+    yaml.write_text(re.sub("(?m)^data_folder:.*", "data_folder: /nowhere", yaml.read_text()))
     monkeypatch.setattr(formats, "WRITERS", {"onnx": rounding})
     export_run(lost, tmp_path / "out", formats=["onnx"], grid=SMALL)
     reports = parity_report(tmp_path / "out", "onnx")
@@ -116,7 +111,7 @@ def test_model_card_says_how_every_format_is_loaded() -> None:
     assert {*WRITERS, HUB} == USES.keys()
 
 
-class Fixed(nn.Module):
+class FixedLength(nn.Module):
     """Treats the length of its example as a constant."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,14 +125,14 @@ class Doubling(nn.Module):
         return audio * 2, audio_lengths
 
 
-class Choosing(nn.Module):
-    """Branches on loudness, for which torch prints the graph so far."""
+class Branching(nn.Module):
+    """Branches on the loudness; torch would print the graph so far."""
 
     def forward(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return (audio * 2 if float(audio.abs().mean()) > 0.5 else audio), audio_lengths
 
 
-@pytest.mark.parametrize("module", [Fixed, Choosing])
+@pytest.mark.parametrize("module", [FixedLength, Branching])
 def test_trace_refuses_a_module_that_depends_on_its_example(
     module: type[nn.Module], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,6 @@
-"""A pretrained encoder goes out to transformers, sherpa-onnx and ONNX, and means the same there.
+"""A pretrained encoder gives the same text in transformers, sherpa-onnx and ONNX.
 
-All of tests/inference that imports transformers stands here.
+Only this file of tests/export imports transformers.
 """
 
 import random
@@ -25,19 +25,16 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
-from sbkit.export.parity import Grid
 from sbkit.export.sherpa_format import VARIANCE_EPSILON, NormalizedModel, takes_waveforms
-from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
-from tests.runtime.bundles import ROOT, make_run, parity_report
+from tests.runtime.bundles import ROOT, SMALL, make_run, parity_report
 
 # transformers' WavLM warns about its own masks
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
-SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
 SOURCE = {"name": "ann/tiny", "license": "mit", "sha256": "ab12"}
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 MODELS: dict[str, dict[str, Any]] = {
@@ -78,20 +75,6 @@ def folder(
     return run.parent / "bundle"
 
 
-@pytest.fixture(scope="module")
-def clips(folder: Path) -> list[Samples]:
-    (rows,) = prepare_test_sets(folder.parent / "run").values()
-    return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path, clips: list[Samples]) -> list[str]:
-    bundle = load_bundle(folder)
-    texts = [bundle.transcribe([clip])[0] for clip in clips]
-    assert len(set(texts)) > 50
-    return texts
-
-
 @pytest.mark.slow
 def test_transformers_writes_the_same_text_to_the_last_space(
     folder: Path, clips: list[Samples], expected: list[str]
@@ -117,9 +100,8 @@ def test_transformers_loads_every_tensor_and_times_words(
     characters = transformers.Wav2Vec2CTCTokenizer.from_pretrained(folder / "huggingface")
     ids = processor.tokenizer("other there").input_ids
     assert ids == characters("other there").input_ids
-    word = characters.decode([0, *ids[:5], 0, 0, *ids[5:]], output_word_offsets=True).word_offsets[
-        0
-    ]
+    output = characters.decode([0, *ids[:5], 0, 0, *ids[5:]], output_word_offsets=True)
+    word = output.word_offsets[0]
     assert (word["word"], word["start_offset"], word["end_offset"]) == ("other", 1, 6)
 
 
@@ -141,7 +123,7 @@ def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
 def test_sherpa_onnx_recognizes_the_same_words(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
-    """Also in quiet clips, although it adds a hundred times more to the variance than sbkit."""
+    """This holds for quiet clips, too: sherpa-onnx adds 100 times as much to their variance."""
     if not (folder / "sherpa-onnx/model.onnx").exists():
         pytest.skip("not written")
     recognizer = sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
@@ -213,14 +195,13 @@ def test_write_huggingface_writes_other_encoders(
     actual = candidate.log_probs(audio, lengths)
     expected = trained_log_probs(trained.waveform, audio, lengths)
     np.testing.assert_array_equal(actual.lengths, expected.lengths)
-    for got, wanted, frames in zip(
-        actual.log_probs, expected.log_probs, expected.lengths, strict=True
-    ):
-        np.testing.assert_allclose(got[:frames], wanted[:frames], rtol=0, atol=1e-4)
+    for row, frames in enumerate(expected.lengths):
+        difference = actual.log_probs[row, :frames] - expected.log_probs[row, :frames]
+        assert np.abs(difference).max() < 1e-4
 
 
 def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:
-    """For a quiet clip, nearly all of the variance that it divides by is the epsilon."""
+    """For a quiet clip, sherpa-onnx divides by little more than the root of the epsilon."""
     export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
     trained = TrainedModel(load_bundle(tmp_path / "bundle"))
     network = trained.bundle.model.network

@@ -42,9 +42,9 @@ def test_onnx_chunks_have_the_events_of_torch(streaming: Path) -> None:
                     session.feed(clip[first : first + 7_000])
                 events += advance_batch(sessions)
             events_by_runtime.append([*events, *(session.finish() for session in sessions)])
-    of_torch, of_onnx = events_by_runtime
-    assert any(of_torch)
-    assert of_torch == of_onnx
+    torch_events, onnx_events = events_by_runtime
+    assert any(torch_events)
+    assert torch_events == onnx_events
 
 
 def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""ARPA files come back as they were written, and a damaged one is refused in one sentence."""
+"""ARPA files are read as they were written, and a damaged file is refused in one sentence."""
 
 import math
 from pathlib import Path
@@ -58,10 +58,10 @@ def test_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
     write_arpa(model, tmp_path / "copy.arpa")
     copy = read_arpa(tmp_path / "copy.arpa")
     assert copy.words == model.words
-    for one, other in zip(copy.grams, model.grams, strict=True):
-        assert np.array_equal(one.keys, other.keys)
-        np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-6, rtol=0)
-        np.testing.assert_allclose(one.backoffs, other.backoffs, atol=1e-6, rtol=0)
+    for copied, grams in zip(copy.grams, model.grams, strict=True):
+        assert np.array_equal(copied.keys, grams.keys)
+        np.testing.assert_allclose(copied.log_probs, grams.log_probs, atol=1e-6, rtol=0)
+        np.testing.assert_allclose(copied.backoffs, grams.backoffs, atol=1e-6, rtol=0)
 
 
 def test_words_of_all_scripts_and_empty_orders_survive_a_round_trip(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_words_of_all_scripts_and_empty_orders_survive_a_round_trip(tmp_path: Pa
     write_arpa(model, tmp_path / "model.arpa")
     copy = read_arpa(tmp_path / "model.arpa")
     assert copy.words == model.words and len(copy.grams[6]) == 0
-    ours, copied = (sentence_log_prob(lm, sentences[0]) for lm in (model, copy))
-    assert copied == pytest.approx(ours, abs=1e-6)
+    log_prob, copied = (sentence_log_prob(lm, sentences[0]) for lm in (model, copy))
+    assert copied == pytest.approx(log_prob, abs=1e-6)
 
 
 def test_arpa_without_unk_gives_unknown_words_no_probability(tmp_path: Path) -> None:
@@ -99,6 +99,7 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
         ("-0.5\ta", "nan\ta", "in line 10"),
         ("-0.5\ta", "0.5\ta", "each a log10 probability"),
         ("-0.1\ta b", "-0.1\ta b a b", "2 words and perhaps a back-off"),
+        ("-0.125\tb </s>", "-0.125\ta b", "must contain each 2-gram once"),
         ("-0.1\ta b", "-0.1\ta \x1b[2J", "every word as a unigram"),
         ("-99\t<s>", "-99\tS", "must have <s> and </s> among its unigrams"),
         ("-2\tb", "-2\t\udcff", "must be UTF-8"),

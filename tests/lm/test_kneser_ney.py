@@ -1,8 +1,8 @@
-"""Models equal those of KenLM's lmplz, and every context's probabilities sum to one."""
+"""Models equal KenLM's lmplz, and the probabilities in every context sum to one."""
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -40,37 +40,35 @@ def cut(sentence: str) -> list[str]:
 def test_train_equals_lmplz(
     name: str, split: Callable[[str], list[str]], lines: list[str], fallback_orders: tuple[int, ...]
 ) -> None:
-    theirs = read_arpa(DATA / f"{name}.arpa")
-    trained = train(map(split, lines), order=theirs.order)
-    assert trained.model.words == theirs.words
+    reference = read_arpa(DATA / f"{name}.arpa")
+    trained = train(map(split, lines), order=reference.order)
+    assert trained.model.words == reference.words
     assert trained.fallback_orders == fallback_orders
-    for ours, their in zip(trained.model.grams, theirs.grams, strict=True):
-        assert np.array_equal(ours.keys, their.keys)
-        np.testing.assert_allclose(ours.log_probs, their.log_probs, atol=1e-5, rtol=0)
-        np.testing.assert_allclose(ours.backoffs, their.backoffs, atol=1e-5, rtol=0)
+    for grams, expected in zip(trained.model.grams, reference.grams, strict=True):
+        assert np.array_equal(grams.keys, expected.keys)
+        np.testing.assert_allclose(grams.log_probs, expected.log_probs, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(grams.backoffs, expected.backoffs, atol=1e-5, rtol=0)
 
 
-def random_sentences(random_numbers: random.Random) -> list[list[str]]:
-    words = [f"w{number}" for number in range(random_numbers.randint(1, 9))]
-    return [
-        random_numbers.choices(words, k=random_numbers.randint(0, 7))
-        for _ in range(random_numbers.randint(1, 30))
-    ] + [words]
+def random_sentences(numbers: random.Random) -> list[list[str]]:
+    words = [f"w{index}" for index in range(numbers.randint(1, 9))]
+    counts = (numbers.randint(0, 7) for _ in range(numbers.randint(1, 30)))
+    return [*(numbers.choices(words, k=count) for count in counts), words]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
 def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
-    random_numbers = random.Random(order)
+    numbers = random.Random(order)
     for _ in range(4):
-        sentences = random_sentences(random_numbers)
+        sentences = random_sentences(numbers)
         model = train(sentences, order=order).model
         histories = {(BEGIN,), ()}
-        for sentence in sentences:  # contexts that were seen, of all lengths
+        for sentence in sentences:  # contexts in the text, of all lengths
             ids = [BEGIN, *map(model.id_of, sentence)]
             spans = itertools.product(range(len(ids)), range(order))
             histories |= {tuple(ids[start : start + length]) for start, length in spans}
-        for _ in range(10):  # and some that were not
-            histories.add(tuple(random_numbers.choices(range(len(model.words)), k=order - 1)))
+        for _ in range(10):  # and any contexts
+            histories.add(tuple(numbers.choices(range(len(model.words)), k=order - 1)))
         predicted = [word for word in range(len(model.words)) if word != BEGIN]
         for history in histories:
             state = state_after(model, *history)
@@ -82,15 +80,14 @@ def test_order_with_too_little_text_uses_the_fallback_discounts() -> None:
     trained = train([["a", "a", "a", "b"]], order=1)
     assert trained.fallback_orders == (1,)
     probability = np.exp(trained.model.score(NO_HISTORY, trained.model.id_of("a"))[0])
-    freed = FALLBACK_DISCOUNTS[3] + 2 * FALLBACK_DISCOUNTS[1]  # of a three times, b and </s> once
+    freed = (
+        FALLBACK_DISCOUNTS[3] + 2 * FALLBACK_DISCOUNTS[1]
+    )  # a comes three times, b and </s> once
     assert probability == pytest.approx((3 - FALLBACK_DISCOUNTS[3]) / 5 + freed / 5 / 4)
 
 
 def test_train_reads_a_text_once_and_counts_it() -> None:
-    def stream() -> Iterator[list[str]]:
-        yield from (["a", "b"], [], ["b"])
-
-    trained = train(stream(), order=2)
+    trained = train(iter([["a", "b"], [], ["b"]]), order=2)
     assert (trained.num_sentences, trained.num_tokens) == (3, 3)
     assert trained.model.words == ("<unk>", "<s>", "</s>", "a", "b")
 
@@ -100,7 +97,7 @@ def test_train_reads_a_text_once_and_counts_it() -> None:
     [
         ([["a"]], 0, "order of a language model must be from 1 to 10, but is 0"),
         ([["a"]], 11, "but is 11"),
-        ([[], []], 2, "needs at least one word, but this one has none"),
+        ([[], []], 2, "text with at least one word, but this text has none"),
     ],
 )
 def test_train_refuses_unusable_text(sentences: list[list[str]], order: int, sentence: str) -> None:

@@ -14,6 +14,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import is_arpa, load, load_language_models, save
+from sbkit.lm.ngram import NgramModel
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import sentence_log_prob
 from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
@@ -48,11 +49,13 @@ def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
 ) -> None:
     train_models(file, tokenizer)
     before = file.read_bytes()
-    with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
+    with pytest.raises(
+        SbkitError, match="100.0% of the text's words have letters that no token spells"
+    ):
         train_models(file, tokenizer, ["птица поёт"], source="others")
     assert file.read_bytes() == before
     messages = train_models(file, tokenizer, [*TEXTS, "птица"], source="both")
-    assert messages[-1] == "1.6% of its words have letters that no token spells"
+    assert messages[-1] == "1.6% of the text's words have letters that no token spells"
 
 
 @pytest.mark.parametrize("name", ["words", "tokens"])
@@ -62,12 +65,12 @@ def test_arpa_file_replaces_the_model_of_its_kind(
     """The other model is trained on the transcripts."""
     arpa = file.with_name("talks.arpa")
     train_models(file, tokenizer)
-    theirs = getattr(load_language_models(file, tokenizer), name)
-    write_arpa(theirs, arpa)
+    written = getattr(load_language_models(file, tokenizer), name)
+    write_arpa(written, arpa)
     messages = train_models(file, tokenizer, source=name, arpa=arpa)
     assert messages[0] == f"language model of {name}: {arpa}"
     model = getattr(load_language_models(file, tokenizer), name)
-    assert (model.words, model.order) == (theirs.words, theirs.order)
+    assert (model.words, model.order) == (written.words, written.order)
 
 
 def test_arpa_file_of_another_order_or_spelling_is_refused(
@@ -106,15 +109,6 @@ def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (model.order, model.words[3:]) == (2, ("a", "bird", "sings", "the", "tree"))
 
 
-def test_lm_command_spells_a_text_in_tokens(tmp_path: Path) -> None:
-    text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
-    text.write_text(TEXT)
-    tokenizer = char_tokenizer(tmp_path / "run", ["the bird sings", "a tre"])
-    options = ["--language=en", "--order=4", "--tokenizer", str(tmp_path / "run")]
-    assert sbkit(["lm", str(text), *options, "--out", str(out)]) == 0
-    assert set(read_arpa(out).words[3:]) <= set(tokenizer.pieces())
-
-
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
@@ -134,49 +128,47 @@ def test_lm_command_refuses_unusable_input(
     assert not out.exists()
 
 
-def test_lm_command_normalizes_a_text_like_the_transcripts_of_the_run(
+def test_lm_command_normalizes_and_spells_a_text_like_the_transcripts_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run of English writes naive; without a language the ï would be lost."""
-    char_tokenizer(tmp_path, ["a naive bird"])
+    """English transcripts have "naive" for "naïve"; without a language, no token spells the ï."""
+    tokenizer = char_tokenizer(tmp_path, ["a naive bird"])
     text, out = tmp_path / "a.txt", tmp_path / "tokens.arpa"
     command = ["lm", str(text), "--tokenizer", str(tmp_path), "--out", str(out)]
     (tmp_path / "hyperparams.yaml").write_text("language: en\n")
     text.write_text("птица поёт\n" * 9)
-    with pytest.raises(SbkitError, match="100.0% of its words have letters that no token spells"):
+    with pytest.raises(SbkitError, match="tokens cannot spell this text"):
         sbkit(command)
     assert not out.exists()
     text.write_text("A naïve bird\n" * 9)
     assert sbkit(command) == 0
+    assert {*read_arpa(out).words[3:]} <= {*tokenizer.pieces()}
     assert "no token spells" not in capsys.readouterr().out
     assert sbkit([*command, "--language=und"]) == 0
-    assert "33.3% of its words have letters that no token spells" in capsys.readouterr().out
+    assert "33.3% of the text's words have letters that no token spells" in capsys.readouterr().out
 
 
 # -- the file
 
 
-def stored(folder: Path) -> Path:
-    models = {
-        "words": train(SENTENCES, order=3).model,
-        "tokens": train([list("".join(words)) for words in SENTENCES], order=2).model,
-    }
-    save(models, folder / "lm.safetensors", metadata={"tokenizer": "x"})
-    return folder / "lm.safetensors"
+@pytest.fixture(scope="module")
+def models() -> dict[str, NgramModel]:
+    texts = ["".join(words) for words in SENTENCES]
+    return {"words": train(SENTENCES, order=3).model, "tokens": train(texts, order=2).model}
 
 
-def test_save_and_load_keep_the_models(tmp_path: Path) -> None:
-    models, about = load(stored(tmp_path))
-    assert about["tokenizer"] == "x"
-    assert {name: model.order for name, model in models.items()} == {"words": 3, "tokens": 2}
-    model = train(SENTENCES, order=3).model
+def test_save_and_load_keep_the_models(file: Path, models: dict[str, NgramModel]) -> None:
+    save(models, file, metadata={"tokenizer": "x"})
+    loaded, metadata = load(file)
+    assert metadata["tokenizer"] == "x"
+    assert {name: model.order for name, model in loaded.items()} == {"words": 3, "tokens": 2}
     for words in SENTENCES:
-        assert sentence_log_prob(models["words"], words) == sentence_log_prob(model, words)
+        expected = sentence_log_prob(models["words"], words)
+        assert sentence_log_prob(loaded["words"], words) == expected
 
 
-def test_equal_models_give_equal_bytes(file: Path) -> None:
-    metadata = {name: name for name in "abcdefgh"}
-    models, contents = {"words": train(SENTENCES, order=2).model}, set()
+def test_equal_models_give_equal_bytes(file: Path, models: dict[str, NgramModel]) -> None:
+    metadata, contents = {name: name for name in "abcdefgh"}, set()
     for _ in range(3):
         save(models, file, metadata=metadata)
         contents.add(file.read_bytes())
@@ -186,21 +178,21 @@ def test_equal_models_give_equal_bytes(file: Path) -> None:
 
 def change(file: Path, name: str, array: Array, **orders: object) -> None:
     arrays = safetensors.numpy.load_file(file) | {name: array}
-    about = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}
-    safetensors.numpy.save_file(arrays, file, metadata=about)
+    metadata = {"orders": json.dumps({"words": 3, "tokens": 2} | orders)}
+    safetensors.numpy.save_file(arrays, file, metadata=metadata)
 
 
-def spoil_last(field: str, value: float) -> Callable[[Path], None]:
-    def spoil(file: Path) -> None:
+def change_last(field: str, value: float) -> Callable[[Path], None]:
+    def change_file(file: Path) -> None:
         array = safetensors.numpy.load_file(file)[f"words.{field}_2"].copy()
         array[-1] = value
         change(file, f"words.{field}_2", array)
 
-    return spoil
+    return change_file
 
 
 FEW = np.zeros(4, np.int64)
-SPOILED: dict[str, Callable[[Path], object]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
     "no metadata": lambda file: safetensors.numpy.save_file({"a": np.zeros(2)}, file),
     "an order of thousands": lambda file: change(file, "more", FEW, words=5000),
@@ -211,17 +203,19 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "no text": lambda file: change(file, "words.words", np.array([255, 254], np.uint8)),
     "unsorted": lambda file: change(file, "words.keys_2", FEW),
     "another size": lambda file: change(file, "words.log_probs_1", np.zeros(3, np.float32)),
-    "not a number": spoil_last("log_probs", np.nan),
-    "above one": spoil_last("log_probs", 0.5),
-    "infinite": spoil_last("backoffs", np.inf),
-    "beyond the words": spoil_last("keys", 1 << 60),
+    "not a number": change_last("log_probs", np.nan),
+    "above one": change_last("log_probs", 0.5),
+    "infinite": change_last("backoffs", np.inf),
+    "beyond the words": change_last("keys", 1 << 60),
 }
 
 
-@pytest.mark.parametrize("name", SPOILED)
-def test_load_refuses_a_damaged_file(tmp_path: Path, name: str) -> None:
-    file = stored(tmp_path)
-    SPOILED[name](file)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_load_refuses_a_damaged_file(
+    file: Path, models: dict[str, NgramModel], damage: str
+) -> None:
+    save(models, file, metadata={})
+    DAMAGES[damage](file)
     message = r"is not a file of language models, or is damaged .*\. Train them"
     with pytest.raises(SbkitError, match=message):
         load(file)

@@ -1,4 +1,4 @@
-"""A model answers as the definition of back-off does, with the shortest states that suffice."""
+"""Scores follow the definition of back-off, and states are the shortest sufficient histories."""
 
 import random
 from pathlib import Path
@@ -18,24 +18,22 @@ Table = dict[tuple[int, ...], tuple[float, float]]
 
 def table(model: NgramModel) -> Table:
     """List the n-grams of a model by their ids: log-probability and back-off."""
-    listed: Table = {}
-    shorter: list[tuple[int, ...]] = [()]
+    values: Table = {}
+    contexts: list[tuple[int, ...]] = [()]
     for grams in model.grams:
-        longer = [
-            (*shorter[key // len(model.words)], key % len(model.words))
-            for key in grams.keys.tolist()
-        ]
-        values = zip(grams.log_probs.tolist(), grams.backoffs.tolist(), strict=True)
-        listed.update(zip(longer, values, strict=True))
-        shorter = longer
-    return listed
+        pairs = (divmod(key, len(model.words)) for key in grams.keys.tolist())
+        ngrams = [(*contexts[row], word) for row, word in pairs]
+        columns = zip(grams.log_probs.tolist(), grams.backoffs.tolist(), strict=True)
+        values.update(zip(ngrams, columns, strict=True))
+        contexts = ngrams
+    return values
 
 
-def back_off(listed: Table, history: tuple[int, ...], word: int) -> float:
+def back_off(values: Table, history: tuple[int, ...], word: int) -> float:
     """Score a word by the definition."""
-    if (*history, word) in listed:
-        return listed[*history, word][0]
-    return listed.get(history, (0, 0))[1] + back_off(listed, history[1:], word)
+    if (*history, word) in values:
+        return values[*history, word][0]
+    return values.get(history, (0, 0))[1] + back_off(values, history[1:], word)
 
 
 @pytest.fixture(scope="module", params=["words", "words_pruned", "characters", "tiny"])
@@ -44,30 +42,30 @@ def model(request: pytest.FixtureRequest) -> NgramModel:
 
 
 def test_score_uses_the_whole_history(model: NgramModel) -> None:
-    listed, random_numbers = table(model), random.Random(0)
+    values, numbers = table(model), random.Random(0)
     for _ in range(40):
         state, history = model.start, (BEGIN,)
         for _ in range(12):
             followers = [
-                gram[-1] for gram in listed if gram[:-1] == history[-1:] and gram[-1] > END
+                ngram[-1] for ngram in values if ngram[:-1] == history[-1:] and ngram[-1] > END
             ]
-            anything = range(3, len(model.words))
-            word = random_numbers.choice([*followers, 0, random_numbers.choice(anything)])
-            expected = back_off(listed, history[1 - model.order :], word)
+            any_word = numbers.choice(range(3, len(model.words)))
+            word = numbers.choice([*followers, 0, any_word])
+            expected = back_off(values, history[1 - model.order :], word)
             log_prob, state = model.score(state, word)
             assert log_prob == pytest.approx(expected, abs=1e-9)
             history = (*history, word)
 
 
 def test_states_are_the_shortest_sufficient_histories(model: NgramModel) -> None:
-    listed = table(model)
-    followed = {gram[:-1] for gram in listed}
-    numbers = {gram: number for number, gram in enumerate(listed, start=1)} | {(): NO_HISTORY}
-    for gram in listed:
-        history = gram[max(0, len(gram) - model.order + 1) :]
+    values = table(model)
+    contexts = {ngram[:-1] for ngram in values}
+    numbers = {ngram: number for number, ngram in enumerate(values, start=1)} | {(): NO_HISTORY}
+    for ngram in values:
+        history = ngram[max(0, len(ngram) - model.order + 1) :]
         suffixes = (history[start:] for start in range(len(history) + 1))
-        states = (s for s in suffixes if s in followed or listed.get(s, (0, 0))[1])
-        assert state_after(model, *gram) == numbers[next(states, ())]
+        states = (s for s in suffixes if s in contexts or values.get(s, (0, 0))[1])
+        assert state_after(model, *ngram) == numbers[next(states, ())]
 
 
 def test_unknown_word_leads_to_the_empty_state() -> None:
@@ -89,7 +87,7 @@ UNIGRAMS = grams([0, 1, 2, 3, 4], [-4, -9, -1, -1, -2], [0, -0.5, 0, 0, -0.25])
 
 
 def test_ngram_may_exist_without_its_suffix() -> None:
-    """`<s> a b` is, `a b` is not: from there it backs off to `b`."""
+    """The model has `<s> a b` but not `a b`, so it backs off from there to `b`."""
     bigrams, trigrams = grams([1 * 5 + 3], [-0.1], [-0.125]), grams([0 * 5 + 4], [-0.5], [0])
     fourgrams = grams([0 * 5 + 3], [-0.75], [0])
     model = NgramModel(WORDS, (UNIGRAMS, bigrams, trigrams, fourgrams))
@@ -101,12 +99,12 @@ def test_ngram_may_exist_without_its_suffix() -> None:
 
 
 def rows(arcs: list[Arc]) -> dict[tuple[int, int], tuple[int, float]]:
-    """List arcs by state and word: where they lead, and their weight."""
+    """Return the target and the weight of arcs, by source and word."""
     return {(source, word): (target, weight) for source, target, word, weight in arcs}
 
 
 def walk(automaton: Automaton, words: list[int]) -> float:
-    """Follow a sentence, and back off only where no arc has the word."""
+    """Score a sentence; back off only where no arc has the word."""
     arcs = rows(automaton.words) | rows(automaton.ends)
     backoffs = {source: to for (source, _), to in rows(automaton.backoffs).items()}
     state, total = automaton.start, 0.0
@@ -123,7 +121,7 @@ def walk(automaton: Automaton, words: list[int]) -> float:
 def test_automaton_scores_every_sentence_like_its_model(order: int) -> None:
     sentences = [line.split() for line in SENTENCES]
     model = train(sentences, order=order).model
-    empty = grams([], [], [])  # an order may be
+    empty = grams([], [], [])  # an order may have no n-grams
     automaton = make_automaton(NgramModel(model.words, (*model.grams, empty)))
     for sentence in sentences:
         words = [model.id_of(word) for word in sentence]

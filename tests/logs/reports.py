@@ -1,4 +1,4 @@
-"""A small report, with a clip that can be heard and a transcript that is hostile."""
+"""A small report with an audible clip and a hostile transcript."""
 
 import base64
 import io
@@ -34,17 +34,18 @@ RECORDS = [
 ]
 
 
-def utterances(c: str, words: tuple[Word, ...]) -> list[ScoredUtterance]:
-    """Make three utterances, of which one can be heard."""
+def utterances(words: tuple[Word, ...]) -> list[ScoredUtterance]:
+    """Make three utterances; the audible one is recognized as the words."""
+    hypothesis = " ".join(word.text for word in words)
     return [
         ScoredUtterance(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
-        ScoredUtterance("c", SAID, c, speaker="ann", seconds=2.0, words=words),
+        ScoredUtterance("c", SAID, hypothesis, speaker="ann", seconds=2.0, words=words),
         ScoredUtterance("a", "=1+1", ""),
     ]
 
 
-A = utterances("told the line now please", HEARD)
-B = utterances(SAID, RIGHT)
+A = utterances(HEARD)
+B = utterances(RIGHT)
 
 
 def results(name: str, scored: list[ScoredUtterance]) -> RunResults:
@@ -60,7 +61,7 @@ def results(name: str, scored: list[ScoredUtterance]) -> RunResults:
 
 
 def tone() -> str:
-    """Make two seconds of audio, of which the second is silent."""
+    """Make a second of a tone and a second of silence."""
     seconds = np.arange(32_000) / 16_000
     content, audio = io.BytesIO(), np.where(seconds < 1, np.sin(2 * np.pi * 1000 * seconds) / 4, 0)
     soundfile.write(content, audio, 16_000, format="MP3")
@@ -70,16 +71,13 @@ def tone() -> str:
 def write_example(folder: Path, *, runs: int = 1) -> Path:
     """Write the page of one run, or of two."""
     page = folder / "report.html"
+    comparison = {"test": compare("test", [ComparedRun("a", A), ComparedRun("b", B)])}
     write_report(
         page,
         [results(HOSTILE, A), results("b", B)][:runs],
         clips=lambda name, ids, most: {"c": tone()},
-        known_words=KnownWords(
-            words={"two", "the"}, source="the words of the training transcripts"
-        ),
-        compared={"test": compare("test", [ComparedRun("a", A), ComparedRun("b", B)])}
-        if runs == 2
-        else None,
+        known_words=KnownWords({"two", "the"}, source="the words of the training transcripts"),
+        compared=comparison if runs == 2 else None,
         notes=[HOSTILE],
     )
     return page

@@ -1,11 +1,8 @@
-"""A terminal that keeps what it is sent."""
+"""A terminal that keeps its output."""
 
 import io
 
 
 class Terminal(io.StringIO):
-    """A standard output that says it is a terminal."""
-
     def isatty(self) -> bool:
-        """Say so."""
         return True

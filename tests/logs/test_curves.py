@@ -27,20 +27,20 @@ TEST = FinalFigures(
 )
 METRICS = {"CER": Metric(), "WER": Metric()}
 
-Drawn = dict[str, list[str]]
+Labels = dict[str, list[str]]
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
-    """Collect the labels of the curves of each panel, by its title."""
-    panels: Drawn = {}
+def labels(monkeypatch: pytest.MonkeyPatch) -> Labels:
+    """Collect the labels of the drawn curves by the title of their panel."""
+    panels: Labels = {}
     draw = Axes.draw
 
-    def note_and_draw(axes: Axes, renderer: RendererBase) -> None:
+    def record_and_draw(axes: Axes, renderer: RendererBase) -> None:
         panels[axes.get_title()] = [str(line.get_label()) for line in axes.lines]
         draw(axes, renderer)
 
-    monkeypatch.setattr(Axes, "draw", note_and_draw)
+    monkeypatch.setattr(Axes, "draw", record_and_draw)
     return panels
 
 
@@ -51,20 +51,18 @@ ERROR_RATES = [
 ]
 
 
-def test_panels(tmp_path: Path, drawn: Drawn) -> None:
+def test_panels(tmp_path: Path, labels: Labels) -> None:
     log, png = tmp_path / "train_log.jsonl", tmp_path / "curves.png"
+    both = ["training", "validation"]
     for figures, expected in (
         ([], [[], [], [], []]),
         ([*STEPS, DIVERGED, UNVALIDATED], [LOSSES, [""], ["training"], []]),
-        (
-            [*STEPS, UNVALIDATED, VALIDATED, TEST],
-            [LOSSES, [""], ["training", "validation"], ERROR_RATES],
-        ),
+        ([*STEPS, UNVALIDATED, VALIDATED, TEST], [LOSSES, [""], both, ERROR_RATES]),
     ):
         log.write_text("".join(to_json(item.as_record()) + "\n" for item in figures))
         draw_curves(log, png, METRICS)
-        labels = [drawn[title] for title in AXES]
-        assert [[label.removeprefix("_child0") for label in panel] for panel in labels] == expected
+        drawn = [[label.removeprefix("_child0") for label in labels[title]] for title in AXES]
+        assert drawn == expected
         assert struct.unpack(">II", png.read_bytes()[16:24]) == (1440, 960)
 
 
@@ -76,19 +74,19 @@ def test_running_mean_of_curve() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_negative_figures_are_drawn(drawn: Drawn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negative_figures_are_drawn(labels: Labels, monkeypatch: pytest.MonkeyPatch) -> None:
     bottoms = list[object]()
     monkeypatch.setattr(Axes, "set_ylim", lambda axes, **limits: bottoms.append(axes.get_title()))
     epoch = replace(VALIDATED, loss=-4.0, metrics={"gain": -2.0})
     records = [figures.as_record() for figures in (replace(STEPS[0], loss=-4.0), epoch)]
     draw_png([records], {"gain": Metric(lower_is_better=False, unit="dB")})
-    assert drawn["Metrics"] == ["valid gain, best -2 dB"]
+    assert labels["Metrics"] == ["valid gain, best -2 dB"]
     assert bottoms == ["Learning rate"]
 
 
-def test_two_runs_are_drawn_in_same_panels(drawn: Drawn) -> None:
+def test_two_runs_are_drawn_in_same_panels(labels: Labels) -> None:
     records = [figures.as_record() for figures in (*STEPS, VALIDATED)]
     assert encode_curves([records, records], METRICS)
-    assert drawn["Training loss"] == ["A running mean", "B running mean"]
-    assert drawn["Metrics"][::2] == ["A valid CER, best 30 %", "B valid CER, best 30 %"]
+    assert labels["Training loss"] == ["A running mean", "B running mean"]
+    assert labels["Metrics"][::2] == ["A valid CER, best 30 %", "B valid CER, best 30 %"]
     assert encode_curves([[]], METRICS) == ""

@@ -1,4 +1,4 @@
-"""A command shows messages, a run keeps them in its folder, and a library does neither."""
+"""A command shows messages, a run writes them into its folder, and a library does neither."""
 
 import logging
 import re
@@ -21,12 +21,12 @@ import sbkit.train.brain, sbkit.runtime.transcriber, sbkit.serve.middleware
 assert not logging.getLogger().handlers and not logging.getLogger("sbkit").handlers
 logger = logging.getLogger("sbkit.train.brain")
 logger.info("nobody asked for this")
-logging.getLogger("sbkit").addHandler(logging.StreamHandler(kept := io.StringIO()))
+logging.getLogger("sbkit").addHandler(logging.StreamHandler(stream := io.StringIO()))
 logging.getLogger("sbkit").setLevel(logging.INFO)
 logger.info("routed")
 logging.getLogger("sbkit").setLevel(logging.CRITICAL)
 logger.warning("silenced")
-assert kept.getvalue() == "routed\\n", kept.getvalue()
+assert stream.getvalue() == "routed\\n", stream.getvalue()
 """
 
 
@@ -58,7 +58,7 @@ def test_screen_gets_messages_of_first_rank_and_warnings_of_other_packages(
     assert printed.err == (message if to_stderr else "") + warning
 
 
-def kept_lines(folder: Path) -> list[str]:
+def logged_lines(folder: Path) -> list[str]:
     """Return the lines of the text log without their times."""
     lines = (folder / "train.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
@@ -79,7 +79,7 @@ def test_text_log_keeps_messages_progress_and_warnings(tmp_path: Path) -> None:
                 EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
             )
         logger.info("after it")
-    lines = kept_lines(tmp_path)
+    lines = logged_lines(tmp_path)
     assert lines[:4] == ["call 1", "before the folder is taken", "two", r"lines \x1b[2J"]
     assert lines[4].endswith("UserWarning: be careful")
     assert lines[6] == "epoch 1/3 step 3 loss 2.000 100 RTFx"
@@ -114,7 +114,7 @@ def test_last_line_of_text_log_says_why_run_ended(
     with pytest.raises(type(error)), TextLog(tmp_path, title="call") as text_log:
         text_log.open()
         raise error
-    assert kept_lines(tmp_path)[-1] == last_line
+    assert logged_lines(tmp_path)[-1] == last_line
 
 
 def test_full_disk_loses_lines_but_not_the_run(

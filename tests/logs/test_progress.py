@@ -19,9 +19,9 @@ EPOCH = (
 
 
 def show_an_epoch() -> None:
-    """Train two logged points of ten steps and ten seconds each, then validate for ten seconds.
+    """Log two points, ten steps and ten seconds apart, then validate for ten seconds.
 
-    The rest is an epoch of training for 20 s, a validation for 10 s, and the end of the run.
+    There remain 20 s of training, 10 s of validation, and the end of the run.
     """
     seconds = itertools.count(step=10)
     progress = Progress(

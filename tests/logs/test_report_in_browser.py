@@ -1,4 +1,4 @@
-"""The pages of reports in a real browser without a network: looked at, clicked through, heard."""
+"""The pages of reports work in a real browser without a network: tables, clicks and audio."""
 
 import csv
 import time
@@ -14,7 +14,7 @@ from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.text.word import Word
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.data.test_report import make_splits
-from tests.logs.reports import HOSTILE, results, tone, write_example
+from tests.logs.reports import HOSTILE, SAID, results, tone, write_example
 
 pytestmark = pytest.mark.browser
 
@@ -44,9 +44,9 @@ def click(browser: Any, selector: str) -> None:
 
 
 def wait(condition: Callable[[], object]) -> Any:
-    """Return what a condition gives as soon as that is true."""
-    until = time.monotonic() + 120
-    while not (value := condition()) and time.monotonic() < until:
+    """Return the value of a condition as soon as it is true."""
+    deadline = time.monotonic() + 120
+    while not (value := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert value
     return value
@@ -69,10 +69,7 @@ def test_table_is_sorted_filtered_and_saved(browser: Any, tmp_path: Path, downlo
     wait(file.exists)
     with file.open(encoding="utf-8", newline="") as lines:
         (row,) = csv.DictReader(lines)
-    assert (row["reference"], row["hypothesis"]) == (
-        "hold the line please",
-        "told the line now please",
-    )
+    assert (row["reference"], row["hypothesis"]) == (SAID, "told the line now please")
     assert (row["word_errors"], row["words"], row["seconds"]) == ("2", "4", "2")
     visit(browser, write_example(tmp_path))
     click(browser, ".confusion[data-said=hold]")
@@ -115,18 +112,14 @@ def test_hostile_names_stay_text(browser: Any, tmp_path: Path) -> None:
     assert len(find(browser, "script")) == 2
     assert find(browser, "img:not(#curves *), iframe, b script, #table script") == []
     assert_no_faults(browser)
-    assert (
-        browser.execute_async_script(
-            "fetch('https://example.org/').then(arguments[0], () => arguments[0]('refused'))"
-        )
-        == "refused"
-    )
+    fetch = "fetch('https://example.org/').then(arguments[0], () => arguments[0]('refused'))"
+    assert browser.execute_async_script(fetch) == "refused"
     assert browser.execute_script("return seen") == ["connect-src"]
-    browser.get_log("browser")  # which tells of it, too
+    browser.get_log("browser")  # drops the message of the refusal
 
 
 def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downloads: Path) -> None:
-    """Two sentences with a space between them, which have times; no word is counted."""
+    """Two sentences with times, separated by a space; no words are counted."""
     words = (Word("今气", 0.2, 0.9), Word("好", 1.0, 1.5))
     scored = [ScoredUtterance("c", "今天 好", "今气 好", seconds=2.0, words=words, by_words=False)]
     page = tmp_path / "report.html"
@@ -135,7 +128,7 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
     assert [cell.text for cell in find(browser, "#table .text")] == ["今天气 好"]
     assert not [cell for cell in find(browser, "th") if "ord" in cell.text or "WER" in cell.text]
     file = downloads / "utterances_test.csv"
-    file.unlink(missing_ok=True)  # of the test before
+    file.unlink(missing_ok=True)  # from the test before
     click(browser, "#csv")
     wait(file.exists)
     assert file.read_text("utf-8").splitlines() == [
@@ -152,11 +145,9 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
 @pytest.mark.parametrize("width", [1200, 390])
 def test_pages_fit_the_window(browser: Any, tmp_path: Path, width: int) -> None:
     visit(browser, write_example(tmp_path, runs=2), width=width)
-    assert ids(browser)[0] == "c"  # changed most
-    assert [cell.text for cell in find(browser, "#table tbody tr:first-child .text")] == [
-        "A hold told the line now please",
-        "B hold the line please",
-    ]
+    assert ids(browser)[0] == "c"  # its errors changed most
+    texts = [cell.text for cell in find(browser, "#table tbody tr:first-child .text")]
+    assert texts == ["A hold told the line now please", f"B {SAID}"]
     click(browser, "#table .open")
     wait(lambda: len(find(browser, ".lane")) == 2)
     assert_no_faults(browser)

@@ -51,14 +51,10 @@ def test_resuming_drops_records_after_checkpoint(tmp_path: Path) -> None:
     resumed = RunLog(tmp_path, resume_step=20)
     resumed.write(step_figures(30, loss=1.0))
     resumed.close()
-    lines = path.read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    assert [(record["step"], record["loss"]) for record in records] == [
-        (10, 2.0),
-        (20, 2.0),
-        (30, 1.0),
-    ]
-    assert _tensorboard(tmp_path, "step/loss") == [(10, 2.0), (20, 2.0), (30, 1.0)]
+    losses = [(10, 2.0), (20, 2.0), (30, 1.0)]
+    records = map(json.loads, path.read_text().splitlines())  # each line is complete
+    assert [(record["step"], record["loss"]) for record in records] == losses
+    assert _tensorboard(tmp_path, "step/loss") == losses
 
 
 @pytest.mark.parametrize(("within_epoch", "expected"), [(False, [1, 2]), (True, [1])])
@@ -85,7 +81,7 @@ def test_full_disk_is_raised_once_and_names_file(tmp_path: Path) -> None:
         run_log.write(step_figures(2))
     assert caught.value.filename == str(tmp_path / "train_log.jsonl")
     with largest_file(size):
-        run_log.close()  # would hide the error that ends the run
+        run_log.close()  # a second error would hide the one that ends the run
 
 
 def test_run_without_tensorboard_and_matplotlib_says_once_what_it_leaves_out(

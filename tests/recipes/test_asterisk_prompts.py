@@ -44,33 +44,27 @@ NOISES = ["iax", "join", "monkeys", "damaged", "dots", "beep", "silence/1"]
 
 
 def make_packages(root: Path) -> Path:
-    """Lay out what two unpacked packages hold: every sound is half a second of the same tone."""
+    """Write the files of two unpacked packages; every sound is half a second of 440 Hz."""
+    tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16_000)).astype(np.int16)
     documents = root / "usr/share/doc/asterisk-core-sounds-en"
     documents.mkdir(parents=True)
     (documents / "core-sounds-en.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     for key in SPOKEN + NOISES:
         file = root / f"usr/share/asterisk/sounds/en_US_f_Ann/{key}.g722"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(G722.G722(16_000, 64_000).encode(tone()))
+        file.write_bytes(G722.G722(16_000, 64_000).encode(tone))
     return root
 
 
-def tone() -> np.ndarray:
-    """Give half a second of 440 Hz."""
-    return (8000 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16_000)).astype(np.int16)
-
-
 def all_clips(release: Path) -> dict[str, Clip]:
-    """Give the clips of all splits by their id."""
-    return {
-        clip.id: clip
-        for clip in read_release(release / "validated.tsv", TableOptions(language="en"))
-    }
+    """Return the clips of all splits by their id."""
+    manifest = read_release(release / "validated.tsv", TableOptions(language="en"))
+    return {clip.id: clip for clip in manifest}
 
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """A release written from the tiny packages."""
+    """Write a release of the tiny packages."""
     folder = tmp_path / "release"
     folder.mkdir()
     write_release(make_packages(tmp_path / "root"), "en", folder)
@@ -119,7 +113,7 @@ needs_dpkg = pytest.mark.skipif(which("dpkg-deb") is None, reason="builds real p
 
 
 def install_apt(folder: Path, monkeypatch: pytest.MonkeyPatch, *, script: str) -> None:
-    """Put a program named apt-get before the real one."""
+    """Put a shell script named apt-get before the real program."""
     program = folder / "bin" / "apt-get"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\n{script}\n")
@@ -182,22 +176,12 @@ def test_english_prompts_are_normalized_speech(asterisk_english: Path) -> None:
 
 
 CASES = [
-    ("en", "press 1", "press one"),
     ("en", "Press 0, or 10.", "Press zero, or ten."),
-    ("en", "dial 500 now", "dial five hundred now"),
-    ("en", "101 times", "one hundred and one times"),
     ("en", "extension 1234", "extension twelve thirty-four"),
     ("en", "dial 8500", "dial eighty-five hundred"),
-    ("en", "agent 007", "agent zero zero seven"),
-    ("en", "28.8 kilobit", "twenty-eight point eight kilobit"),
-    ("en", "the 3rd and 21st", "the third and twenty-first"),
-    ("en", "H.323", "H three two three"),
     ("en", "IAX2 3D", "IAX two three D"),
     ("en", "press * or #", "press star or pound"),
-    ("es", "marque 1", "marque uno"),
     ("fr", "appuyez sur 21 #", "appuyez sur vingt et un dièse"),
-    ("it", "premere 8", "premere otto"),
-    ("ru", "нажмите 2", "нажмите два"),
 ]
 
 

@@ -22,7 +22,6 @@ from torchaudio.functional import melscale_fbanks
 from recipes.codec.recipe import CODEC, CodecBrain, CodedUtterance
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
-from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.export.export import export_run
@@ -35,6 +34,7 @@ from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
+from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
@@ -73,10 +73,8 @@ def bundle(trained: Path, workplace: Workplace, tmp_path_factory: pytest.TempPat
     grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         reports = export_run(trained, out, formats=["onnx"], grid=grid)["onnx"]
-    assert {name: report["reasons"] for name, report in reports.items()} == {
-        "encode": [],
-        "decode": [],
-    }
+    reasons = {name: report["reasons"] for name, report in reports.items()}
+    assert reasons == {"encode": [], "decode": []}
     return out
 
 
@@ -108,12 +106,9 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
 ) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
     measured = brain.measure([CodedUtterance(2.0, codes, 4)])
-    assert (measured["usage_0"], measured["perplexity_0"], measured["entropy_0"]) == (0.5, 2.0, 1.0)
-    assert (measured["usage_1"], measured["perplexity_1"], measured["entropy_1"]) == (
-        0.25,
-        1.0,
-        0.0,
-    )
+    per_codebook = {"usage": (0.5, 0.25), "perplexity": (2.0, 1.0), "entropy": (1.0, 0.0)}
+    for name, values in per_codebook.items():
+        assert (measured[f"{name}_0"], measured[f"{name}_1"]) == values
     assert (measured["mel_distance"], measured["usage"]) == (2.0, 0.375)
     brain.report("test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)], tmp_path)
     (note,) = caplog.messages  # all four could occur, and one does
@@ -237,18 +232,15 @@ def test_vocoder_decoder_inverts_spectra() -> None:
         torch.testing.assert_close(decoded[:, 30:-30], audio[:, 30:-30], atol=1e-5, rtol=1e-4)
         half = decoder(torch.zeros(1, 5, 4), torch.tensor([1.0, 1, 0, 0, 0]).view(1, 5, 1))
     assert not half[:, 80 + 30 :].any() and half[:, 80 : 80 + 30].any()
-    loud = [
-        torch.cat([torch.full((1, 10, 41), level), spectra.angle()], 2) for level in (6.0, 50.0)
-    ]
+    angles = spectra.angle()
+    loud = [torch.cat([torch.full((1, 10, 41), level), angles], 2) for level in (6.0, 50.0)]
     with patch.object(decoder.head, "forward", side_effect=loud):
         ends = [decoder(torch.zeros(1, 5, 4), torch.ones(1, 5, 1)) for _ in loud]
     assert torch.equal(*ends)
     assert [block.scale.unique().tolist() for block in ConvNeXt(4, 4, 8)] == [[0.25]] * 4
+    encoder = VocoderEncoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2)
     # a sample depends on states up to three frames away, and on windows
-    assert (
-        decoder.context,
-        VocoderEncoder(n_mels=5, d_model=4, d_ffn=8, num_layers=2).context,
-    ) == (6, 7)
+    assert (decoder.context, encoder.context) == (6, 7)
 
 
 def test_quantizer_rounds_levels_with_the_gradient_of_no_rounding() -> None:
@@ -302,9 +294,8 @@ def test_streams_of_blocks_equal_whole_audio(codec: Codec, bundle: Path, clip: P
         blocks = [samples[None, at : at + size] for at in range(0, len(samples), size)]
         assert np.array_equal(np.concatenate([*codec.encode_stream(blocks)]), coded.codes)
     code_blocks = [coded.codes[at : at + 3] for at in range(0, len(coded.codes), 3)]
-    assert np.array_equal(
-        np.concatenate([*codec.decode_stream(code_blocks)])[: len(samples)], audio
-    )
+    decoded = np.concatenate([*codec.decode_stream(code_blocks)])
+    assert np.array_equal(decoded[: len(samples)], audio)
     with Codec.load(bundle, device="cpu") as one_window:
         assert np.array_equal(one_window.encode(samples, RATE).codes, coded.codes)
         assert np.abs(one_window.decode(coded).astype(int) - audio).max() <= 1
@@ -324,17 +315,10 @@ def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
 def test_windows_are_independent_of_block_sizes() -> None:
     whole = np.arange(23)
     expected = [(window.tolist(), *span) for window, *span in windows([whole], 1, 5, 2)]
-    assert [window[first:end] for window, first, end in expected] == [
-        [0, 1, 2, 3, 4],
-        [5, 6, 7, 8, 9],
-        [10, 11, 12, 13, 14],
-        [15, 16, 17, 18, 19],
-        [20, 21, 22],
-    ]
-    assert [window[first:end].tolist() for window, first, end in windows([whole[:6]], 1, 5, 2)] == [
-        [0, 1, 2, 3, 4],
-        [5],
-    ]
+    steps = [window[first:end] for window, first, end in expected]
+    assert steps == [[*range(at, min(at + 5, 23))] for at in range(0, 23, 5)]
+    steps = [window[first:end].tolist() for window, first, end in windows([whole[:6]], 1, 5, 2)]
+    assert steps == [[0, 1, 2, 3, 4], [5]]
     first_blocks = iter(whole[:10].reshape(10, 1))
     next(windows(first_blocks, 1, 5, 2))
     assert len([*first_blocks]) == 3  # it waits for a step and its context
@@ -365,9 +349,7 @@ def test_encode_and_decode_commands_write_files(
     assert (info.frames, info.samplerate) == (soundfile.info(clip).frames, RATE)
     frames = -(-info.frames // 400)
     assert codes.stat().st_size == HEADER.size + -(-frames * 2 * 10 // 8)  # bytes
-    with pytest.raises(
-        SbkitError, match="`sbkit transcribe` cannot run this kind of bundle: codec"
-    ):
+    with pytest.raises(SbkitError, match="`sbkit transcribe` cannot run .* bundle: codec"):
         sbkit(["transcribe", str(bundle), str(clip)])
 
 
@@ -391,10 +373,7 @@ def test_read_codes_refuses_damaged_files(tmp_path: Path) -> None:
     assert np.array_equal(clip.codes, codes) and clip.samples == 2700
     whole = file.read_bytes()
     for content, match in (
-        (
-            whole[:-1],
-            "truncated or changed: its 7 frames need 35 bytes after the header, but it has 34",
-        ),
+        (whole[:-1], "truncated or changed: its 7 frames need 35 bytes .* but it has 34"),
         (whole + b"\0", "truncated or changed"),
         (whole[:50], "truncated or changed"),
         (whole[:40], "is of another codec"),
@@ -424,18 +403,12 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
     before, after = yaml.split("discriminator: !new:", 1)
     head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
     (tmp_path / "codec.yaml").write_text(before + head + after[after.index("model: !new") :])
-    folders = {"data_folder": str(workplace.release), "output_folder": str(tmp_path / "run")}
-    with (
-        patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
-        PlannedRun(
-            tmp_path / "codec.yaml", folders, recipe=replace(CODEC, brain=HeadBrain)
-        ) as planned,
-    ):
-        findings = [
-            str(finding) for finding in check_planned_run(planned) if finding.check == "brain"
-        ]
-    assert len(findings) == 1
-    assert "has 1063 outputs for 1000 codes" in findings[0]
+    recipe = replace(CODEC, brain=HeadBrain)
+    with planned_run(
+        workplace, tmp_path / "run", recipe=recipe, yaml=tmp_path / "codec.yaml", tiny=()
+    ) as planned:
+        (finding,) = [found for found in check_planned_run(planned) if found.check == "brain"]
+    assert "has 1063 outputs for 1000 codes" in finding.problem
 
 
 @pytest.mark.parametrize(("groups", "levels"), [(0, (8,)), (1, ()), (1, (1, 5))])

@@ -35,7 +35,7 @@ def test_corpora_do_not_import_each_other() -> None:
         assert not named & corpora - {file.parent.name}, file
 
 
-def test_corpus_of_follows_the_knobs(tmp_path: Path) -> None:
+def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
     assert corpus_of({"data_folder": None}) is asterisk_prompts
     assert corpus_of({"data_folder": None, "manifest": {"train": "a.csv"}}) is own_data
     assert corpus_of({"corpus": "recipes.CommonVoice.corpus"}) is common_voice
@@ -65,6 +65,13 @@ def test_corpus_of_refuses_unknown_data(
         corpus_of(knobs)
 
 
+@pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
+def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
+    knobs = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
+    with pytest.raises(SbkitError, match="Pass --data_folder=FOLDER"):
+        corpus_of(knobs).splits(knobs)
+
+
 def test_describe_corpus_returns_name_and_license() -> None:
     corpus = describe_corpus(asterisk_prompts, {"language": ["en", "es", "ru"]})
     assert corpus == {"name": "Asterisk prompts", "license": "CC-BY-SA-3.0 and CC-BY-3.0"}
@@ -74,7 +81,7 @@ def test_describe_corpus_returns_name_and_license() -> None:
         assert describe_corpus(common_voice, knobs) == {"name": name, "license": None}
 
 
-def test_knob_splits_applies_to_a_user_corpus() -> None:
+def test_key_splits_applies_to_a_user_corpus() -> None:
     module: Any = SimpleNamespace(splits=lambda _: {"train": ("a", "b"), "valid": ("dev",)})
     splits = splits_of(module, {"splits": {"train": "a", "test": "b"}})
     assert splits == {"train": ("a",), "valid": ("dev",), "test": ("b",)}
@@ -127,16 +134,9 @@ def test_nemo_manifest_is_read_without_its_segments(tmp_path: Path) -> None:
     }
 
 
-def test_text_column_false_reads_a_table_without_transcripts(tmp_path: Path) -> None:
-    content = "path,Transcript,language\na.wav,,de\n"
-    (clip,) = read(tmp_path / "a.csv", content, text_column=False)
-    assert clip.columns == {"Transcript": "", "language": "de"}
-
-
 @pytest.mark.parametrize(
     ("content", "knobs", "words"),
     [
-        ("a,b\n1,2\n", {}, "names a, b. Name another column with --"),
         ("LJ1|hi|hi\nLJ2|yo|yo\n", {}, "header of .* the column hi twice.*add a header"),
         (
             "path,said\n1,2\n",
@@ -252,13 +252,13 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
     manifest = {"train": [a, b], "dev": a, "test": {"clean": a, "noisy": b}, "test-x": b}
     knobs = {"manifest": manifest, "language": "en"}
-    assert own_data.splits(knobs) == {
+    assert splits_of(own_data, knobs) == {
         "train": ("train",),
         "valid": ("dev",),
         "test": ("clean", "noisy", "test-x"),
     }
     assert [clip.id for clip in own_data.read(knobs, "train")] == ["a.csv", "b.csv"]
-    assert own_data.splits(knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
+    assert splits_of(own_data, knobs | {"splits": {"test": "noisy"}})["test"] == ("noisy",)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
 )
 def test_malformed_manifest_mapping_is_refused(manifest: object, words: str) -> None:
     with pytest.raises(SbkitError, match=words):
-        own_data.splits({"manifest": manifest, "language": "en"})
+        splits_of(own_data, {"manifest": manifest, "language": "en"})
 
 
 def test_releases_of_two_languages_are_one_corpus(tmp_path: Path) -> None:

@@ -1,32 +1,36 @@
 """A small folder with the layout of LibriSpeech, written from the default corpus."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.data.tables import TableOptions, read_release
+from tests.runs import prompts
 
 SPLITS = ("train-clean-100", "train-other-500", "dev-clean", "test-clean", "test-other")
+
+
+def write_chapter(chapter: Path, clips: Iterator[tuple[Path, str]], *, count: int) -> None:
+    """Write the next clips and their transcripts as a chapter."""
+    chapter.mkdir(parents=True)
+    name, lines = f"{chapter.parent.name}-{chapter.name}", []
+    for number in range(count):
+        clip, text = next(clips)
+        shutil.copy(clip, chapter / f"{name}-{number:04}.flac")
+        lines.append(f"{name}-{number:04} {text.upper()}\n")
+    (chapter / f"{name}.trans.txt").write_text("".join(lines))
 
 
 @pytest.fixture
 def root(tmp_path: Path, asterisk_english: Path) -> Path:
     """Write two speakers in each split, with two clips each."""
-    clips = iter(read_release(asterisk_english / "train.tsv", TableOptions(language="en")))
+    clips = prompts(asterisk_english, "train")
     for split in SPLITS:
         for speaker in ("84", "1089"):
-            chapter = tmp_path / "LibriSpeech" / split / speaker / "7"
-            chapter.mkdir(parents=True)
-            lines = []
-            for number in range(2):
-                clip, name = next(clips), f"{speaker}-7-{number:04}"
-                shutil.copy(clip.path, chapter / f"{name}.flac")
-                lines.append(f"{name} {clip.sentence.upper()}")
-            (chapter / f"{speaker}-7.trans.txt").write_text("\n".join(lines) + "\n")
+            write_chapter(tmp_path / "LibriSpeech" / split / speaker / "7", clips, count=2)
     (tmp_path / "LibriSpeech" / "SPEAKERS.TXT").write_text(
         ";ID |SEX| SUBSET |MINUTES| NAME\n84   | F | dev-clean | 8 | Ann\n1089 | M | x | 8 | Bob\n"
     )
@@ -98,6 +102,7 @@ def test_librispeech_lines_and_files_without_a_partner_are_excluded(root: Path) 
     ("splits", "words"),
     [
         ({"train": "train-960"}, r"'train-960', which is not a split .*: dev-clean, test-cl"),
+        ({"train": 960}, "names '960', which is not a split"),
         ({"valid": []}, "is empty. Choose at least one split"),
         ("train", "`splits` must map train, valid, test"),
     ],

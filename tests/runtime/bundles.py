@@ -1,4 +1,4 @@
-"""Run folders and bundles of tiny models, made without training, and changes to bundles."""
+"""Make run folders and bundles of tiny models without training, and edit bundles."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from sbkit.text.tokenizer import ensure_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
-UNHEARD = {"data_folder": "/nowhere"}  # its formats are compared only on noise
+WITHOUT_DATA = {"data_folder": "/nowhere"}  # so formats are compared on noise only
 SIZES: dict[str, object] = {
     "cnn_channels": 8,
     "d_model": 16,
@@ -39,7 +39,7 @@ def make_run(
     change: Callable[[Any], Any] = lambda hparams: None,
     **knobs: object,
 ) -> Path:
-    """Save a model with its initial weights, perhaps changed, as training would."""
+    """Save a model with its initial weights as training would; ``change`` edits it first."""
     folder.mkdir(parents=True)
     ensure_tokenizer(
         model_file=folder / "tokenizer.model",
@@ -47,8 +47,8 @@ def make_run(
         vocab_size=None,
         texts=lambda: ["hello there", "a quick brown fox"],
     )
-    there = read_knobs(yaml, {})
-    sizes = {name: value for name, value in SIZES.items() if name in there}
+    defaults = read_knobs(yaml, {})
+    sizes = {name: value for name, value in SIZES.items() if name in defaults}
     overrides = {**sizes, "output_folder": str(folder), **knobs}
     torch.manual_seed(0)
     hparams = load_hparams(yaml, overrides)
@@ -76,7 +76,10 @@ def make_live_run(folder: Path, **knobs: object) -> Path:
 
 
 def louder(hparams: Any) -> None:
-    """Make transcripts not empty, as a new model's are; sherpa-onnx names special tokens."""
+    """Scale up the weights: the transcripts of a new model are empty.
+
+    Special tokens stay improbable, because sherpa-onnx writes their names.
+    """
     with torch.no_grad():
         hparams["ctc_lin"].weight.mul_(30)
         hparams["ctc_lin"].bias[1:4] = -100
@@ -94,7 +97,7 @@ def export_all(folder: Path) -> None:
 
 def export_streaming(folder: Path) -> None:
     """Make a streaming run whose transcripts are not empty, and export it with its ONNX."""
-    run = make_live_run(folder / "run", **UNHEARD)
+    run = make_live_run(folder / "run", **WITHOUT_DATA)
     grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
 

@@ -12,13 +12,13 @@ import pytest
 from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
-from sbkit.audio.io import Samples
 from sbkit.base.torch_internals import own_cuda_graphs
 from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.model import ModelThread
 from sbkit.runtime.torch_model import Compilation, load_torch
 from tests import processes
 from tests.runtime.bundles import make_bundle
+from tests.runtime.tones import noise
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 TABLE: dict[str, Any] = {"clips": (1, 3), "seconds": (0.5, 1.0)}
@@ -30,18 +30,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bundle(folder, encoder_module="transformer")  # half the kernels of a Conformer's
 
 
-def noise(*seconds: float) -> list[Samples]:
-    random = np.random.default_rng(0)
-    return [
-        random.integers(-9000, 9000, round(16_000 * second)).astype(np.int16) for second in seconds
-    ]
-
-
 def compiled(bundle: Path) -> ModelThread:
-    """Trace and guard as any compiled code does, and leave out the compiler behind it."""
+    """Load a model that is traced and guarded like compiled code, but not compiled."""
     compilation = Compilation(mode="default", backend="eager", **TABLE)
-    read = read_bundle(bundle, with_weights=True)
-    return ModelThread(partial(load_torch, read, bundle, compilation=compilation))
+    contents = read_bundle(bundle, with_weights=True)
+    return ModelThread(partial(load_torch, contents, bundle, compilation=compilation))
 
 
 def graphs() -> int:
@@ -127,20 +120,20 @@ from importlib import import_module
 from pathlib import Path
 import numpy as np
 from sbkit.bundle.bundle import read_bundle
-from sbkit.runtime.torch_model import Compilation
 from sbkit.runtime.model import ModelThread
-from sbkit.runtime.torch_model import load_torch
+from sbkit.runtime.torch_model import Compilation, load_torch
 from tests.models.test_compiling import write_no_vectors
+from tests.runtime.tones import noise
 
 write_no_vectors()
 bundle = Path(sys.argv[1])
 compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,))
-read = read_bundle(bundle, with_weights=True)
-clip = np.random.default_rng(0).integers(-9000, 9000, 12_800).astype(np.int16)
-(other,) = load_torch(read, bundle).encode([clip])
+contents = read_bundle(bundle, with_weights=True)
+(clip,) = noise(0.8)
+(other,) = load_torch(contents, bundle).encode([clip])
 probe = import_module("torch._inductor.cudagraph_trees").get_container
-for _ in range(2):  # one after the other, whose threads end
-    model = ModelThread(partial(load_torch, read, bundle, compilation=compilation))
+for _ in range(2):  # one thread ends before the next begins
+    model = ModelThread(partial(load_torch, contents, bundle, compilation=compilation))
     (one,) = model.encode([clip])
     np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
     assert model.call(lambda _: probe(0)) is not None

@@ -19,16 +19,14 @@ from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
 from tests.runtime.bundles import make_bundle
-from tests.runtime.tones import ToneModel
-
-RATE = 16_000
+from tests.runtime.tones import RATE, ToneModel, noise
 
 
-class Named(ToneModel):
-    """Record the threads that made and called it."""
+class ThreadRecorder(ToneModel):
+    """A model that records the threads that made and called it."""
 
     def __init__(self) -> None:
-        super().__init__(10, 0)
+        super().__init__(vocab_size=10, blank=0)
         self.threads = {threading.get_ident()}
 
     def encode(self, clips: object) -> list[Encoded]:
@@ -36,24 +34,19 @@ class Named(ToneModel):
         return []
 
 
-def test_model_thread_makes_and_calls_the_model_in_one_thread() -> None:
-    thread = ModelThread(Named)
+def test_model_thread_makes_and_calls_the_model_in_one_thread_despite_errors() -> None:
+    thread = ModelThread(ThreadRecorder)
     with ThreadPoolExecutor(8) as callers:
         list(callers.map(lambda _: thread.encode([]), range(50)))
-    (model_thread,) = thread.call(lambda model: model.threads)
-    assert model_thread != threading.get_ident()
-
-
-def test_model_thread_survives_errors() -> None:
-    thread = ModelThread(Named)
     with pytest.raises(ZeroDivisionError):
         thread.call(lambda _: 1 // 0)
-    assert thread.call(lambda _: 1) == 1
+    (model_thread,) = thread.call(lambda model: model.threads)
+    assert model_thread != threading.get_ident()
     thread.close()
 
 
 def test_model_thread_ends_when_the_model_cannot_be_made() -> None:
-    def fail() -> Named:
+    def fail() -> ToneModel:
         raise SbkitError("x must be y")
 
     before = threading.active_count()
@@ -63,11 +56,7 @@ def test_model_thread_ends_when_the_model_cannot_be_made() -> None:
 
 
 def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    clips: list[Samples] = [
-        random.integers(-9000, 9000, random.integers(800, 12_000)).astype(np.int16)
-        for _ in range(20)
-    ]
+    clips = noise(*np.random.default_rng(0).uniform(0.05, 0.75, 20))
     with Transcriber.load(make_bundle(tmp_path), device="cpu") as transcriber:
         expected = [transcriber.transcribe(clip, RATE) for clip in clips]
         assert any(transcript.text for transcript in expected)
@@ -92,13 +81,6 @@ def test_require_effective_refuses_another_device_or_precision(device: str, prec
         require_effective(mixed, device="cpu", precision="fp32")
 
 
-def clips(*seconds: float) -> list[Samples]:
-    random = np.random.default_rng(0)
-    return [
-        random.integers(-9000, 9000, int(16_000 * second)).astype(np.int16) for second in seconds
-    ]
-
-
 def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:
     barrier = threading.Barrier(2, timeout=60)
 
@@ -106,7 +88,7 @@ def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:
         barrier.wait()
         return [Encoded(row[:, None]) for row in batch]
 
-    one, two = run_batches(encode, [clips(0.1), clips(0.1, 0.1)], threads=2)
+    one, two = run_batches(encode, [noise(0.1), noise(0.1, 0.1)], threads=2)
     assert (len(one), len(two)) == (1, 2)
 
 
@@ -114,7 +96,7 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_bundle(make_bundle(tmp_path)).model
-    batches = [clips(1.0, 0.7), clips(0.3), clips(0.2, 0.5)]
+    batches = [noise(1.0, 0.7), noise(0.3), noise(0.2, 0.5)]
     expected, thread_counts = [model.encode(batch) for batch in batches], set()
     encode = model.network.encode
 
@@ -156,8 +138,7 @@ def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
 
 def test_padding_to_the_table_changes_no_output(tmp_path: Path) -> None:
     thread = open_model(make_bundle(tmp_path), device="cpu").model
-    random = np.random.default_rng(0)
-    clips = [random.integers(-9000, 9000, samples).astype(np.int16) for samples in (8000, 9000)]
+    clips = noise(0.5, 0.56)
     before = thread.encode(clips)
     thread.warm_up(Shapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
     for clip, padded in zip(before, thread.encode(clips), strict=True):

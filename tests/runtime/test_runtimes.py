@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,36 +25,29 @@ from tests.runtime.bundles import edit_weights, make_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
-GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # their nodes
+GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # operations by file
 
 
 class StandInSession:
-    """A session as the wheel for GPUs makes it without a driver: it runs on the CPU."""
+    """A session of onnxruntime-gpu on a machine without a driver: it runs on the CPU."""
 
-    ran_by, gpu, weights = CPU, "", ""
+    provider, gpu, weights = CPU, "", ""
 
     def __init__(self, content: bytes, options: object, providers: Any, **_: object) -> None:
-        self.kinds = GRAPHS[content]
-        ((self.asked, self.options),) = providers
+        self.operations = GRAPHS[content]
+        ((self.requested, self.options),) = providers
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return {self.asked: {"device_id": self.gpu or self.options.get("device_id", "0")}}
+        return {self.requested: {"device_id": self.gpu or self.options.get("device_id", "0")}}
 
     def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
-        nodes = [SimpleNamespace(op_type=kind) for kind in self.kinds]
-        return [SimpleNamespace(ep_name=self.ran_by, get_nodes=lambda: nodes)]
+        nodes = [SimpleNamespace(op_type=operation) for operation in self.operations]
+        return [SimpleNamespace(ep_name=self.provider, get_nodes=lambda: nodes)]
 
     def get_modelmeta(self) -> SimpleNamespace:
         return SimpleNamespace(
             custom_metadata_map={"samples_per_frame": str(FRAME), "weights": self.weights}
         )
-
-
-class SessionOptions:
-    """Options without effect."""
-
-    def add_session_config_entry(self, key: str, value: str) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +73,7 @@ def stand_in(
     """Replace onnxruntime."""
     module: Any = SimpleNamespace(
         get_available_providers=lambda: [*providers],
-        SessionOptions=SessionOptions,
+        SessionOptions=Mock,
         InferenceSession=StandInSession,
         preload_dlls=lambda: None,
         __spec__=SimpleNamespace(),
@@ -102,13 +96,13 @@ def test_open_model_refuses_a_provider_that_runs_no_node(
         effective(bundle, device="cuda")
     with pytest.raises(SbkitError, match=f"{CUDA} must run"):  # auto saw a driver
         effective(bundle)
-    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    monkeypatch.setattr(StandInSession, "provider", CUDA)
     assert dict(effective(bundle).nodes) == {CUDA: 2}
 
 
 def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch)
-    monkeypatch.setattr(StandInSession, "ran_by", CUDA)
+    monkeypatch.setattr(StandInSession, "provider", CUDA)
     for device, actual in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert effective(bundle, device=device).device == actual
     monkeypatch.setattr(StandInSession, "gpu", "0")

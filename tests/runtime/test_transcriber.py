@@ -11,7 +11,7 @@ import soundfile
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import Encoded
+from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.commands.score import describe_decoding
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
@@ -23,7 +23,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
 def say(seconds: float, *, seed: int = 0) -> str:
-    """Make a text of this duration; it may have the same word twice in a row."""
+    """Return a text of this duration; it may repeat a word."""
     random = np.random.default_rng(seed)
     text = ""
     while len(text) * 0.12 < seconds:
@@ -85,16 +85,16 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path, lm_texts=SENTENCES)
-    bundle = bundle.with_hotwords("Fox, 日本")
+    bundle = bundle.with_hotwords_option("Fox, 日本")
     assert "hotword 日本 is ignored: the model has no tokens" in caplog.text
     assert describe_decoding(bundle) == {
         "decoder": "beam",
         "hotwords": ("fox",),
         "refused_hotwords": ("日本",),
     }
-    expecting = Transcriber(bundle=bundle)
-    transcript = expecting.transcribe(speak(tokenizer, SENTENCES[1]), RATE)
-    assert transcript.text == SENTENCES[1]
+    assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
+    audio = speak(tokenizer, SENTENCES[1])
+    assert Transcriber(bundle=bundle).transcribe(audio, RATE).text == SENTENCES[1]
 
 
 def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
@@ -102,7 +102,7 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
 ) -> None:
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
     monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: bundle)
-    with pytest.raises(SbkitError, match="needs the attention decoder: that is not exported"):
+    with pytest.raises(SbkitError, match="needs the attention decoder, which is not exported"):
         Transcriber.load(tmp_path, runtime="onnx")
 
 
@@ -113,16 +113,16 @@ def test_transcript_words_have_their_times(tmp_path: Path) -> None:
     assert [word.text for word in transcript.words] == text.split()
     letters = 0
     for word in transcript.words:
-        begin, end = 0.12 * letters, 0.12 * (letters + len(word.text))
-        assert begin - 0.05 <= word.start < word.end <= end + 0.05
+        start, end = 0.12 * letters, 0.12 * (letters + len(word.text))
+        assert start - 0.05 <= word.start < word.end <= end + 0.05
         letters += len(word.text) + 1
 
 
 def test_transcript_last_word_may_end_after_the_last_whole_frame(tmp_path: Path) -> None:
     bundle, tokenizer, _ = tone_bundle(tmp_path)
-    late = replace(bundle, config=replace(bundle.config, word_offsets=WordOffsets(0.0, 9.0)))
+    config = replace(bundle.config, word_offsets=WordOffsets(0.0, 9.0))
     audio = np.append(speak(tokenizer, "a fox"), silence(1.0)[:300])
-    transcript = Transcriber(bundle=late).transcribe(audio, RATE)
+    transcript = Transcriber(bundle=replace(bundle, config=config)).transcribe(audio, RATE)
     assert transcript.words[-1].end == transcript.seconds == len(audio) / RATE
 
 
@@ -228,12 +228,8 @@ def test_transcriber_reports_what_it_runs_on(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     for precision in ("fp32", "bf16"):
         with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:
-            effective = transcriber.effective
-            assert (effective.runtime, effective.device, effective.precision) == (
-                "torch",
-                "cpu",
-                precision,
-            )
+            effective = Effective(runtime="torch", device="cpu", precision=precision)
+            assert transcriber.effective == effective
             assert transcriber.transcribe(silence(1), RATE).effective == effective
     for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
         with pytest.raises(SbkitError, match="must be"):

@@ -1,6 +1,6 @@
-"""Speech made of tones, and a model that hears it: a letter is a frequency, and lasts 120 ms.
+"""Speech made of tones, and a model that recognizes it: a letter is a tone of 120 ms.
 
-Its output for a frame depends on no other frame, so a text is exactly right, or wrong.
+The model's output for a frame depends on no other frame, so a text is exactly right, or wrong.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ LOWEST, APART = 500.0, 150.0  # Hz
 
 
 class ToneModel:
-    """Hear the loudest frequency of each frame."""
+    """Recognize the loudest frequency of each frame."""
 
     samples_per_frame = STEP
     padded_lengths: Sequence[int] = ()
@@ -40,7 +40,7 @@ class ToneModel:
     def __init__(self, vocab_size: int, blank: int) -> None:
         self.effective = Effective(runtime="tones", device="cpu", precision="fp32")
         self._vocab_size, self._blank = vocab_size, blank
-        self.batches: list[list[float]] = []  # seconds of the clips
+        self.batches: list[list[float]] = []  # the seconds of their clips
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
         self.batches.append([len(clip) / RATE for clip in clips])
@@ -61,7 +61,7 @@ class ToneModel:
 
 
 def speak(tokenizer: Tokenizer, text: str) -> Samples:
-    """Say a text without a pause: its letters and spaces are tones, one after the other."""
+    """Speak a text without a pause: a tone for each letter and space."""
     time = np.arange((LETTER - 1) * STEP) / RATE
     breath = np.random.default_rng(0).normal(0, 300, STEP)  # louder than silence
     parts = []
@@ -74,8 +74,14 @@ def silence(seconds: float) -> Samples:
     return np.zeros(round(seconds * RATE / STEP) * STEP, np.int16)
 
 
+def noise(*seconds: float) -> list[Samples]:
+    """Return loud clips of these durations."""
+    random = np.random.default_rng(0)
+    return [random.integers(-9000, 9000, round(s * RATE)).astype(np.int16) for s in seconds]
+
+
 def tone_transcriber(folder: Path) -> tuple[Transcriber, Tokenizer, ToneModel]:
-    """Make a Transcriber of that model."""
+    """Make a Transcriber of a `ToneModel`."""
     bundle, tokenizer, model = tone_bundle(folder)
     return Transcriber(bundle=bundle), tokenizer, model
 
@@ -89,9 +95,9 @@ def tone_bundle(
     token_order: int = 0,
     **decoder: Any,
 ) -> tuple[Bundle, Tokenizer, ToneModel]:
-    """Make a bundle of that model, for the characters of a text.
+    """Make a bundle of a `ToneModel` for the characters of a text.
 
-    lm_texts: if there are any, a beam decoder has language models of them.
+    lm_texts: the texts of the beam decoder's language models; without any, decoding is greedy.
     """
     file, lm_file = folder / "tokenizer.model", folder / "lm.safetensors"
     ensure_tokenizer(model_file=file, kind="char", vocab_size=None, texts=lambda: [text])

@@ -2,6 +2,7 @@
 
 import io
 import math
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import numpy as np
@@ -25,7 +27,7 @@ from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import Model, Models
 from sbkit.serve.app import TRANSCRIPTIONS, Service
-from sbkit.serve.middleware import READY, WARMING, Keys, Limits, Metrics, State
+from sbkit.serve.middleware import READY, Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
@@ -57,6 +59,15 @@ class RunningServer:
             base_url=f"{self.url}/v1", api_key="a key", max_retries=0, http_client=self.client
         )
 
+    @property
+    def socket_url(self) -> str:
+        return self.url.replace("http", "ws")
+
+    def connect(self, timeout: float | None = None) -> socket.socket:
+        """Open a connection without a request."""
+        address = urlsplit(self.url)
+        return socket.create_connection((address.hostname, address.port), timeout)
+
     def get(self, path: str) -> httpx2.Response:
         return self.client.get(path)
 
@@ -74,17 +85,21 @@ class RunningServer:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Keep the model busy with its first batch until the end of the block."""
-        end, encode = threading.Event(), self.model.encode
+    def busy(self) -> Iterator[threading.Event]:
+        """Keep the model busy with its first batch until the end of the block.
+
+        Yields an event that is set once the model has this batch.
+        """
+        start, end, encode = threading.Event(), threading.Event(), self.model.encode
 
         def wait(clips: Sequence[Samples]) -> list[Encoded]:
+            start.set()
             end.wait()
             return encode(clips)
 
         self.model.encode = wait  # type: ignore[method-assign]
         try:
-            yield
+            yield start
         finally:
             end.set()
             self.model.encode = encode  # type: ignore[method-assign]
@@ -111,10 +126,17 @@ class ToneSpeaker:
         pass
 
 
-def wav(samples: Samples) -> bytes:
+def wav(samples: Samples, rate: int = RATE) -> bytes:
     file = io.BytesIO()
-    soundfile.write(file, samples, RATE, format="WAV")
+    soundfile.write(file, samples, rate, format="WAV")
     return file.getvalue()
+
+
+def read_until(stream: socket.socket, end: bytes) -> bytes:
+    content = b""
+    while end not in content:
+        content += stream.recv(10_000)
+    return content
 
 
 def silence(seconds: float) -> bytes:
@@ -141,16 +163,16 @@ def running_server(
     readme: str = "",
     detector: VoiceDetector | None = None,
     speaker: Any = None,
-    beside: Tones | None = None,
+    second: Tones | None = None,
     **limits: Any,
 ) -> Iterator[RunningServer]:
-    """Serve a recognizer, perhaps a second one beside it, and a voice if there is a speaker.
+    """Serve a recognizer, perhaps a second one, and a voice if there is a speaker.
 
-    The server has reached the phase when this yields.
+    Yields once the server has reached the phase.
     """
     bundle, tokenizer, model = tones or tone_bundle(folder)
     bundle = replace(bundle, config=replace(bundle.config, language=language))
-    bundles = {"tones": bundle} if beside is None else {"tones": bundle, "beside": beside[0]}
+    bundles = {"tones": bundle} if second is None else {"tones": bundle, "second": second[0]}
     bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
     models: list[Model] = []
@@ -179,21 +201,18 @@ def running_server(
     listening = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     (folder / "keys").write_text("\n".join(keys))
-    guard = Keys(folder / "keys" if keys else None)
-    http_server = Server(service, keys=guard)
+    http_server = Server(service, keys=Keys(folder / "keys" if keys else None))
     thread = threading.Thread(target=http_server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        wait_for(
-            lambda: http_server.started and state.phase == (READY if phase != WARMING else phase)
-        )
+        wait_for(lambda: http_server.started and state.phase == phase)
         yield (server := RunningServer(url, model, tokenizer, http_server, state, thread))
         server.client.close()
     finally:
         http_server.should_exit = True
         thread.join()
-        for opened in models:
-            if isinstance(opened.engine, Recognizer):  # the caller closes the speaker
-                opened.engine.close()
+        for served in models:
+            if isinstance(served.engine, Recognizer):  # the caller closes the speaker
+                served.engine.close()
         workers.close()
         listening.close()

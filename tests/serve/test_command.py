@@ -1,13 +1,12 @@
 """The command `sbkit serve`: the same text as `sbkit transcribe`, and an orderly end."""
 
 import base64
-import io
 import os
 import re
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,6 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-import soundfile
 from openai import OpenAI
 from torch._dynamo.utils import counters
 
@@ -35,25 +33,19 @@ from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
 from tests import processes
 from tests.runtime.bundles import make_bundle, make_live_run
-from tests.runtime.tones import tone_bundle
+from tests.runtime.tones import RATE, tone_bundle
 from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
 
-RATE = 16_000
-NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # of 24 kHz
-
-
-def as_wav(clip: Samples) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, clip, 24_000, format="WAV")
-    return file.getvalue()
+NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # at 24 kHz
+NOISE_WAV = wav(NOISE, 24_000)
 
 
 def say(session: Any, clip: Samples) -> str:
     """Send a turn, commit it, and return its text."""
     session_options = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
     session.session.update(session=session_options)
-    for piece in np.array_split(clip, 50):
-        session.input_audio_buffer.append(audio=base64.b64encode(piece.tobytes()).decode())
+    for block in np.array_split(clip, 50):
+        session.input_audio_buffer.append(audio=base64.b64encode(block.tobytes()).decode())
     session.input_audio_buffer.commit()
     events = iter(session)
     while (event := next(events)).type.rpartition(".")[2] != "completed":
@@ -62,11 +54,9 @@ def say(session: Any, clip: Samples) -> str:
 
 
 @contextmanager
-def serving(
-    bundle: Path, *options: str, beside: Sequence[Path] = ()
-) -> Iterator[tuple[httpx2.Client, Any]]:
-    """Start the command, and yield a client of it once it is ready, and its process."""
-    words = ["-m", "sbkit", "serve", bundle, *beside, "--port", "0", "--device", "cpu"]
+def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
+    """Start the command; once it is ready, yield a client and the process."""
+    words = ["-m", "sbkit", "serve", bundle, "--port", "0", "--device", "cpu"]
     words += ["--drain-seconds", "0", *options]
     process = processes.Process(words)
     try:
@@ -116,7 +106,7 @@ def test_serve_gives_files_and_realtime_sessions_the_same_text(
     with serving(streaming, "--runtime", runtime) as (client, process):
         (card,) = client.get("/card").json()["recognizers"]
         assert card["chunk_seconds"] == 0.64
-        answer = client.post("/v1/audio/transcriptions", files={"file": as_wav(NOISE)})
+        answer = client.post("/v1/audio/transcriptions", files={"file": NOISE_WAV})
         openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
         with openai.realtime.connect() as session:
             assert say(session, NOISE) == answer.json()["text"] != ""
@@ -134,7 +124,7 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
         mode="default", backend="eager", streaming="also", clips=(1, 2), seconds=(3.0, 30.0)
     )
     thread = ModelThread(partial(load_torch, read, folder, compilation=table))
-    tones: Any = OpenBundle.of(read, thread), read.labels, None
+    tones: Any = OpenBundle.from_contents(read, thread), read.labels, None
     with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(3) as clients:
         before = counters["stats"]["unique_graphs"]
 
@@ -142,33 +132,33 @@ def test_serve_compiled_model_gives_files_and_sessions_the_same_text(tmp_path: P
             with server.openai.realtime.connect() as session:
                 return say(session, NOISE)
 
-        expected = server.post(as_wav(NOISE)).json()["text"]
+        expected = server.post(NOISE_WAV).json()["text"]
         assert list(clients.map(speak, range(3))) == [expected] * 3 != [""] * 3
         assert counters["stats"]["unique_graphs"] == before > 0
 
 
 def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[str | int]:
-    """Send requests until nobody listens; count the answers."""
+    """Send requests until the server no longer listens; count the answers."""
     answers = Counter[str | int]()
     with httpx2.Client(base_url=url, timeout=120.0) as client:
-        while not answers["nobody listens"]:
+        while not answers["refused"]:
             try:
                 answers[client.post(TRANSCRIPTIONS, files={"file": audio}).status_code] += 1
             except httpx2.HTTPError as error:
-                refused = isinstance(error, httpx2.ConnectError) and "refused" in str(error)
-                answers["nobody listens" if refused else repr(error)] += 1
+                is_refused = isinstance(error, httpx2.ConnectError) and "refused" in str(error)
+                answers["refused" if is_refused else repr(error)] += 1
     return answers
 
 
 @pytest.mark.ddp
 def test_serve_loses_no_request_when_it_drains(tmp_path: Path) -> None:
-    """Four of 168 requests got a closed connection: those on connections kept alive."""
+    """Once, 4 of 168 requests got a closed connection: requests on kept-alive connections."""
     bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with (
         serving(bundle, "--drain-seconds", "1") as (client, process),
         ThreadPoolExecutor(32) as clients,
     ):
-        counts = [clients.submit(ask_until_gone, client.base_url, as_wav(NOISE)) for _ in range(32)]
+        counts = [clients.submit(ask_until_gone, client.base_url, NOISE_WAV) for _ in range(32)]
         wait_for(lambda: process.output()[1].count(" 200 ") > 32)
         process.terminate()
         wait_for(lambda: client.get("/health/ready").status_code == 503)
@@ -176,8 +166,8 @@ def test_serve_loses_no_request_when_it_drains(tmp_path: Path) -> None:
         wait_for(lambda: process.output()[1].count(" 200 ") > before)
         assert process.wait(120) == 0
         answers = sum((count.result() for count in counts), Counter[str | int]())
-    assert answers.keys() <= {200, 503, "nobody listens"}, answers
-    assert answers["nobody listens"] == 32
+    assert answers.keys() <= {200, 503, "refused"}, answers
+    assert answers["refused"] == 32
 
 
 @pytest.mark.ddp
@@ -202,7 +192,7 @@ def test_serve_stops_on_control_c(exported: Path) -> None:
 def test_serve_refuses_a_model_on_another_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A synthesizer silently ran on the CPU (speaches #255)."""
+    """In speaches #255, a synthesizer silently ran on the CPU."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
     task = replace(bundle.task, synthesizer_class="a voice on the CPU")
@@ -212,10 +202,7 @@ def test_serve_refuses_a_model_on_another_device(
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, message in (
         (["--device", "cuda:0"], "cuda:0` was requested, but the model runs with cpu"),
-        (
-            ["--runtime", "onnx", "--precision", "int8"],
-            "int8` was requested, but the model runs with fp32",
-        ),
+        (["--runtime", "onnx", "--precision", "int8"], "int8` was requested, but .* with fp32"),
     ):
         with pytest.raises(SbkitError, match=message):
             run(["serve", str(tmp_path), "--port", "0", *options])
@@ -224,9 +211,9 @@ def test_serve_refuses_a_model_on_another_device(
 def test_serve_refuses_an_onnxruntime_that_hides_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both distributions are installed, and the files of the one for the CPU have won."""
-    bundle, one = make_bundle(tmp_path), "CPUExecutionProvider"
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [one])
+    """Both distributions are installed, and the files of the CPU distribution are in effect."""
+    bundle, cpu = make_bundle(tmp_path), "CPUExecutionProvider"
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [cpu])
     with pytest.raises(SbkitError, match="another wheel hides it. Uninstall onnxruntime and"):
         run(["serve", str(bundle), "--port", "0", "--device", "cuda:0", "--runtime", "onnx"])
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect as open_socket
 
-from tests.serve.server import RunningServer, running_server, silence, wait_for
-from tests.serve.test_limits import CLIP, connect
+from tests.serve.server import RunningServer, read_until, running_server, silence, wait_for
+from tests.serve.test_limits import CLIP
 from tests.serve.test_realtime import until
 
 SITE = "https://talk.example.com"
@@ -37,10 +36,7 @@ def read(stream: socket.socket) -> bytes:
 def ask(stream: socket.socket, content: bytes, end: bytes) -> bytes:
     """Send a request, and read until the end of its answer."""
     stream.sendall(content)
-    answer = b""
-    while end not in answer:
-        answer += stream.recv(10_000)
-    return answer
+    return read_until(stream, end)
 
 
 def request(audio: bytes) -> bytes:
@@ -53,30 +49,27 @@ def request(audio: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "status"),
+    "content",
     [
-        (b"rubbish\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n\r\n", 400),  # without a host
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000, 400),
-        (
-            b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-            400,
-        ),
+        b"rubbish\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",  # without a host
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000,
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
 )
 def test_server_answers_malformed_http_with_json_errors(
-    server: RunningServer, content: bytes, status: int
+    server: RunningServer, content: bytes
 ) -> None:
-    with connect(server) as stream:
+    with server.connect() as stream:
         stream.sendall(content)
         header, _, body = read(stream).partition(b"\r\n\r\n")
-    assert header.startswith(f"HTTP/1.1 {status} ".encode())
+    assert header.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_server_answers_a_half_closed_client(server: RunningServer) -> None:
-    with connect(server) as stream:
+    with server.connect() as stream:
         with server.busy():
             stream.sendall(request(server.say("a fox")))
             stream.shutdown(socket.SHUT_WR)
@@ -88,7 +81,7 @@ def test_server_closes_a_slow_second_request(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sbkit.serve.server.HEADER_SECONDS", 0.3)
-    with connect(server) as stream:
+    with server.connect() as stream:
         for _ in range(2):
             ask(stream, LIVE_REQUEST, b'"live"')
         with pytest.raises(OSError):
@@ -99,25 +92,28 @@ def test_server_closes_a_slow_second_request(
 
 
 def test_server_limits_connections(tmp_path: Path) -> None:
-    with running_server(tmp_path, max_connections=3) as few, ExitStack() as stack:
-        wait_for(lambda: not few.http_server.server_state.connections)
-        streams = [stack.enter_context(connect(few)) for _ in range(3)]
-        wait_for(lambda: len(few.http_server.server_state.connections) == 3)
-        with connect(few) as refused:
+    with running_server(tmp_path, max_connections=3) as server, ExitStack() as stack:
+        wait_for(lambda: not server.http_server.server_state.connections)
+        streams = [stack.enter_context(server.connect()) for _ in range(3)]
+        wait_for(lambda: len(server.http_server.server_state.connections) == 3)
+        with server.connect() as refused:
             answer = read(refused)
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"too many connections" in answer
         streams[0].sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b'"live"' in read(streams[0])
-        assert few.get("/health/live").status_code == 200
+        assert server.get("/health/live").status_code == 200
 
 
 def test_server_keeps_the_connection_after_a_fault_and_logs_it(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with connect(server) as stream, monkeypatch.context() as patched:
+    with server.connect() as stream, monkeypatch.context() as patched:
         patched.setattr(server.model, "encode", lambda clips: 1 // 0)
-        assert ask(stream, request(CLIP), b"}}").startswith(b"HTTP/1.1 500 ")
+        answer = ask(stream, request(CLIP), b"}}")
+        assert answer.startswith(b"HTTP/1.1 500 ")
+        assert b'"server_error"' in answer
+        assert b"ZeroDivisionError" not in answer
         patched.undo()
         assert ask(stream, request(CLIP), b"}}").startswith(b"HTTP/1.1 200 ")
     assert "ZeroDivisionError" in caplog.text
@@ -150,7 +146,7 @@ def test_origin_guard_refuses_pages_of_other_sites(server: RunningServer) -> Non
         for path in ("/", "/card", "/health/live", "/metrics", "/v1/models"):
             answer = server.client.get(path, headers={"Host": host})
             assert (answer.status_code, host) == (status, host)
-    url = server.url.replace("http", "ws") + "/v1/realtime"
+    url = f"{server.socket_url}/v1/realtime"
     for origin, status in {server.url: 200, server.url.upper(): 200, **ORIGINS}.items():
         answer = server.post(CLIP, headers={} if origin is None else {"Origin": origin})
         assert (answer.status_code, origin) == (status, origin)
@@ -185,9 +181,8 @@ def test_log_has_a_line_per_request_without_contents(
     server.get("/health/ready")
     with server.openai.realtime.connect() as session:
         until(session, "created")
-    url = server.url.replace("http", "ws")
     for path in ("/v1/realtime?model=x", "/v1/nowhere", "/nowhere"):
-        with pytest.raises(InvalidStatus) as refused, open_socket(url + path):
+        with pytest.raises(InvalidStatus) as refused, open_socket(server.socket_url + path):
             pass
         assert refused.value.response.status_code == 404
         assert json.loads(refused.value.response.body)["error"]["message"]
@@ -215,11 +210,10 @@ def test_server_drops_new_connections_while_it_stops(
     """Closing would reset a connection that is not accepted yet; a dropped one tries again."""
     monkeypatch.setattr("sbkit.serve.server.ACCEPT_SECONDS", 1.0)
     with running_server(tmp_path) as server:
-        address = urlsplit(server.url)
 
         def is_dropped() -> bool:
             with suppress(TimeoutError):
-                socket.create_connection((address.hostname, address.port), timeout=0.1).close()
+                server.connect(timeout=0.1).close()
                 return False
             return True
 

@@ -45,16 +45,16 @@ def live(folder: Path) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def beside(folder: Path) -> Tones:
+def second(folder: Path) -> Tones:
     return tone_bundle(folder)
 
 
 @pytest.fixture(scope="module")
-def clip_server(folder: Path, beside: Tones) -> Iterator[RunningServer]:
+def clip_server(folder: Path, second: Tones) -> Iterator[RunningServer]:
     tones = tone_bundle(folder)
     speaker = ToneSpeaker(tones[1])
     with running_server(
-        folder, tones=tones, keys=["secret"], speaker=speaker, beside=beside
+        folder, tones=tones, keys=["secret"], speaker=speaker, second=second
     ) as server:
         yield server
 
@@ -105,7 +105,7 @@ def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> N
 
 
 def test_page_transcribes_a_file_with_a_whole_clip_model(
-    browser: Any, clip_server: RunningServer, beside: Tones, folder: Path
+    browser: Any, clip_server: RunningServer, second: Tones, folder: Path
 ) -> None:
     soundfile.write(folder / "talk.flac", speak(clip_server.tokenizer, TEXTS[0]), 16_000)
     visit(browser, clip_server.url, width=390)
@@ -118,11 +118,11 @@ def test_page_transcribes_a_file_with_a_whole_clip_model(
     wait(lambda: words(browser) == TEXTS[0].split())
     assert not key.is_displayed()
     find(browser, "#model option")[1].click()
-    wait(lambda: browser.title == "beside")
+    wait(lambda: browser.title == "second")
     assert "after each recording" in find(browser, "#card")[0].text
-    batches = len(beside[2].batches)
+    batches = len(second[2].batches)
     file.send_keys(str(folder / "talk.flac"))
-    wait(lambda: len(beside[2].batches) > batches)
+    wait(lambda: len(second[2].batches) > batches)
     wait(lambda: words(browser) == TEXTS[0].split())
     first = find(browser, "#text .word")[0]
     wait(find(browser, "#play")[0].is_enabled)

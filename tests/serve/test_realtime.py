@@ -26,7 +26,7 @@ from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.serve.recognizer import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
-from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
+from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.serve.server import RunningServer, running_server, wait_for
 from tests.serve.test_clients import UnsureModel
@@ -79,10 +79,6 @@ def set_input(session: Any, **fields: Any) -> None:
     session.session.update(session={"type": "transcription", "audio": {"input": fields}})
 
 
-def short(events: Sequence[Any]) -> list[str]:
-    return [event.type.rpartition(".")[2] for event in events]
-
-
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
 def test_turn_ends_when_the_client_commits(kind: str, request: pytest.FixtureRequest) -> None:
     server: RunningServer = request.getfixturevalue(kind)
@@ -124,12 +120,9 @@ def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
         begin = 1.0
         for text in texts:
             started, *deltas, stopped, committed, completed = until(session, "completed")
-            assert short([started, stopped, committed]) == [
-                "speech_started",
-                "speech_stopped",
-                "committed",
-            ]
-            assert set(short(deltas)) == {"delta"}
+            kinds = [event.type.rpartition(".")[2] for event in (started, stopped, committed)]
+            assert kinds == ["speech_started", "speech_stopped", "committed"]
+            assert {event.type.rpartition(".")[2] for event in deltas} == {"delta"}
             assert len({part.item_id for part in (started, *deltas, stopped, completed)}) == 1
             assert completed.transcript == deltas[-1].hypothesis == text
             assert completed.words[0]["start"] == pytest.approx(begin, abs=0.06)
@@ -145,25 +138,11 @@ def test_turn_ends_at_an_endpoint(live: RunningServer) -> None:
         assert until(session, "completed")[-1].transcript == TEXT
 
 
-class LoudSpeech:
-    """A model of voice activity that takes loud audio for speech."""
-
-    sample_rate, step, overlap, delay = RATE, 160, 0, 0
-
-    def start(self) -> None:
-        return None
-
-    def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
-        frames = np.abs(samples.reshape(-1, self.step).astype(np.float32))
-        return (frames.mean(1) > 150).astype(np.float32), None
-
-
 @pytest.mark.parametrize("kind", ["live", "clip_server"])
 def test_turn_ends_when_a_detector_finds_silence(kind: str, tmp_path: Path) -> None:
     texts, tones = (TEXT, "a lazy dog"), streaming_bundle(tmp_path) if kind == "live" else None
-    detector = VoiceDetector(
-        LoudSpeech(), SpeechRules(padding=0.06)
-    )  # turns begin with a tone's frame
+    # so padded, turns begin with the frame of a tone
+    detector = VoiceDetector(LoudSpeech(), SpeechRules(padding=0.06))
     with running_server(tmp_path, tones=tones, detector=detector) as server:
         spoken = [part for text in texts for part in (speak(server.tokenizer, text), silence(0.8))]
         audio = at_24k(np.concatenate([silence(2.0), *spoken]))
@@ -209,7 +188,7 @@ def test_clear_begins_a_new_turn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma"])
 def test_session_takes_telephone_audio(live: RunningServer, kind: str) -> None:
-    """Its letters are below 4 kHz."""
+    """All letters of the text have tones below 4 kHz."""
     audio = io.BytesIO()
     signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
     subtype = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}[kind]
@@ -264,7 +243,7 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
     "half a sample": (append("AAAA"), "whole samples of 16 bits, but is 3 bytes"),
     "too little": (json.dumps({"type": "input_audio_buffer.commit"}), "0.1 s of audio"),
     "another session": (
-        json.dumps({"type": "session.update", "session": {"type": "realtime"}}),
+        '{"type": "session.update", "session": {"type": "realtime"}}',
         "`type` must be transcription, but is realtime",
     ),
     "another rate": (update(format={"type": "audio/pcm", "rate": 16000}), "must be 24000"),
@@ -282,10 +261,7 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
     "no rate": (update(format={"type": "audio/pcm", "rate": 0}), "must be 24000"),
     "no keyword": (update(transcription={"keywords": [{}]}), "a list of texts, but is {}"),
     "no languages": (update(transcription={"languages": [5]}), "a list of texts, but is 5"),
-    "half a character": (
-        '{"type": "\\ud800", "event_id": "\\ud800"}',
-        "an event of transcription sessions",
-    ),
+    "half a character": ('{"type": "\\ud800", "event_id": "\\ud800"}', "an event of transcription"),
     "a long prompt": (update(transcription={"prompt": "x" * 70_000}), "at most 65536 characters"),
     "no object": (update(turn_detection="server_vad"), "must be an object"),
 }
@@ -330,7 +306,7 @@ def test_whole_clip_model_refuses_turn_detection(clip_server: RunningServer) -> 
     with clip_server.openai.realtime.connect() as session:
         assert session.recv().session.audio.input.turn_detection is None
         set_input(session, turn_detection={"type": "server_vad"})
-        assert "null, as the model takes whole clips" in session.recv().error.message
+        assert "null, since the model takes whole clips" in session.recv().error.message
 
 
 @pytest.mark.parametrize(
@@ -342,7 +318,7 @@ def test_whole_clip_model_refuses_turn_detection(clip_server: RunningServer) -> 
     ],
 )
 def test_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_path: Path) -> None:
-    """By seconds, or by the bytes of a file of 16 kHz."""
+    """The limit is in seconds, or in the bytes of a file at 16 kHz."""
     tones = streaming_bundle(tmp_path) if kind == "live" else None
     with (
         running_server(tmp_path, tones=tones, **limit) as server,
@@ -358,7 +334,7 @@ def test_turn_has_a_longest_duration(kind: str, limit: dict[str, float], tmp_pat
 
 def test_sessions_are_refused_before_they_open(tmp_path: Path) -> None:
     with running_server(tmp_path, keys=["one"], max_sessions=1) as server:
-        url = server.url.replace("http", "ws") + "/v1/realtime"
+        url = f"{server.socket_url}/v1/realtime"
         for query, protocols, status in (
             ("", ["realtime"], 401),
             ("", ["realtime", "openai-insecure-api-key.two"], 401),
@@ -402,21 +378,20 @@ def test_client_that_never_reads_is_dropped(
     monkeypatch.setattr("sbkit.serve.server.PING_SECONDS", 0.2)
     tones = streaming_bundle(tmp_path)
     with running_server(tmp_path, tones=tones) as server, ThreadPoolExecutor(1) as clients:
-        host, _, port = server.url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port))) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with server.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             handshake = (
                 "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
                 "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
                 "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
             )
-            deaf.sendall(handshake.encode())
+            connection.sendall(handshake.encode())
             frame = b"\x81\x82\0\0\0\0{}"  # an event without a type, with a mask of zeros
 
             def flood() -> None:
                 with suppress(OSError):
                     while True:
-                        deaf.sendall(frame * 1000)
+                        connection.sendall(frame * 1000)
 
             messages = clients.submit(flood)
             wait_for(lambda: server.state.sessions == 1)
@@ -440,8 +415,8 @@ def test_open_turn_is_transcribed_before_the_server_stops(tmp_path: Path) -> Non
         assert not server.thread.is_alive()
 
 
-class Failing(StreamingToneModel):
-    """Fail over audio that begins with a loud sample."""
+class FailingModel(StreamingToneModel):
+    """Raise an error if audio begins with a loud sample."""
 
     def advance(self, chunks: Sequence[Samples], states: Sequence[int]) -> list[Any]:
         if any(chunk[0] > 30_000 for chunk in chunks):
@@ -449,18 +424,18 @@ class Failing(StreamingToneModel):
         return super().advance(chunks, states)
 
 
-@pytest.mark.parametrize("place", ["model", "decoder"])
+@pytest.mark.parametrize("faulty", ["model", "decoder"])
 def test_fault_of_one_session_spares_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faulty: str
 ) -> None:
-    bundle, tokenizer, _ = tone_bundle(tmp_path, model_class=Failing)
+    bundle, tokenizer, _ = tone_bundle(tmp_path, model_class=FailingModel)
     recognizer = StreamingRecognizer(bundle=bundle)
     sessions = [Session(recognizer) for _ in range(3)]
     spoken = speak(tokenizer, "a fox")
     for session in sessions:
         session.feed(spoken)
         session.is_finished = True
-    if place == "model":
+    if faulty == "model":
         sessions[1].pending[0] = 32_000
     else:
         monkeypatch.setattr(sessions[1], "read", lambda _: 1 // 0)
@@ -491,7 +466,7 @@ def test_model_fault_ends_the_session(tmp_path: Path, caplog: pytest.LogCaptureF
 
 
 class UnsureStreamingModel(UnsureModel, StreamingToneModel):
-    """Do so chunk by chunk."""
+    """An `UnsureModel` that runs chunk by chunk."""
 
 
 def test_session_prompt_is_expected_by_the_decoder(tmp_path: Path) -> None:
@@ -507,9 +482,6 @@ def test_session_prompt_is_expected_by_the_decoder(tmp_path: Path) -> None:
     assert texts == ["dog", "cog", "cog"]
 
 
-RATE = 16_000
-
-
 @pytest.mark.parametrize(("block", "quiet"), [(700, 2.0), (700, 0.2), (200_000, 2.0)])
 def test_speech_turns_last_from_padding_to_detected_end(block: int, quiet: float) -> None:
     """A turn near the start of the stream has less padding."""
@@ -518,19 +490,19 @@ def test_speech_turns_last_from_padding_to_detected_end(block: int, quiet: float
     turns, parts = SpeechTurns(detector, silence=0.4, start=100.0), list[TurnPart]()
     for start in range(0, len(audio), block):
         parts += turns.push(audio[start : start + block])
-    _, begin = (index for index, part in enumerate(parts) if part.began is not None)
+    _, begin = (index for index, part in enumerate(parts) if part.speech_start is not None)
     first, second = parts[:begin], parts[begin:]
     for turn, began, ended, detected in (
         (first, quiet, quiet + 1.0, quiet + 1.4),
         (second, quiet + 2.5, None, quiet + 3.0),
     ):
-        assert turn[0].began == pytest.approx(100 + began)
-        assert turn[-1].ended == (ended and pytest.approx(100 + ended))
+        assert turn[0].speech_start == pytest.approx(100 + began)
+        assert turn[-1].speech_end == (ended and pytest.approx(100 + ended))
         start, end = round(max(began - 0.3, 0.0) * RATE), round(detected * RATE)
         assert turn[0].start == 100 * RATE + start
         samples = np.concatenate([part.samples for part in turn])
         assert np.array_equal(samples, audio[start : start + len(samples)])
-        # samples that arrived before the end was detected are in the turn, too
+        # the turn also has the samples that arrived before its end was detected
         assert end <= start + len(samples) <= (end if block > len(audio) else end + 320)
         starts = np.cumsum([turn[0].start, *(len(part.samples) for part in turn)])
         assert [part.start for part in turn] == starts[:-1].tolist()

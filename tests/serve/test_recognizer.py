@@ -27,13 +27,13 @@ class Echo:
     def __init__(self) -> None:
         self.effective = Effective(runtime="echo", device="cuda:0", precision="fp32")
         self.batches: list[list[int]] = []
-        self.go = threading.Event()
-        self.go.set()
-        self.inside = threading.Event()
+        self.may_run = threading.Event()
+        self.may_run.set()
+        self.has_batch = threading.Event()
 
     def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        self.inside.set()
-        self.go.wait()
+        self.has_batch.set()
+        self.may_run.wait()
         self.batches.append([int(clip[0]) for clip in clips])
         if any(clip[0] < 0 for clip in clips):
             raise ZeroDivisionError
@@ -52,7 +52,7 @@ def echo() -> Echo:
 def batcher(echo: Echo) -> Iterator[Batcher]:
     batcher = make_batcher(echo, wait_seconds=0.01)
     yield batcher
-    echo.go.set()
+    echo.may_run.set()
     batcher.close()
 
 
@@ -71,10 +71,10 @@ def ask(batcher: Batcher, *clips: Samples) -> list[int]:
 
 def test_batcher_returns_each_caller_its_own_outputs(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(32) as callers:
-        echo.go.clear()
+        echo.may_run.clear()
         results = callers.map(lambda n: ask(batcher, clip(n), clip(100 + n, 2.0)), range(32))
         wait_for(lambda: len(batcher) >= 56)
-        echo.go.set()
+        echo.may_run.set()
         assert list(results) == [[n, 100 + n] for n in range(32)]
     assert max(map(len, echo.batches)) == 4
     assert all(len({number // 100 for number in batch}) == 1 for batch in echo.batches)
@@ -82,12 +82,12 @@ def test_batcher_returns_each_caller_its_own_outputs(echo: Echo, batcher: Batche
 
 def test_batcher_lets_a_short_request_pass_a_long_one(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(2) as callers:
-        echo.go.clear()
+        echo.may_run.clear()
         long = callers.submit(ask, batcher, *(clip(n, 8.0) for n in range(6)))
-        echo.inside.wait()
+        echo.has_batch.wait()
         short = callers.submit(ask, batcher, clip(50, 8.0))
         wait_for(lambda: len(batcher) == 6)
-        echo.go.set()
+        echo.may_run.set()
         assert (long.result(), short.result()) == ([*range(6)], [50])
     assert echo.batches == [[0], [1], [50], [2], [3], [4], [5]]
 
@@ -111,14 +111,14 @@ def test_batcher_does_not_run_cancelled_requests(
         return ask(batcher, clip(7))
 
     with ThreadPoolExecutor(3) as callers:
-        echo.go.clear()
+        echo.may_run.clear()
         first = callers.submit(ask, batcher, clip(1))
-        echo.inside.wait()
+        echo.has_batch.wait()
         cancelled = callers.submit(copy_context().run, ask_cancelled)
         other = callers.submit(ask, batcher, clip(2))
         wait_for(lambda: len(batcher) == 2)
         end.set()
-        echo.go.set()
+        echo.may_run.set()
         assert (first.result(), other.result()) == ([1], [2])
         with pytest.raises(CancelledError):
             cancelled.result()
@@ -127,12 +127,12 @@ def test_batcher_does_not_run_cancelled_requests(
 
 def test_batcher_raises_a_fault_only_to_its_caller(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(3) as callers:
-        echo.go.clear()
+        echo.may_run.clear()
         callers.submit(ask, batcher, clip(1))
-        echo.inside.wait()
+        echo.has_batch.wait()
         results = [callers.submit(ask, batcher, clip(n)) for n in (-1, 3)]
         wait_for(lambda: len(batcher) == 2)
-        echo.go.set()
+        echo.may_run.set()
         with pytest.raises(ZeroDivisionError):
             results[0].result()
         assert results[1].result() == [3]
@@ -140,16 +140,16 @@ def test_batcher_raises_a_fault_only_to_its_caller(echo: Echo, batcher: Batcher)
 
 def test_batcher_cancels_waiting_requests_when_closed(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(2) as callers:
-        echo.go.clear()
+        echo.may_run.clear()
         first = callers.submit(ask, batcher, clip(1))
-        echo.inside.wait()
+        echo.has_batch.wait()
         waiting = callers.submit(ask, batcher, clip(2))
         wait_for(lambda: len(batcher) == 1)
         closing = threading.Thread(target=batcher.close)
         closing.start()
         with pytest.raises(CancelledError):
             waiting.result()
-        echo.go.set()
+        echo.may_run.set()
         closing.join()
         assert first.result() == [1]
     with pytest.raises(CancelledError):

@@ -1,4 +1,4 @@
-"""Speech requests of OpenAI's client; a recognizer beside the voice transcribes the answers."""
+"""Speech requests of OpenAI's client; a recognizer of the same server transcribes the answers."""
 
 import base64
 import io
@@ -20,7 +20,7 @@ from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognizer import Workers
 from sbkit.serve.tts import FileWriter, Voice
 from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
-from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for
+from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav
 
 TEXT = "the quick brown fox"
 SPEECH = "/v1/audio/speech"
@@ -50,14 +50,12 @@ def test_speech_in_each_format_is_understood(
     assert answer.response.headers["content-type"] == f"audio/{media_type}"
     content = answer.content
     if format == "pcm":
-        file, samples = io.BytesIO(), np.frombuffer(content, "<i2")
-        soundfile.write(file, samples, 24_000, format="WAV")
-        content = file.getvalue()
+        content = wav(np.frombuffer(content, "<i2"), 24_000)
     (tmp_path / "speech").write_bytes(content)
     letters = len(f"{TEXT}a lazy dog")
     seconds = len(read_audio(tmp_path / "speech", RATE)) / RATE
     assert seconds == pytest.approx(letters * LETTER * STEP / RATE, abs=0.1)
-    if format == "mp3":  # begins 40 ms late, so frames have parts of two letters
+    if format == "mp3":  # starts 40 ms late, so that frames have parts of two letters
         return
     answer = server.openai.audio.transcriptions.create(model="tones", file=("speech", content))
     assert answer.text.replace(" ", "") == f"{TEXT}a lazy dog".replace(" ", "")
@@ -71,7 +69,7 @@ def test_speech_wav_declares_no_length(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("format", ["mp3", "opus"])
 def test_file_writer_clips_loud_samples(format: str) -> None:
-    """Formats of 16 bits clip by themselves; a clipped tone has a mean square below 1."""
+    """16-bit formats clip anyway; a clipped tone has a mean square below 1."""
     writer = FileWriter(format, 24_000)
     tone = 3 * np.sin(np.arange(24_000, dtype=np.float32) / 10)
     content = writer.push(tone) + writer.finish()
@@ -183,10 +181,10 @@ def test_speech_body_must_be_a_json_object(server: RunningServer) -> None:
 
 def test_speech_without_a_voice_is_refused(tmp_path: Path) -> None:
     with (
-        running_server(tmp_path) as deaf,
-        pytest.raises(openai.NotFoundError, match="No model of this server does this"),
+        running_server(tmp_path) as server,
+        pytest.raises(openai.NotFoundError, match="This server has no model for this request"),
     ):
-        create(deaf, TEXT, model="tts-1")
+        create(server, TEXT, model="tts-1")
 
 
 def test_lost_client_ends_its_speech(

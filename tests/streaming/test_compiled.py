@@ -32,9 +32,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recognizer(folder: Path, compilation: Compilation | None = None) -> StreamingRecognizer:
-    read = read_bundle(folder, with_weights=True)
-    thread = ModelThread(partial(load_torch, read, folder, compilation=compilation))
-    return StreamingRecognizer(bundle=OpenBundle.of(read, thread))
+    contents = read_bundle(folder, with_weights=True)
+    thread = ModelThread(partial(load_torch, contents, folder, compilation=compilation))
+    return StreamingRecognizer(bundle=OpenBundle.from_contents(contents, thread))
 
 
 def noise(seed: int, samples: int) -> Samples:
@@ -51,7 +51,7 @@ def talk(live: StreamingRecognizer, clip: Samples, texts: list[str]) -> None:
 
 
 def compare(bundle: Path, **options: Any) -> None:
-    """Let three threads talk to a compiled recognizer, and compare with one that is not."""
+    """Let three threads use a compiled recognizer; compare with one that is not compiled."""
     clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
     expected, results = ([list[str]() for _ in clips] for _ in range(2))
     with recognizer(bundle) as plain:
@@ -67,7 +67,7 @@ def compare(bundle: Path, **options: Any) -> None:
         with ThreadPoolExecutor(len(clips)) as threads:
             list(threads.map(partial(talk, compiled), clips, results))
         assert results == expected
-        sessions = [Session(compiled) for _ in range(5)]  # more, and less, than the table has
+        sessions = [Session(compiled) for _ in range(5)]  # a full batch of the table, and a partial
         for session in sessions:
             session.feed(clips[1])
             session.is_finished = True

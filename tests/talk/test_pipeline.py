@@ -1,7 +1,8 @@
-"""A conversation through the pipeline: answers are heard, and stop when somebody speaks."""
+"""A conversation through the pipeline: answers are heard, and stop at new speech."""
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,15 +15,16 @@ from sbkit.base.errors import SbkitError
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.streaming.session import Final, Partial, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
+from tests.runtime.scripted_speech import LoudSpeech
 from tests.runtime.tones import RATE, silence, speak
 from tests.streaming.streaming_tones import streaming_tones
 from tools.talk.pipeline import Answer, Pipeline, Turn
 
-WITHIN = 60.0  # seconds: who waits longer has failed
+TIMEOUT = 60.0  # seconds, for anything that must happen
 
 
 class Voice:
-    """Say each word of a text in a block: its letters' codes."""
+    """Say each word of a text as a block of its letters' codes."""
 
     sample_rate = 8
 
@@ -32,10 +34,10 @@ class Voice:
 
 
 class Loudspeaker:
-    """Play without a clock: words are heard at once, or the one with `until` never ends."""
+    """Play words at once, without a clock; the word ``endless`` only ends by `stop`."""
 
-    def __init__(self, until: str | None = None) -> None:
-        self.heard, self._until, self._is_playing = list[str](), until, False
+    def __init__(self, endless: str | None = None) -> None:
+        self.heard, self._endless, self._is_playing = list[str](), endless, False
         self.changed, self.is_closed = threading.Condition(), False
         self.waits = list[float]()
 
@@ -49,13 +51,13 @@ class Loudspeaker:
     def play(self, samples: Samples) -> None:
         with self.changed:
             self.heard.append(bytes(samples.astype(np.uint8)).decode())
-            self._is_playing = self._until == self.heard[-1]
+            self._is_playing = self._endless == self.heard[-1]
             self.changed.notify_all()
 
     def wait(self, seconds: float) -> None:
         self.waits.append(seconds)
         with self.changed:
-            assert self.changed.wait_for(lambda: not self._is_playing, WITHIN)
+            assert self.changed.wait_for(lambda: not self._is_playing, TIMEOUT)
 
     def stop(self) -> None:
         with self.changed:
@@ -64,11 +66,11 @@ class Loudspeaker:
 
     def await_word(self, word: str) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: word in self.heard, WITHIN)
+            assert self.changed.wait_for(lambda: word in self.heard, TIMEOUT)
 
 
 class Events(list[Any]):
-    """What was delivered."""
+    """Delivered events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Events(list[Any]):
 
     def await_turns(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.of(Turn)) == count, WITHIN)
+            assert self._changed.wait_for(lambda: len(self.of(Turn)) == count, TIMEOUT)
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self if isinstance(event, kind)]
@@ -90,63 +92,70 @@ class Events(list[Any]):
         return [event.text for event in self.of(kind)]
 
 
-@pytest.fixture
-def tones(tmp_path: Path) -> Iterator[tuple[StreamingRecognizer, Tokenizer]]:
-    before = threading.active_count()
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    with recognizer:
-        yield recognizer, tokenizer
-    assert threading.active_count() == before
-
-
 def blocks(*audio: Samples) -> Iterator[Samples]:
     """Cut audio into blocks of a tenth of a second."""
     joined = np.concatenate(audio)
     yield from np.split(joined, range(RATE // 10, len(joined), RATE // 10))
 
 
-def say(tokenizer: Tokenizer, *texts: str) -> Iterator[Samples]:
-    """Say texts, each with a pause that ends it, and the chunk that it is in."""
-    return blocks(*(event for text in texts for event in (speak(tokenizer, text), silence(2.0))))
+@dataclass
+class Talk:
+    """The parts of a conversation."""
+
+    recognizer: StreamingRecognizer
+    tokenizer: Tokenizer
+    events: Events = field(default_factory=Events)
+    player: Loudspeaker = field(default_factory=Loudspeaker)
+
+    def pipeline(self, answer: Any, **parts: Any) -> Pipeline:
+        """Make a pipeline with a voice."""
+        spoken = {"synthesizer": Voice(), "player": self.player, "on_event": self.events}
+        return Pipeline(self.recognizer, answer, **{**spoken, **parts})
+
+    def speak(self, text: str) -> Samples:
+        return speak(self.tokenizer, text)
+
+    def say(self, *texts: str) -> Iterator[Samples]:
+        """Say texts, each with a pause that ends it and its last chunk."""
+        return blocks(*(part for text in texts for part in (self.speak(text), silence(2.0))))
 
 
-def test_pipeline_answers_and_speaks(tones: Any) -> None:
-    recognizer, tokenizer = tones
-    events, player = Events(), Loudspeaker()
-    Pipeline(
-        recognizer,
-        lambda text: [f"you said {text}", " ..."],
-        synthesizer=Voice(),
-        player=player,
-        on_event=events,
-    ).run(say(tokenizer, "the dog"))
-    assert player.heard == ["you", "said", "the", "dog"]
-    assert player.waits == [0.5] * 4 + [0.0] * 2  # at the end of the turn, and of the source
-    assert player.is_closed
-    assert [type(event).__name__ for event in events if not isinstance(event, Partial)] == [
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Talk]:
+    before = threading.active_count()
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
+    with recognizer:
+        yield Talk(recognizer, tokenizer)
+    assert threading.active_count() == before
+
+
+def test_pipeline_answers_and_speaks(talk: Talk) -> None:
+    talk.pipeline(lambda text: [f"you said {text}", " ..."]).run(talk.say("the dog"))
+    assert talk.player.heard == ["you", "said", "the", "dog"]
+    assert talk.player.waits == [0.5] * 4 + [0.0] * 2  # at the ends of the turn and of the source
+    assert talk.player.is_closed
+    assert [type(event).__name__ for event in talk.events if not isinstance(event, Partial)] == [
         *("Endpoint", "Final", "Answer", "Answer", "Turn")
     ]
-    assert events.of(Answer)[0].plain().keys() == {"event", "seconds", "text"}
+    assert talk.events.of(Answer)[0].plain().keys() == {"event", "seconds", "text"}
 
 
 @pytest.mark.parametrize("answer", [lambda text: None, lambda text: iter(()), lambda text: "fine"])
-def test_pipeline_allows_no_answer_and_no_sound(answer: Callable[[str], Any], tones: Any) -> None:
-    recognizer, tokenizer = tones
-    events = Events()
+def test_pipeline_allows_no_answer_and_no_sound(answer: Callable[[str], Any], talk: Talk) -> None:
+    events = talk.events
 
     def source() -> Iterator[Samples]:
         for number, text in enumerate(("the dog", "a fox"), 1):
-            yield from say(tokenizer, text)
+            yield from talk.say(text)
             events.await_turns(number)
 
-    Pipeline(recognizer, answer, on_event=events).run(source())
+    Pipeline(talk.recognizer, answer, on_event=events).run(source())
     assert events.texts(Final) == events.texts(Turn) == ["the dog", "a fox"]
     assert len(events.of(Answer)) == (2 if answer("") == "fine" else 0)
 
 
-def test_turn_trace_has_the_delay_of_each_stage(tones: Any) -> None:
-    recognizer, tokenizer = tones
-    now, events = [100.0], Events()
+def test_turn_trace_has_the_delay_of_each_stage(talk: Talk) -> None:
+    now = [100.0]
 
     def answer(text: str) -> Iterator[str]:
         now[0] += 2.0
@@ -158,66 +167,40 @@ def test_turn_trace_has_the_delay_of_each_stage(tones: Any) -> None:
             now[0] += 0.5 if text == "one" else 0.0
             return super().stream(text)
 
-    Pipeline(
-        recognizer,
-        answer,
-        synthesizer=SlowVoice(),
-        player=Loudspeaker(),
-        on_event=events,
-        clock=lambda: now[0],
-    ).run(say(tokenizer, "the dog"))
-    (turn,), (final,) = events.of(Turn), events.of(Final)
-    waited = turn.delays["endpoint"]
-    assert 1.2 <= waited < 1.2 + 0.7  # the rule, the rest of the chunk and of the block
-    assert final.end - final.words[-1].end <= waited
-    assert turn.delays == {"endpoint": waited, "recognizer": 0.0, "answer": 2.0, "sound": 0.5}
-    assert str(
-        turn
-    ) == f"endpoint {1000 * waited:.0f} + recognizer 0 + answer 2000 + sound 500 = " + (
-        f"{1000 * (waited + 2.5):.0f} ms"
-    )
-    delays = {**turn.delays, "endpoint": round(waited, 3)}
-    assert turn.plain() == {
-        "event": "turn",
-        "text": "the dog",
-        "interrupted": False,
-        "delays": delays,
-    }
+    talk.pipeline(answer, synthesizer=SlowVoice(), clock=lambda: now[0]).run(talk.say("the dog"))
+    (turn,), (final,) = talk.events.of(Turn), talk.events.of(Final)
+    wait = turn.delays["endpoint"]
+    assert 1.2 <= wait < 1.2 + 0.7  # the rule, the rest of the chunk and of the block
+    assert final.end - final.words[-1].end <= wait
+    assert turn.delays == {"endpoint": wait, "recognizer": 0.0, "answer": 2.0, "sound": 0.5}
+    stages = f"endpoint {1000 * wait:.0f} + recognizer 0 + answer 2000 + sound 500"
+    assert str(turn) == f"{stages} = {1000 * (wait + 2.5):.0f} ms"
+    plain = {"event": "turn", "text": "the dog", "interrupted": False}
+    assert turn.plain() == {**plain, "delays": {**turn.delays, "endpoint": round(wait, 3)}}
 
 
-class Told:
-    """A model of frames that hears what is loud."""
-
-    sample_rate, step, overlap, delay = RATE, RATE // 100, 0, 0
-
-    def start(self) -> None:
-        return None
-
-    def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
-        return np.abs(samples.reshape(-1, self.step)).max(1) > 100, None
-
-
-def test_pipeline_detector_ends_turns_sooner(tones: Any) -> None:
-    recognizer, tokenizer = tones
-    detector = VoiceDetector(Told(), SpeechRules(hang_over=0.3))
-    events, pause = Events(), silence(0.6)
-    audio = [speak(tokenizer, "the dog"), pause, speak(tokenizer, "a fox"), pause]
-    Pipeline(recognizer, lambda text: None, detector=detector, on_event=events).run(blocks(*audio))
+def test_pipeline_detector_ends_turns_sooner(talk: Talk) -> None:
+    detector = VoiceDetector(LoudSpeech(), SpeechRules(hang_over=0.3))
+    events, pause = talk.events, silence(0.6)
+    audio = [talk.speak("the dog"), pause, talk.speak("a fox"), pause]
+    talk.pipeline(lambda text: None, detector=detector).run(blocks(*audio))
     assert events.texts(Turn) == ["the dog", "a fox"]
     assert max(turn.delays["endpoint"] for turn in events.of(Turn)) < 0.6
-    detector.model.sample_rate = 8000
-    with pytest.raises(
-        SbkitError, match="takes audio at 8000 Hz, but the recognizer's is at 16000 Hz"
-    ):
-        Pipeline(recognizer, str.upper, detector=detector)
     second = events.of(Final)[1].words[0]
     assert second.start == pytest.approx(sum(map(len, audio[:2])) / RATE, abs=0.1)
 
 
-@pytest.mark.parametrize("detector", [None, VoiceDetector(Told())])
-def test_speech_interrupts_the_answer(detector: VoiceDetector | None, tones: Any) -> None:
-    recognizer, tokenizer = tones
-    events, player, was_closed = Events(), Loudspeaker(until="one"), threading.Event()
+def test_pipeline_refuses_a_detector_at_another_rate(talk: Talk) -> None:
+    model = LoudSpeech()
+    model.sample_rate = 8000
+    with pytest.raises(SbkitError, match="at 8000 Hz, but the recognizer's is at 16000 Hz"):
+        Pipeline(talk.recognizer, str.upper, detector=VoiceDetector(model))
+
+
+@pytest.mark.parametrize("detector", [None, VoiceDetector(LoudSpeech())])
+def test_speech_interrupts_the_answer(detector: VoiceDetector | None, talk: Talk) -> None:
+    talk.player = player = Loudspeaker(endless="one")
+    events, was_closed = talk.events, threading.Event()
 
     def answer(text: str) -> Iterator[str]:
         try:
@@ -228,143 +211,122 @@ def test_speech_interrupts_the_answer(detector: VoiceDetector | None, tones: Any
         yield "bye"
 
     def source() -> Iterator[Samples]:
-        yield from say(tokenizer, "the dog")
+        yield from talk.say("the dog")
         player.await_word("one")
-        yield from blocks(speak(tokenizer, "a quick fox"))
-        assert was_closed.wait(WITHIN)  # while it goes on
+        yield from blocks(talk.speak("a quick fox"))
+        assert was_closed.wait(TIMEOUT)  # before the speech ends
         yield silence(2.0)
 
-    Pipeline(
-        recognizer,
-        answer,
-        detector=detector,
-        synthesizer=Voice(),
-        player=player,
-        on_event=events,
-    ).run(source())
+    talk.pipeline(answer, detector=detector).run(source())
     assert player.heard == ["zero", "one", "bye"]
-    assert [(turn.text, turn.is_interrupted) for turn in events.of(Turn)] == [
-        ("the dog", True),
-        ("a quick fox", False),
-    ]
-    assert str(events.of(Turn)[0]).endswith(" ms, interrupted")
-    first = next(place for place, event in enumerate(events) if isinstance(event, Turn))
-    assert [event.text for event in events[first:] if isinstance(event, Answer)] == ["bye"]
+    first, second = events.of(Turn)
+    assert (first.text, first.is_interrupted) == ("the dog", True)
+    assert (second.text, second.is_interrupted) == ("a quick fox", False)
+    assert str(first).endswith(" ms, interrupted")
+    later = events[events.index(first) :]
+    assert [event.text for event in later if isinstance(event, Answer)] == ["bye"]
 
 
-def test_detected_speech_without_words_interrupts_the_answer(tones: Any) -> None:
-    recognizer, tokenizer = tones
-    events, player = Events(), Loudspeaker(until="one")
+def test_detected_speech_without_words_interrupts_the_answer(talk: Talk) -> None:
+    talk.player = player = Loudspeaker(endless="one")
 
     def source() -> Iterator[Samples]:
-        yield from say(tokenizer, "the dog")
+        yield from talk.say("the dog")
         player.await_word("one")
         yield np.full(RATE // 2, 200, np.int16)
-        events.await_turns(1)
+        talk.events.await_turns(1)
 
-    Pipeline(
-        recognizer,
-        lambda text: "zero one two",
-        detector=VoiceDetector(Told()),
-        synthesizer=Voice(),
-        player=player,
-        on_event=events,
-    ).run(source())
+    detector = VoiceDetector(LoudSpeech())
+    talk.pipeline(lambda text: "zero one two", detector=detector).run(source())
     assert player.heard == ["zero", "one"]
-    assert [turn.is_interrupted for turn in events.of(Turn)] == [True]
+    assert [turn.is_interrupted for turn in talk.events.of(Turn)] == [True]
 
 
-def test_interruption_drops_queued_and_running_work(
-    tones: Any,
-) -> None:
-    recognizer, tokenizer = tones
-    events, player, questions, threads_made = Events(), Loudspeaker(), list[str](), list[str]()
-    making, go_on = threading.Event(), threading.Event()
+def test_interruption_drops_queued_and_running_work(talk: Talk) -> None:
+    questions, synthesized = list[str](), list[str]()  # the second: the question of each block
+    is_synthesizing, go_on = threading.Event(), threading.Event()
 
     def answer(text: str) -> Iterator[str]:
         questions.append(text)
         yield "early"
         if text == "the dog":
-            assert go_on.wait(WITHIN)
+            assert go_on.wait(TIMEOUT)
             yield "late"
 
     class SlowVoice(Voice):
         def stream(self, text: str) -> Iterator[Signal]:
             question = questions[-1]
             for block in super().stream(f"{text} 1 2 3"):
-                making.set()
-                assert go_on.wait(WITHIN)
-                threads_made.append(question)
+                is_synthesizing.set()
+                assert go_on.wait(TIMEOUT)
+                synthesized.append(question)
                 yield block
 
     def source() -> Iterator[Samples]:
-        yield from say(tokenizer, "the dog")
-        assert making.wait(WITHIN)
-        for count, text in enumerate(("a fox", "jumps"), 1):  # one waits for the other
-            yield from say(tokenizer, text)
-            events.await_turns(count)
+        yield from talk.say("the dog")
+        assert is_synthesizing.wait(TIMEOUT)
+        for count, text in enumerate(("a fox", "jumps"), 1):  # each interrupts the one before
+            yield from talk.say(text)
+            talk.events.await_turns(count)
         go_on.set()
 
-    Pipeline(recognizer, answer, synthesizer=SlowVoice(), player=player, on_event=events).run(
-        source()
-    )
+    talk.pipeline(answer, synthesizer=SlowVoice()).run(source())
     assert questions == ["the dog", "jumps"]
-    assert events.texts(Answer) == ["early", "early"]
-    assert threads_made == ["the dog", *["jumps"] * 4]
-    assert player.heard == ["early", "1", "2", "3"]
+    assert talk.events.texts(Answer) == ["early", "early"]
+    assert synthesized == ["the dog", *["jumps"] * 4]
+    assert talk.player.heard == ["early", "1", "2", "3"]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_interrupted_turn_is_neither_played_nor_delivered(seed: int, tones: Any) -> None:
-    """However the threads are scheduled: every word of an answer names its turn."""
-    recognizer, tokenizer = tones
-    random, ended, player = np.random.default_rng(seed), set[str](), Loudspeaker()
-    wrong, names = list[str](), (f"{number:03d}" for number in range(1000))
-    of_turn = dict[int, str]()
+def test_interrupted_turn_is_neither_played_nor_delivered(seed: int, talk: Talk) -> None:
+    """This holds however the threads are scheduled; every word of an answer names its turn."""
+    random, ended, too_late = np.random.default_rng(seed), set[str](), list[str]()
+    names = (f"{number:03d}" for number in range(1000))
+    name_of_turn = dict[int, str]()
 
     def answer(text: str) -> Iterator[str]:
         name = next(names)
-        of_turn[id(pipeline._open_turn)] = name
+        name_of_turn[id(pipeline._open_turn)] = name
         yield from [f"{name} {name}"] * 30
 
-    class Checked(Loudspeaker):
+    class CheckedLoudspeaker(Loudspeaker):
         def play(self, samples: Samples) -> None:
             super().play(samples)
             check(self.heard[-1])
 
     def check(word: str) -> None:
-        wrong.extend([word] if word in ended else [])
+        too_late.extend([word] if word in ended else [])
 
     def on_event(event: Any) -> None:
         if isinstance(event, Answer):
             check(event.text.split()[0])
         if isinstance(event, Turn):
-            ended.add(of_turn.pop(id(event), ""))
+            ended.add(name_of_turn.pop(id(event), ""))
 
     def source() -> Iterator[Samples]:
-        for block in say(tokenizer, *("the dog", "a fox") * 5):
+        for block in talk.say(*("the dog", "a fox") * 5):
             yield block
             if random.random() < 0.1:
                 pipeline.interrupt()
 
-    player = Checked()
-    pipeline = Pipeline(recognizer, answer, synthesizer=Voice(), player=player, on_event=on_event)
+    player = CheckedLoudspeaker()
+    pipeline = talk.pipeline(answer, player=player, on_event=on_event)
     pipeline.run(source())
     assert player.heard
-    assert not wrong
+    assert not too_late
 
 
-class Broken(Loudspeaker):
+class BrokenLoudspeaker(Loudspeaker):
     def play(self, samples: Samples) -> None:
         raise OSError("no device")
 
 
-class Mute(Voice):
+class BrokenVoice(Voice):
     def stream(self, text: str) -> Iterator[Signal]:
         raise ValueError("no voice")
 
 
-class Deaf(Told):
+class BrokenDetector(LoudSpeech):
     def advance(self, samples: Samples, state: None) -> tuple[Any, None]:
         raise ValueError("no frames")
 
@@ -373,45 +335,39 @@ def fail(text: object) -> str:
     raise ValueError(text)
 
 
-def endless(tokenizer: Tokenizer) -> Iterator[Samples]:
-    """Say something again and again."""
-    while True:
-        yield from say(tokenizer, "the dog")
-
-
 @pytest.mark.parametrize(
     ("stages", "match"),
     [
-        ({"detector": VoiceDetector(Deaf())}, r"its voice activity raised ValueError \(no frames"),
+        (
+            {"detector": VoiceDetector(BrokenDetector())},
+            r"its voice activity raised ValueError \(no frames",
+        ),
         ({"answer": fail}, r"its answer raised ValueError \(the dog\)"),
-        ({"synthesizer": Mute()}, "its synthesizer raised ValueError"),
-        ({"player": Broken()}, r"its player raised OSError \(no device\)"),
+        ({"synthesizer": BrokenVoice()}, "its synthesizer raised ValueError"),
+        ({"player": BrokenLoudspeaker()}, r"its player raised OSError \(no device\)"),
         ({"on_event": fail}, "its recognizer raised ValueError"),
     ],
 )
 def test_failing_stage_ends_the_pipeline_and_is_named(
-    stages: dict[str, Any], match: str, tones: Any
+    stages: dict[str, Any], match: str, talk: Talk
 ) -> None:
-    recognizer, tokenizer = tones
-    parts = {"answer": str.upper, "synthesizer": Voice(), "player": Loudspeaker(), **stages}
-    pipeline = Pipeline(recognizer, **parts)
+    pipeline = talk.pipeline(**{"answer": str.upper, **stages})
     with pytest.raises(SbkitError, match=match) as raised:
-        pipeline.run(endless(tokenizer))
+        pipeline.run(talk.say(*["the dog"] * 100))
     assert isinstance(raised.value.__cause__, ValueError | OSError)
     with pytest.raises(SbkitError, match=match):
         pipeline.close()
 
 
 @pytest.mark.parametrize("state", ["begun", "answering", "playing", "full", "of itself"])
-def test_pipeline_closes_in_any_state(state: str, tones: Any) -> None:
-    recognizer, tokenizer = tones
-    reached, go_on = threading.Event(), threading.Event()
-    player = Loudspeaker(until="zero" if state in ("playing", "full") else None)
+def test_pipeline_closes_in_any_state(state: str, talk: Talk) -> None:
+    is_reached, go_on = threading.Event(), threading.Event()
+    player = Loudspeaker(endless="zero" if state in ("playing", "full") else None)
 
     def answer(text: str) -> Iterator[str]:
         if state == "answering":
-            reached.set()
-            assert go_on.wait(WITHIN)
+            is_reached.set()
+            assert go_on.wait(TIMEOUT)
         yield from ["zero one two"] * (1 if state == "playing" else 40)
 
     def on_event(event: object) -> None:
@@ -421,36 +377,35 @@ def test_pipeline_closes_in_any_state(state: str, tones: Any) -> None:
 
     def source() -> Iterator[Samples]:
         if state in ("playing", "full"):
-            yield from say(tokenizer, "the dog")
+            yield from talk.say("the dog")
             player.await_word("zero")
-            reached.set()
+            is_reached.set()
             while True:
                 yield silence(0.1)
         if state == "begun":
-            reached.set()
-        yield from endless(tokenizer)
+            is_reached.set()
+        while True:
+            yield from talk.say("the dog")
 
-    pipeline = Pipeline(recognizer, answer, synthesizer=Voice(), player=player, on_event=on_event)
+    pipeline = talk.pipeline(answer, player=player, on_event=on_event)
     runner = threading.Thread(target=pipeline.run, args=[source()])
     runner.start()
     if state != "of itself":
-        assert reached.wait(WITHIN)
+        assert is_reached.wait(TIMEOUT)
         closer = threading.Thread(target=pipeline.close)
         closer.start()
         go_on.set()
-        closer.join(WITHIN)
-    runner.join(WITHIN)
+        closer.join(TIMEOUT)
+    runner.join(TIMEOUT)
     assert not runner.is_alive()
     pipeline.close()
 
 
-def test_pipeline_raises_errors_of_its_source(tones: Any) -> None:
-    recognizer, tokenizer = tones
-
+def test_pipeline_raises_errors_of_its_source(talk: Talk) -> None:
     def source() -> Iterator[Samples]:
-        yield from say(tokenizer, "the dog")
+        yield from talk.say("the dog")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Pipeline(recognizer, str.upper).run(source())
-    Pipeline(recognizer, str.upper).close()  # which was never run
+        talk.pipeline(str.upper).run(source())
+    talk.pipeline(str.upper).close()  # without a run

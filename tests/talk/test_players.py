@@ -1,4 +1,4 @@
-"""What plays: a file, and PortAudio with a device that the test moves."""
+"""Players: a file, and PortAudio with a device that the test moves."""
 
 import sys
 import threading
@@ -12,11 +12,11 @@ import soundfile
 
 from tools.talk.players import FilePlayer, Speakers
 
-RATE, LATENCY = 8_000, 0.25  # seconds from a sample that is taken to its sound
+RATE, LATENCY = 8_000, 0.25  # LATENCY: seconds until a sample that the device took is heard
 
 
 class Stream:
-    """An output of PortAudio: `move` takes what it plays in so many samples."""
+    """An output stream of PortAudio; `move` lets it play a number of samples."""
 
     latency = LATENCY
 

@@ -1,4 +1,4 @@
-"""The whole way with files for microphone and loudspeaker: what is answered can be recognized."""
+"""A conversation from file to file: the recognizer understands the answer."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Tags that are known, and what an error says about others."""
+"""Known language tags are accepted; errors say how to write others."""
 
 import pytest
 

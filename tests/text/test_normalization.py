@@ -38,16 +38,9 @@ CASES += [  # what a table cannot show
     ("it", "Qual E\u0300 il PERCHE\u0301", "qual è il perché"),
     ("ja", "「こんにちは」、ラーメン か\u3099", "こんにちはラーメンが"),
     ("ja", "か \u3099", "が"),
-    ("zh", "我用 iPhone 手机， OK？好 。", "我用 iphone 手机 ok 好"),
-    ("th", "สวัสดี ครับ (ผม)", "สวัสดีครับผม"),
-    ("bo", "བོད་སྐད།", "བོད སྐད"),
     ("ar", "مرحـــبا\u200f", "مرحبا"),
     ("", "Any Tag", "any tag"),
-    ("xx", "１２３ ＡＢＣ ﬁx", "123 abc fix"),
-    ("en", "１２３ ＡＢＣ ﬁx ５％", "123 abc fix 5 percent"),
-    ("ja", "ｶﾞｰﾄﾞ ＡＢＣ", "ガード abc"),
     ("ar", "\ufee3\ufeae\ufea3\ufe92\ufe8e", "مرحبا"),
-    ("nl", "ĳs", "ijs"),
 ]
 
 
@@ -120,7 +113,7 @@ def test_join_segments_with_and_without_spaces(segments: list[str], joined: str)
 
 
 def test_describe_dropped_counts_symbols() -> None:
-    note = "normalization dropped symbols ({}). Write in words those that are read aloud"
+    note = "normalization dropped symbols ({}). Write symbols that are read aloud as words"
     texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
     assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
     assert describe_dropped(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")

@@ -1,4 +1,4 @@
-"""One space of ids: what lies outside is refused before a kernel could read it."""
+"""Ids outside of the vocabulary are refused before a kernel reads them."""
 
 from pathlib import Path
 
@@ -7,24 +7,23 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.text.vocabulary import Vocabulary, ensure_labels
 
-SPACES = [
+INVALID = [
     ({"size": 3}, "from 0 to 2"),  # eos is 3
-    ({"size": 9, "unk": 0}, "'unk': 0"),  # the blank's
+    ({"size": 9, "unk": 0}, "'unk': 0"),  # the id of the blank
     ({"size": 9, "blank": -1}, "'blank': -1"),  # sentencepiece's default: no padding
 ]
 
 
-@pytest.mark.parametrize(("ids", "words"), SPACES)
-def test_special_ids_must_differ_and_lie_inside(ids: dict[str, int], words: str) -> None:
-    with pytest.raises(SbkitError, match="four different ids") as caught:
+@pytest.mark.parametrize(("ids", "text"), INVALID)
+def test_special_ids_must_differ_and_lie_inside(ids: dict[str, int], text: str) -> None:
+    with pytest.raises(SbkitError, match=f"four different ids .*{text}"):
         Vocabulary(**ids)
-    assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("label", [-1, 0, 10, 1 << 40])
 def test_target_out_of_bounds_or_blank_is_refused(label: int) -> None:
     with pytest.raises(SbkitError, match=f"clip7 holds {label}\\."):
-        Vocabulary(size=10).check_targets([4, label, 5], of="clip7")
+        Vocabulary(size=10).check_targets([4, label, 5], clip="clip7")
 
 
 def test_head_or_embedding_of_other_size_is_named_with_both_sizes() -> None:
@@ -37,18 +36,18 @@ def test_head_or_embedding_of_other_size_is_named_with_both_sizes() -> None:
         vocabulary.check_embedding(name="Transformer", rows=31)
 
 
-@pytest.mark.parametrize(("names", "words"), [(["en"] * 3, "is en"), ([], "is missing")])
+@pytest.mark.parametrize(("names", "text"), [(["en"] * 3, "is en"), ([], "is missing")])
 def test_fewer_than_two_classes_are_refused_and_nothing_is_written(
-    names: list[str], words: str, tmp_path: Path
+    names: list[str], text: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SbkitError, match=f"two classes or more, but every label in it {words}"):
+    with pytest.raises(SbkitError, match=f"two classes or more, but every label in it {text}"):
         ensure_labels(tmp_path / "labels.txt", names)
     assert not (tmp_path / "labels.txt").exists()
     assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
 
 
 def test_other_classes_in_run_folder_are_named(tmp_path: Path) -> None:
-    many = [f"speaker {number}" for number in range(100)]
-    ensure_labels(tmp_path / "labels.txt", many)
+    speakers = [f"speaker {number}" for number in range(100)]
+    ensure_labels(tmp_path / "labels.txt", speakers)
     with pytest.raises(SbkitError, match="lists, but differ in speaker 99, zoe. Ch"):
-        ensure_labels(tmp_path / "labels.txt", [*many[:99], "zoe"])
+        ensure_labels(tmp_path / "labels.txt", [*speakers[:99], "zoe"])

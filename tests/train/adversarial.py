@@ -1,4 +1,4 @@
-"""A task whose output is neither text nor a label: a generator and a discriminator of sound.
+"""A task without text and labels: a generator and a discriminator of sound.
 
 Its Brain has no `metrics`, and two optimizers. `write_yaml` declares it for train.py.
 
@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import softplus
@@ -25,7 +24,7 @@ from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 from tests.runs import ROOT
 
-SAMPLES = 1600  # of the beginning of a clip, which are as long as that
+SAMPLES = 1600  # at the start of each clip; no clip is shorter
 OBJECTS = f"""
 generator: !new:torch.nn.Sequential
     - !new:torch.nn.Linear [{SAMPLES}, 8]
@@ -66,7 +65,7 @@ UNUSED += "|decoder_type|beam_size|attention_rescoring|remove_vector.*"
 
 
 def write_yaml(folder: Path) -> Path:
-    """Write the knobs of ctc.yaml that the task reads, over objects of its own."""
+    """Write the knobs of ctc.yaml that the task reads, and its own objects."""
     knobs, _ = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ======== objects")
     knobs = re.sub(rf"(?m)^({UNUSED}):.*\n", "", knobs)
     knobs = knobs.replace("recipes.asr.recipe.ASR", f"{__name__}.ADVERSARIAL")
@@ -77,10 +76,10 @@ def write_yaml(folder: Path) -> Path:
 
 
 class AdversarialBrain(Brain):
-    """Train the generator to repeat a clip, and the discriminator to tell what it made."""
+    """Train the generator to repeat a clip, and the discriminator to find generated ones."""
 
     def compute_forward(self, batch: Batch, stage: Stage) -> tuple[Tensor, Tensor]:
-        """Return the beginning of each clip, and what is generated of it: (B, S)."""
+        """Return the start of each clip, and the generator's copy of it: (B, S) each."""
         clips = batch.audio[:, :SAMPLES].float() / 2**15
         generated: Tensor = self.hparams.generator(clips)
         return clips, generated
@@ -91,8 +90,8 @@ class AdversarialBrain(Brain):
         """Return the loss of each optimizer, from one forward pass."""
         clips, generated = predictions
         real, fake = (self.hparams.discriminator(audio).squeeze(1) for audio in predictions)
-        away = (generated - clips).square().sum(1)
-        generator_loss = Loss((away + softplus(-fake)) * batch.weights, batch.weights)
+        distance = (generated - clips).square().sum(1)
+        generator_loss = Loss((distance + softplus(-fake)) * batch.weights, batch.weights)
         discriminator_loss = Loss((softplus(-real) + softplus(fake)) * batch.weights, batch.weights)
         return {"generator": generator_loss, "discriminator": discriminator_loss}
 
@@ -116,8 +115,3 @@ ADVERSARIAL = Recipe(
     corpus=corpus_of,
     ranges=RANGES,
 )
-
-
-def parameters(module: torch.nn.Module) -> list[Tensor]:
-    """Copy the parameters of a module."""
-    return [parameter.detach().clone() for parameter in module.parameters()]

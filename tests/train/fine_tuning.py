@@ -1,6 +1,6 @@
-"""Fine-tune encoders with all that is random, frozen for a time: on several ranks, or in one.
+"""Fine-tune encoders with every random option, and parts frozen for a time, on one rank or more.
 
-`torchrun -m tests.train.fine_tuning`. What is drawn follows from the micro-batch.
+`torchrun -m tests.train.fine_tuning`. Each micro-batch has a seed of its own.
 """
 
 import json
@@ -28,7 +28,7 @@ KNOBS = {
 
 
 class EncoderBrain(Brain):
-    """Lose the squares of what a head makes of the states."""
+    """The loss is the sum of squares of what a head makes of the states."""
 
     def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
         """Encode: (B, S), (B,) -> (B, U, D)."""
@@ -45,7 +45,7 @@ class EncoderBrain(Brain):
 
 
 def train() -> dict[str, list[float]]:
-    """Return the parameters after a few steps, of whole encoders, and of adapters and CNN."""
+    """Return the parameters after a few steps: of whole encoders, and of adapters and a CNN."""
     trained = {}
     for model_type in SAMPLES:
         names = ["linear_q", "linear_v"] if model_type == "wav2vec2-bert" else ["q_proj", "v_proj"]
@@ -58,7 +58,7 @@ def train() -> dict[str, list[float]]:
 def train_one(
     model_type: str, freeze: dict[str, Any], lora: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, list[float]]:
-    """Return those of one encoder."""
+    """Return the parameters of one encoder after a few steps."""
     config, samples = tiny_config(model_type), SAMPLES[model_type]
     front_end, encoder = make_parts(config, **KNOBS, lora=lora)
     parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
@@ -86,9 +86,9 @@ def train_one(
     )
     mine = batches[rank() :: world_size()]
     brain.fit(range(1), DataLoader(mine, batch_size=None))  # type: ignore[arg-type]
-    named = model.named_parameters()
     return {
-        f"{name} of {model_type} by {freeze}": clips.flatten().tolist() for name, clips in named
+        f"{name} of {model_type} by {freeze}": parameter.flatten().tolist()
+        for name, parameter in model.named_parameters()
     }
 
 

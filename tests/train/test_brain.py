@@ -5,57 +5,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import speechbrain as sb
 import torch
 from speechbrain import Stage
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils.data import DataLoader, TensorDataset
 
-import sbkit
 from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
-from sbkit.train.brain import Brain
 from tests import processes
+from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 
-class LineBrain(Brain):
-    """Fit a line to (inputs, targets); the loss is a sum over rows."""
-
-    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
-        return self.modules["model"](batch[0])
-
-    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
-        sums = (predictions - batch[1]).square().sum(1)
-        return Loss(sums, torch.ones_like(sums))
-
-
-def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    return torch.randn(count, 3), torch.randn(count, 2)
-
-
-def loader(count: int, size: int) -> torch.utils.data.DataLoader[Any]:
-    inputs, targets = rows(count)
-    return torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(inputs, targets), batch_size=size
-    )
-
-
-def line() -> nn.Linear:
-    torch.manual_seed(1)
-    return nn.Linear(3, 2)
-
-
-def trained(size: int, accumulation: int, *, count: int = 12, epochs: int = 3) -> nn.Linear:
+def trained(size: int, accumulation: int, *, count: int) -> nn.Linear:
     model = line()
-    brain = LineBrain(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        run_opts={"device": "cpu", "grad_accumulation_factor": accumulation},
-    )
-    brain.fit(range(epochs), loader(count, size))
+    adam = torch.optim.Adam
+    brain = brain_of(LineBrain, model=model, optimizer=adam, grad_accumulation_factor=accumulation)
+    brain.fit(range(3), loader(count, size))
     return model
 
 
@@ -65,40 +33,29 @@ def assert_alike(one: nn.Linear, other: nn.Linear) -> None:
     assert difference <= 1e-6 * one.weight.abs().max()
 
 
-def test_sbkit_brain_is_this_brain() -> None:
-    assert sbkit.Brain is Brain
-    assert issubclass(Brain, sb.Brain)
-
-
-@pytest.mark.parametrize(("size", "accumulation"), [(2, 2), (1, 4), (3, 1), (2, 6)])
-def test_step_of_micro_batches_equals_step_of_whole_batch(size: int, accumulation: int) -> None:
-    whole = trained(size * accumulation, 1)
-    split = trained(size, accumulation)
+@pytest.mark.parametrize(
+    ("size", "accumulation", "count"),
+    [
+        (2, 2, 12),
+        (1, 4, 12),
+        (2, 6, 12),
+        (1, 4, 5),  # the last step of an epoch has one row
+        (3, 2, 4),  # the second micro-batch has one row
+    ],
+)
+def test_step_of_micro_batches_equals_step_of_whole_batch(
+    size: int, accumulation: int, count: int
+) -> None:
+    whole = trained(size * accumulation, 1, count=count)
+    split = trained(size, accumulation, count=count)
     assert_alike(whole, split)
-
-
-def test_partial_accumulation_steps_at_end_of_epoch() -> None:
-    # 5 rows, one at a time, in steps of 4: one step of four rows and one of the row that is left.
-    split = trained(1, 4, count=5, epochs=2)
-    whole = trained(4, 1, count=5, epochs=2)
-    assert_alike(whole, split)
-
-
-def test_unequal_micro_batches_weigh_by_their_rows() -> None:
-    # Two micro-batches of 3 and 1 rows make the same step as one of 4.
-    uneven = trained(3, 2, count=4, epochs=1)
-    assert_alike(uneven, trained(4, 1, count=4, epochs=1))
 
 
 def test_rate_follows_share_of_run_before_the_step() -> None:
     """Two epochs of three steps, of two micro-batches each."""
     epochs, rates = EpochCounter(2), list[float]()
-    brain = LineBrain(
-        modules={"model": line()},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        hparams={"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs},
-        run_opts={"device": "cpu", "grad_accumulation_factor": 2},
-    )
+    knobs = {"lr": 6.0, "lr_schedule": lambda progress: progress, "epoch_counter": epochs}
+    brain = brain_of(LineBrain, hparams=knobs, grad_accumulation_factor=2)
     brain.on_fit_batch_end = lambda *_: rates.append(brain.optimizer.param_groups[0]["lr"])
     brain.fit(epochs, loader(12, 2))
     assert rates[::2] == rates[1::2] == pytest.approx([0, 1, 2, 3, 4, 5])
@@ -114,11 +71,9 @@ def test_one_norm_clips_every_parameter_group() -> None:
         run_opts={"device": "cpu", "max_grad_norm": 0.1},
     )
     brain.compute_forward = lambda batch, stage: second(first(batch[0]) @ torch.ones(2, 3))
-    before = torch.cat(
-        [parameter.detach().flatten().clone() for parameter in brain.modules.parameters()]
-    )
+    before = nn.utils.parameters_to_vector(brain.modules.parameters()).detach()
     brain.fit(range(1), loader(4, 4))
-    after = torch.cat([parameter.detach().flatten() for parameter in brain.modules.parameters()])
+    after = nn.utils.parameters_to_vector(brain.modules.parameters()).detach()
     assert torch.linalg.vector_norm(after - before).item() == pytest.approx(0.1, rel=1e-4)
 
 
@@ -126,17 +81,12 @@ class SavingBrain(LineBrain):
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
         if stage is Stage.VALID:
             self.checkpointer.save_and_keep_only(meta={"loss": stage_loss}, min_keys=["loss"])
-        if stage is Stage.TRAIN and epoch == getattr(self, "dies_in", None):
-            raise KeyboardInterrupt
 
 
 def saving_brain(folder: Path, model: nn.Module, epochs: EpochCounter) -> SavingBrain:
-    return SavingBrain(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        run_opts={"device": "cpu"},
-        checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
-    )
+    checkpointer = Checkpointer(folder, recoverables={"model": model, "epochs": epochs})
+    brain: SavingBrain = brain_of(SavingBrain, model=model, checkpointer=checkpointer)
+    return brain
 
 
 def test_evaluation_keeps_counters_of_whole_run(tmp_path: Path) -> None:
@@ -157,22 +107,16 @@ def test_nonfinite_loss_with_finite_gradient_skips_step() -> None:
         def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
             return Loss(predictions.sum(1) + torch.inf, torch.ones(len(predictions)))
 
-    model, before = line(), line()
-    options = {"device": "cpu", "nonfinite_patience": 3}
-    brain = Infinite(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        run_opts=options,
-    )
+    brain = brain_of(Infinite, nonfinite_patience=3)
     brain.fit(range(1), loader(12, 4))
-    assert torch.equal(model.weight, before.weight)
+    assert torch.equal(brain.modules["model"].weight, line().weight)
 
 
 def test_nonfinite_count_survives_stop_within_epoch(tmp_path: Path) -> None:
     inputs, targets = rows(12)
     inputs[::2] = torch.nan  # every second step is bad, of twelve
-    bad = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), batch_size=1)
-    counts = []
+    bad = DataLoader(TensorDataset(inputs, targets), batch_size=1)
+    exits = []
     for _ in range(2):  # four bad steps, then two
         brain = saving_brain(tmp_path, line(), epochs := EpochCounter(1))
         brain.nonfinite_patience = 4
@@ -183,8 +127,10 @@ def test_nonfinite_count_survives_stop_within_epoch(tmp_path: Path) -> None:
         brain.on_fit_batch_end = leave
         with pytest.raises((SystemExit, SbkitError)) as exited:
             brain.fit(epochs, bad)
-        counts.append(exited.type)
-    assert counts == [SystemExit, SbkitError]
+        exits.append(exited.type)
+    assert exits == [SystemExit, SbkitError]
+    assert "In 5 steps of this epoch" in str(exited.value)
+    assert "`nonfinite_patience` allows 4" in str(exited.value)
 
 
 HANGING = """
@@ -212,36 +158,25 @@ def test_run_hanging_before_first_step_is_ended(tmp_path: Path) -> None:
 # -- mixed precision -------------------------------------------------------------------------------
 
 
-def scaled_brain() -> LineBrain:
+def scaled_brain(init_scale: float) -> Any:
     """Make a Brain with a scaler that works, as in fp16 on a GPU."""
-    brain = LineBrain(
-        modules={"model": line()},
-        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        run_opts={"device": "cpu", "max_grad_norm": 0.5, "nonfinite_patience": 0},
-    )
-    brain.scaler = GradScaler("cpu", init_scale=1024.0)
+    brain = brain_of(LineBrain, max_grad_norm=0.5, nonfinite_patience=0)
+    brain.scaler = GradScaler("cpu", init_scale=init_scale)
     return brain
 
 
 def test_scaled_steps_equal_unscaled_steps() -> None:
-    brain = scaled_brain()
-    brain.fit(range(3), loader(12, 4))
-    plain = LineBrain(
-        modules={"model": line()},
-        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
-        run_opts={"device": "cpu", "max_grad_norm": 0.5},
-    )
-    plain.fit(range(3), loader(12, 4))
-    assert_alike(brain.modules["model"], plain.modules["model"])
+    scaled, plain = scaled_brain(1024.0), brain_of(LineBrain, max_grad_norm=0.5)
+    for brain in (scaled, plain):
+        brain.fit(range(3), loader(12, 4))
+    assert_alike(scaled.modules["model"], plain.modules["model"])
 
 
 def test_overflow_skips_the_step_and_halves_the_scale() -> None:
-    """It is no bad batch: the loss is finite, and patience is not asked of anybody."""
-    brain = scaled_brain()
-    before = brain.modules["model"].weight.clone()
-    brain.scaler._init_scale = 3e38  # whatever gradient there is, it overflows
+    """The batch is not counted as bad, because its loss is finite."""
+    brain = scaled_brain(3e38)  # any gradient overflows
     brain.fit(range(1), loader(12, 12))
-    assert torch.equal(brain.modules["model"].weight, before)
+    assert torch.equal(brain.modules["model"].weight, line().weight)
     assert brain.training_metrics.so_far.skipped == 1
     assert brain.nonfinite_count == 0
     assert brain.scaler.get_scale() == pytest.approx(1.5e38)

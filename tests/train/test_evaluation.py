@@ -1,4 +1,4 @@
-"""A run says what it does from first to last, and what is left includes what follows it."""
+"""A run shows the progress of every phase; the time left includes what follows training."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ LOADERS: Any = SimpleNamespace(valid={"dev": range(4)}, test={"a": range(1), "b"
     [
         (LOADERS, 10, (4 + 0.5) * 6 + 50),  # means of 10, 5, 2 and 1 checkpoints are validated
         (LOADERS, 1, 0.5 * 6 + 50),
-        (None, 10, 0.0),  # what follows `fit` is not known
+        (None, 10, 0.0),  # it is unknown whether a test follows `fit`
     ],
 )
 def test_seconds_after_training_count_averaging_fitting_and_testing(

@@ -1,10 +1,7 @@
-"""Parts that do not learn, always or for some steps: as if they were not there, and then as any."""
+"""Parts that are frozen for the whole run or for its first steps."""
 
 import json
-import re
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.transformer import Transformer
@@ -21,10 +17,8 @@ from sbkit.train.ddp import share_batch_norms
 from sbkit.train.optimizers import Freezing
 from tests import processes
 from tests.models.pretrained.folders import make_parts, tiny_config
-from tests.runs import Workplace
 from tests.train import fine_tuning
-from tests.train.two_parts import Line, State, fit, parts
-from tools.prove_resume import differences
+from tests.train.two_parts import State, fit, parts
 
 
 def moved(before: State, after: State) -> set[str]:
@@ -48,7 +42,7 @@ def test_freeze_uses_longest_path() -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_part_frozen_for_some_steps_learns_afterwards(accumulation: int) -> None:
-    """And no step is cut: a frozen part joins in with the first micro-batch of one."""
+    """It joins in with the first micro-batch of a step."""
     frozen, every_name = {"1.weight", "1.bias"}, set(parts()["model"].state_dict())
     brain, states = fit(
         freeze={"CNN": 2},
@@ -62,22 +56,15 @@ def test_part_frozen_for_some_steps_learns_afterwards(accumulation: int) -> None
     assert changes == [frozen, frozen, every_name, every_name]
     within = [moved(*pair) & frozen for pair in zip(states, states[1:], strict=False)]
     assert within == [*[set()] * (accumulation - 1), frozen] * 4
-    late, early = (brain.optimizer.state[part.weight]["step"] for part in (net(brain), head(brain)))
-    assert (late, early) == (2, 4)
+    cnn, head = brain.modules["model"]
+    state = brain.optimizer.state
+    assert [state[part.weight]["step"] for part in (cnn[0], head)] == [2, 4]
     decays = [group["weight_decay"] for group in brain.optimizer.param_groups]
     assert decays == [0.0, 0.1]
 
 
-def net(brain: Line) -> Any:
-    return brain.modules["model"][0][0]
-
-
-def head(brain: Line) -> Any:
-    return brain.modules["model"][1]
-
-
 def test_freezing_keeps_parameters_frozen_by_an_adapter() -> None:
-    """As LoRA does with the weights below it: freezing ends for what was to learn alone."""
+    """LoRA freezes the weights that it adapts; they stay frozen when `freeze` ends."""
     hparams = {**parts(), "freeze": {"CNN": 1}}
     hparams["CNN"][0].requires_grad_(False)
     freezing = Freezing(hparams)
@@ -94,7 +81,7 @@ def test_shared_part_can_be_frozen_by_its_own_name() -> None:
 
 
 def test_frozen_synchronized_normalization_keeps_statistics() -> None:
-    """Torch's `convert_sync_batchnorm` put another module in its place, which went on learning."""
+    """Torch's `convert_sync_batchnorm` would replace the frozen module by one that learns."""
     hparams, x = parts(), torch.randn(4, 2)
     freezing = Freezing(hparams | {"freeze": ["CNN.1"]})
     expected = hparams["CNN"].eval()(x)
@@ -133,7 +120,7 @@ def pretrained_encoder() -> list[nn.Module]:
 def test_frozen_encoder_keeps_no_activations(
     parts: Callable[[], list[nn.Module]], x: torch.Tensor
 ) -> None:
-    """For a backward pass nothing is saved but what the head is given."""
+    """Only the input of the head is saved for the backward pass."""
     model = nn.ModuleList([*parts(), nn.Linear(24, 5)])
     hparams = dict(zip(("CNN", "Transformer", "head"), model, strict=True))
     freezing = Freezing({**hparams, "model": model, "freeze": {"CNN": "always", "Transformer": 1}})
@@ -155,65 +142,10 @@ def test_frozen_encoder_keeps_no_activations(
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_processes_fine_tune_like_one() -> None:
-    """With LayerDrop, masks, checkpointing, adapters, and no search for unused parameters."""
+    """With LayerDrop, masks, checkpointing, adapters, and `find_unused_parameters` false."""
     process = processes.run(["-m", "tests.train.fine_tuning"], ranks=2)
     assert (process.returncode, process.stderr) == (0, "")
     shared, alone = json.loads(process.stdout), fine_tuning.train()
     assert shared.keys() == alone.keys()
     for name, values in alone.items():
         assert shared[name] == pytest.approx(values, rel=1e-5, abs=1e-6), name
-
-
-# -- runs of train.py ------------------------------------------------------------------------------
-
-ENDS = 8  # steps, within the second epoch
-KILLED = """
-import os, signal, train
-from recipes.asr.recipe import AsrBrain
-
-def kill(brain, *_):
-    if brain.optimizer_step == int(os.environ["KILLED_AT"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-AsrBrain.on_fit_batch_end = kill
-train.main()
-"""
-
-
-@pytest.mark.slow
-def test_run_killed_around_end_of_freezing_equals_uninterrupted_run(
-    workplace: Workplace, tmp_path: Path
-) -> None:
-    """Weights, the optimizer's state and every figure are the same, bit for bit."""
-    yaml = tmp_path / "often.yaml"
-    text = Path("hparams/ctc.yaml").read_text(encoding="utf-8")
-    yaml.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 1", text))
-    freeze = f"--freeze={{CNN: always, Transformer: {ENDS}}}"
-    options = ("--check=false", "--number_of_epochs=2", freeze)
-
-    def train(run: Path, killed_at: int) -> int:
-        command = ["-c", KILLED, *workplace.arguments(run, *options, yaml=str(yaml))]
-        process = processes.run(command, SBKIT_CACHE=workplace.cache, KILLED_AT=killed_at)
-        assert process.returncode in (0, -signal.SIGKILL), process.stderr
-        return process.returncode
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train(whole, 0) == 0
-    for step in (ENDS, ENDS + 1):  # before it is saved: it goes on with the one before
-        assert train(killed, step) == -signal.SIGKILL
-    assert train(killed, 0) == 0
-    assert not differences(killed, whole)
-    mine, theirs = map(states_of, (killed, whole))
-    assert mine.keys() == theirs.keys()
-    for number, state in mine.items():
-        assert all(torch.equal(value, theirs[number][name]) for name, value in state.items())
-    steps = {int(state["step"]) for state in mine.values()}
-    assert len(steps) == 2 and max(steps) - min(steps) == ENDS
-
-
-def states_of(run: Path) -> dict[int, State]:
-    """Read what the optimizer has of each parameter that has learned."""
-    last = Checkpointer(run / "checkpoints").find_checkpoint()
-    assert last is not None
-    states: dict[int, State] = torch.load(last.path / "optimizer.ckpt", weights_only=True)["state"]
-    return states

@@ -1,4 +1,4 @@
-"""A run starts from another one's weights: what fits by name and shape, and nothing is built."""
+"""A run starts from another one's weights, as far as names and shapes fit; nothing is built."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def test_init_from_loads_head_without_labels(tmp_path: Path) -> None:
 
 
 def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None:
-    """Their count alone would fit, and say that a mean of zero was measured."""
+    """The count of frames alone would fit, and a mean of zero would count as measured."""
     theirs, ours = parts(7.0), parts(1.0)
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
     theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
@@ -110,7 +110,7 @@ def letters(folder: Path, text: str) -> Tokenizer:
 
 
 class Spelling(nn.Module):
-    """A part with an embedding of its own, which is none of the task's heads."""
+    """A part with an embedding that is none of the task's heads."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Spelling(nn.Module):
 def test_init_from_loads_heads_and_embeddings_token_by_token(
     tmp_path: Path, text: str, loaded_rows: int
 ) -> None:
-    """Characters have their ids by how often they occur, so that one corpus has others."""
+    """Characters are numbered by how often they occur, so ids differ between corpora."""
 
     def spelling(tokenizer: Tokenizer, value: float) -> dict[str, Any]:
         """Give each token a row of its own."""

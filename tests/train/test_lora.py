@@ -1,4 +1,4 @@
-"""Adapters of a pretrained encoder, by the real commands: trained, exported, and left behind."""
+"""Adapters of a pretrained encoder: trained, merged on export, and left behind by `init_from`."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.initialize import read_named_weights
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import make_folder
-from tests.runs import ROOT, Workplace, last_parameters, read_json, train_here
+from tests.runs import ROOT, Workplace, last_parameters, read_json
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +26,7 @@ PLAIN = ("--word_lm_order=0", "--token_lm_order=0", "--average_checkpoints=1", "
 
 
 def train(workplace: Workplace, run: Path, *options: str) -> int:
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    return train_here(["train.py", str(YAML), *folders, *ONE, *PLAIN, *options], workplace.cache)
+    return workplace.train_here(run, *options, yaml=str(YAML), tiny=(*ONE, *PLAIN))
 
 
 def test_lora_is_merged_on_export_and_kept_by_init_from(
@@ -77,7 +76,7 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
 
 
 def trained_model(run: Path) -> AsrModel:
-    """Load what a run was tested with, adapters and all."""
+    """Load the tested model of a run, with its adapters."""
     hparams = load_hparams(run / "hyperparams.yaml", {})
     hparams["model"].load_state_dict(last_parameters(run))
     hparams["model"].eval()

@@ -22,7 +22,7 @@ from sbkit.train.metrics import (
     MetricTotals,
     TrainingMetrics,
 )
-from tests.train.test_speechbrain_ways import batches, brain_of
+from tests.train.lines import batches, brain_of
 
 CPU = torch.device("cpu")
 
@@ -119,7 +119,7 @@ def test_run_writes_profile_of_first_epoch(
     brain = brain_of(hparams={"output_folder": str(tmp_path), "profile": True})
     brain.fit([1, 2], batches(count))
     assert brain.optimizer_step == 2 * count
-    assert capfd.readouterr().err == ""  # as of the GPU that a CPU has not
+    assert capfd.readouterr().err == ""  # nothing about a missing GPU
     watched = min(PROFILED_BATCHES, max(0, count - WARM_UP_BATCHES))
     assert (tmp_path / "profile.txt").exists() == (watched > 0)
     if not watched:

@@ -23,7 +23,7 @@ from sbkit.models.layers import GlobalNorm
 from sbkit.train.brain import Brain
 from sbkit.train.model_state import RunningStatistics, measure_features
 from tests import processes
-from tests.train.test_brain import LineBrain, line, loader, rows
+from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 DECAY = 0.6  # above (1 + n) / (10 + n) until step 12
 
@@ -45,13 +45,14 @@ class Averaging(LineBrain):
 def averaging(folder: Path, *, stop_after: int = 0, decay: float = DECAY) -> Averaging:
     model, epochs = line(), EpochCounter(4)
     knobs = {"ema_decay": decay, "seen": [], "validated": [], "stop_after": stop_after}
-    return Averaging(
-        modules={"model": model},
-        opt_class=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    averaging: Averaging = brain_of(
+        Averaging,
+        model=model,
+        optimizer=torch.optim.Adam,
         hparams={**knobs, "epoch_counter": epochs},
-        run_opts={"device": "cpu"},
         checkpointer=Checkpointer(folder, recoverables={"model": model, "epochs": epochs}),
     )
+    return averaging
 
 
 def fit(brain: Averaging, *, bad: int | None = None) -> None:
@@ -59,7 +60,7 @@ def fit(brain: Averaging, *, bad: int | None = None) -> None:
     if bad is not None:
         inputs[3 * bad] = torch.nan
     data: Any = torch.utils.data.TensorDataset(inputs, targets)
-    options = {"batch_size": 3}  # a loader that saves its place
+    options = {"batch_size": 3}  # such a loader saves its position
     brain.fit(brain.hparams.epoch_counter, data, loader(6, 3), train_loader_kwargs=options)
 
 
@@ -110,7 +111,7 @@ def test_moving_average_holds_only_learning_parameters(tmp_path: Path) -> None:
 
 
 class Replacing(nn.Module):
-    """Keep a mean as SpeechBrain's normalization does: a plain tensor, and another each time."""
+    """Keep a mean as SpeechBrain's normalization does: a plain tensor, replaced each time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class Replacing(nn.Module):
 
 
 def state(module: nn.Module) -> list[Tensor]:
-    """Copy what a module counts."""
+    """Copy the running statistics of a module."""
     mean = [module.mean] if isinstance(module, Replacing) else list(module.buffers())
     return [tensor.clone() for tensor in mean]
 
@@ -132,7 +133,7 @@ def state(module: nn.Module) -> list[Tensor]:
 def test_running_statistics_are_restored_after_a_skipped_step(
     make: Callable[[], nn.Module],
 ) -> None:
-    module, statistics = make(), None
+    module = make()
     statistics = RunningStatistics(module)
     before = state(module)
     for is_skipped in (True, False, True, False):
@@ -147,7 +148,7 @@ def test_running_statistics_are_restored_after_a_skipped_step(
 
 
 class NormBrain(Brain):
-    """Normalize by the batch, and lose the squares."""
+    """Normalize by the batch; the loss is the mean square."""
 
     def compute_forward(self, batch: Any, stage: Stage) -> Tensor:
         """Normalize."""
@@ -184,18 +185,17 @@ from sbkit.train.model_state import agree_on_buffers
 
 with process_group(torch.device("cpu")):
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Module())
-    mine = float(rank() + 1)
-    model[0].running_mean.fill_(mine)
+    model[0].running_mean.fill_(rank() + 1.0)
     kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
     for number, kind in enumerate(kinds):
-        model[1].register_buffer(f"b{number}", torch.full((2, 3), mine - 1).to(kind).T)
+        model[1].register_buffer(f"b{number}", torch.full((2, 3), float(rank())).to(kind).T)
     model[1].register_buffer("empty", torch.zeros(0))
     model[1].register_buffer("count", torch.tensor(rank() + 7))
     agree_on_buffers(model)
-    ours = {name: str(each.tolist()) for name, each in model.named_buffers()}
-    everyone = gather_over_ranks(ours)
+    buffers = {name: str(buffer.tolist()) for name, buffer in model.named_buffers()}
+    by_rank = gather_over_ranks(buffers)
     if rank() == 0:
-        print(json.dumps(everyone))
+        print(json.dumps(by_rank))
 """
 
 
@@ -222,7 +222,7 @@ def clips() -> list[Tensor]:
 
 
 def batch(audio: list[Tensor]) -> Batch:
-    """Put clips side by side; their labels do not matter here."""
+    """Pad clips to a batch without labels."""
     zeros = torch.zeros(len(audio), dtype=torch.int64)
     return Batch(
         ids=[""] * len(audio),

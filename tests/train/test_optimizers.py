@@ -1,4 +1,4 @@
-"""Parts that learn slower, by their paths."""
+"""`lr_scale` and `layer_decay` lower the rate of parts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One road on a pretrained encoder: train, stop, resume, check, export."""
+"""A recognizer on a pretrained encoder: trained, stopped, resumed, checked, exported."""
 
 import json
 import re
@@ -53,8 +53,8 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(workplace: Workplace, pretrained: Path, run: Path, *options: str) -> list[str]:
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    return ["train.py", str(YAML), *folders, f"--pretrained={pretrained}", *SMALL, *options]
+    options = (f"--pretrained={pretrained}", *options)
+    return ["train.py", *workplace.arguments(run, *options, yaml=str(YAML), tiny=SMALL)]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,10 @@ def test_frozen_parts_stay_and_others_learn(finished: Path, pretrained: Path) ->
         assert not torch.equal(after[name], before[name.removeprefix("1.body.")]), name
 
 
-def stops_and_goes_on(
+def stop_and_resume(
     command: list[str], folder: Path, expected: dict[str, torch.Tensor], cache: Path, run: Path
 ) -> None:
-    """Stop where freezing ends, and go on without the folder of the encoder."""
+    """Stop where freezing ends, and resume without the folder of the encoder."""
     with stopped_after(5):
         train_here([*command, "--check=false"], cache)
     assert list((run / "checkpoints").iterdir())
@@ -112,7 +112,7 @@ def test_run_stopped_where_freezing_ends_resumes_without_base_model(
 ) -> None:
     folder, run = Path(shutil.copytree(pretrained, tmp_path / "tiny")), tmp_path / "run"
     started = command(workplace, folder, run)
-    stops_and_goes_on(started, folder, last_parameters(finished), workplace.cache, run)
+    stop_and_resume(started, folder, last_parameters(finished), workplace.cache, run)
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_stopped_conformer_run_resumes_without_base_model(
     whole, run = (command(workplace, folder, tmp_path / name, *more) for name in ("whole", "run"))
     assert train_here([*whole, "--check=false"], workplace.cache) == 0
     expected = last_parameters(tmp_path / "whole")
-    stops_and_goes_on(run, folder, expected, workplace.cache, tmp_path / "run")
+    stop_and_resume(run, folder, expected, workplace.cache, tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_check_reports_masks_and_writes_no_files(
     assert "note: A mask of 25 channels is wider than the encoder (24)" in output
 
 
-# -- what is refused before anything is prepared ---------------------------------------------------
+# -- refused before anything is prepared -----------------------------------------------------------
 
 
 def test_run_without_encoder_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The learning rate follows from the share of the run alone."""
+"""The learning rate follows from the position in the run alone."""
 
 import math
 from functools import partial
@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
 from sbkit.train.schedule import NewBob, Position, TriStage, Validation, WarmupCosine, read_schedule
-from tests.train.test_speechbrain_ways import MeanBrain, batches, brain_of
+from tests.train.lines import MeanBrain, batches, brain_of
 
 HALF = math.sqrt(0.5)
 FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [
@@ -65,7 +65,7 @@ def test_new_bob_anneals_like_speechbrain(patient: int) -> None:
     for value in VALIDATIONS:
         so_far.append(Validation(loss=1.0, error=value))
         assert ours(so_far) == theirs(value)[1]
-    # A metric of which more is better comes as its negative.
+    # A metric that is better if higher comes as its negative.
     assert NewBob(metric="error")([Validation(0.0, -0.5), Validation(0.0, -0.6)]) == 1.0
 
 
@@ -75,7 +75,7 @@ def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
 
 
 def test_unsupported_scheduler_is_refused() -> None:
-    """The message names what it lacks: a metric, a length that is the run's, a momentum."""
+    """The message names what is missing or wrong: a metric, a length of the run, a momentum."""
     for scheduler, words in (
         (schedulers.NewBobScheduler(0.1), "NewBobScheduler.*called with metric_value"),
         (schedulers.ReduceLROnPlateau(), "called with optim_list and current_epoch"),

@@ -1,8 +1,9 @@
-"""Several optimizers take part in the one exact step, and a Brain without metrics has a run."""
+"""Several optimizers share one exact step, and a Brain without metrics has a run."""
 
 import random
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,17 @@ from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from sbkit.train.optimizers import assign_parameters
 from sbkit.train.step import match_losses
-from tests import processes
 from tests.processes import Process
-from tests.runs import Workplace, last_parameters, read_json
-from tests.train.adversarial import parameters, write_yaml
+from tests.runs import Workplace, read_json
+from tests.train.adversarial import write_yaml
 
 CLOCK = ("rtfx", "waiting")
-EPOCHS = "--number_of_epochs=4"
+SHORT = ("--device=cpu", "--batch_seconds=6", "--log_every=1", "--check=false")
+SHORT += ("--average_checkpoints=2", "--number_of_epochs=4")
 
 
 class Pair(Brain):
-    """A generator, and a discriminator that judges what it makes."""
+    """A generator, and a discriminator of its output."""
 
     def compute_forward(self, batch: Any, stage: Any) -> Any:
         generated = self.modules["generator"](batch)
@@ -52,47 +53,53 @@ class SpoiledPair(Pair):
         return {**losses, "discriminator": Loss(loss.sums / 0, loss.counts)}
 
 
-def pair(kind: type[Pair] = Pair, **options: Any) -> Pair:
-    """Make a Brain whose optimizers are declared in another order than its losses."""
+RATES = {"generator": 0.1, "discriminator": 0.2}
+OPTIMIZERS = {  # in another order than the losses
+    "generator": {"parts": ["generator"], "opt_class": lambda p: SGD(p, lr=RATES["generator"])},
+    "discriminator": {"opt_class": lambda p: SGD(p, lr=RATES["discriminator"])},
+}
+
+
+def pair(
+    kind: type[Pair] = Pair, optimizers: dict[str, dict[str, Any]] = OPTIMIZERS, **options: Any
+) -> Pair:
     torch.manual_seed(0)
     return kind(
         modules={"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)},
-        hparams={
-            "optimizers": {
-                "generator": {"parts": ["generator"], "opt_class": lambda p: SGD(p, lr=0.1)},
-                "discriminator": {"opt_class": lambda p: SGD(p, lr=0.2)},
-            }
-        },
+        hparams={"optimizers": optimizers},
         run_opts={"device": "cpu", "noprogressbar": True, "max_grad_norm": -1, **options},
     )
 
 
-def fit(brain: Pair, rows: int = 8, *, size: int = 8, batch: torch.Tensor | None = None) -> None:
+def rows() -> torch.Tensor:
     torch.manual_seed(1)
-    data = torch.randn(rows, 3) if batch is None else batch
-    brain.fit([1], torch.utils.data.DataLoader(list(data), batch_size=size))  # type: ignore[arg-type]
+    return torch.randn(8, 3)
 
 
-def moves(brain: Pair, before: dict[str, list[torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
-    """Return by how much the parameters of each module have moved."""
+def moves_of_fit(brain: Pair, *, size: int = 8) -> dict[str, torch.Tensor]:
+    """Train, and return by how much the parameters of each module move."""
+    before = {name: flat(module.parameters()) for name, module in brain.modules.items()}
+    brain.fit([1], torch.utils.data.DataLoader(list(rows()), batch_size=size))  # type: ignore[arg-type]
     return {
-        name: [b - a.detach() for a, b in zip(module.parameters(), before[name], strict=True)]
-        for name, module in brain.modules.items()
+        name: before[name] - flat(module.parameters()) for name, module in brain.modules.items()
     }
 
 
-def expected_gradients(brain: Pair) -> dict[str, list[torch.Tensor]]:
-    torch.manual_seed(1)
-    batch = torch.randn(8, 3)
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def expected_gradients(brain: Pair) -> dict[str, torch.Tensor]:
+    batch = rows()
     losses = brain.compute_objectives(brain.compute_forward(batch, None), batch, None)
     return {
-        name: [
-            *torch.autograd.grad(
+        name: flat(
+            torch.autograd.grad(
                 losses[name].sums.sum() / losses[name].counts.sum(),
                 [*brain.modules[name].parameters()],
                 retain_graph=True,
             )
-        ]
+        )
         for name in brain.modules
     }
 
@@ -102,31 +109,20 @@ def test_each_optimizer_steps_its_parts_by_its_own_loss(
     accumulation: int, unlimited: float
 ) -> None:
     brain = pair(grad_accumulation_factor=accumulation, max_grad_norm=unlimited)
-    before = {name: parameters(module) for name, module in brain.modules.items()}
     expected = expected_gradients(brain)
-    fit(brain, size=8 // accumulation)
-    moved = moves(brain, before)
-    for name, rate in (("generator", 0.1), ("discriminator", 0.2)):
-        for step, gradient in zip(moved[name], expected[name], strict=True):
-            torch.testing.assert_close(step, rate * gradient)
+    moves = moves_of_fit(brain, size=8 // accumulation)
+    for name, rate in RATES.items():
+        torch.testing.assert_close(moves[name], rate * expected[name])
 
 
 def test_each_optimizer_is_clipped_by_its_own_norm() -> None:
-    brain = pair(max_grad_norm=0.01)
-    before = {name: parameters(module) for name, module in brain.modules.items()}
-    fit(brain)
-    for (_, moved), rate in zip(moves(brain, before).items(), (0.1, 0.2), strict=True):
-        norm = torch.cat([difference.flatten() for difference in moved]).norm()
-        torch.testing.assert_close(norm, torch.tensor(rate * 0.01), rtol=1e-3, atol=0.0)
+    for name, move in moves_of_fit(pair(max_grad_norm=0.01)).items():
+        assert float(move.norm()) == pytest.approx(RATES[name] * 0.01, rel=1e-3)
 
 
 def test_optimizers_skip_a_step_together() -> None:
     brain = pair(kind=SpoiledPair, nonfinite_patience=9)
-    before = {name: parameters(module) for name, module in brain.modules.items()}
-    fit(brain)
-    assert not any(
-        difference.any() for moved in moves(brain, before).values() for difference in moved
-    )
+    assert not flat(moves_of_fit(brain).values()).any()
     assert brain.nonfinite_count == 1
 
 
@@ -135,23 +131,15 @@ def test_single_loss_moves_all_optimizers() -> None:
         def compute_objectives(self, predictions: Any, batch: Any, stage: Any) -> Any:
             return predictions[0].square().mean()
 
-    torch.manual_seed(0)
-    brain = Alone(
-        modules={"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)},
-        hparams={
-            "optimizers": {
-                "matrices": {"parts": ["*.weight"], "opt_class": Muon},
-                "rest": {"opt_class": AdamW},
-            }
-        },
-        run_opts={"device": "cpu", "noprogressbar": True, "remove_vector_weight_decay": True},
-    )
-    before = {name: parameters(module) for name, module in brain.modules.items()}
-    fit(brain)
-    assert all(difference.any() for moved in moves(brain, before).values() for difference in moved)
-    kinds: dict[str, Optimizer] = brain.optimizers_dict
-    assert [type(difference) for difference in kinds.values()] == [Muon, AdamW]
-    decays = [group["weight_decay"] for group in kinds["rest"].param_groups]
+    declared = {
+        "matrices": {"parts": ["*.weight"], "opt_class": Muon},
+        "rest": {"opt_class": AdamW},
+    }
+    brain = pair(Alone, declared, remove_vector_weight_decay=True)
+    assert flat(moves_of_fit(brain).values()).all()
+    optimizers: dict[str, Optimizer] = brain.optimizers_dict
+    assert [type(optimizer) for optimizer in optimizers.values()] == [Muon, AdamW]
+    decays = [group["weight_decay"] for group in optimizers["rest"].param_groups]
     assert decays == [0.0, 0.01]
 
 
@@ -188,9 +176,7 @@ def yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(workplace: Workplace, yaml: Path, run: Path, *options: str) -> list[str]:
-    folders = (f"--data_folder={workplace.release}", f"--output_folder={run}")
-    plain = ("--device=cpu", "--batch_seconds=6", "--log_every=1", "--check=false")
-    return ["train.py", str(yaml), *folders, *plain, "--average_checkpoints=2", EPOCHS, *options]
+    return ["train.py", *workplace.arguments(run, *options, yaml=str(yaml), tiny=SHORT)]
 
 
 def start(workplace: Workplace, yaml: Path, run: Path) -> Process:
@@ -213,11 +199,10 @@ def records(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_run_without_metrics_ranks_checkpoints_by_loss(whole: Path) -> None:
-    epochs = [record for record in records(whole) if record["kind"] == "epoch"]
-    losses = [record["valid_loss"] for record in epochs]
+    losses = [record["valid_loss"] for record in records(whole) if record["kind"] == "epoch"]
     assert len(losses) == 4
     checkpoints = Checkpointer(whole / "checkpoints").find_checkpoints(min_key="loss")
-    assert sorted(losses)[0] == min(record.meta["loss"] for record in checkpoints)
+    assert min(losses) == min(checkpoint.meta["loss"] for checkpoint in checkpoints)
     averaged = AveragedCheckpoints.read(whole / "checkpoints")
     assert averaged is not None and len(averaged.of) == 2
     tested = read_json(whole / "summary.json")["test"]["test"]
@@ -230,8 +215,8 @@ def test_run_killed_at_random_steps_equals_uninterrupted_run(
     workplace: Workplace, yaml: Path, whole: Path, tmp_path: Path
 ) -> None:
     """Weights, the state of both optimizers, and every figure are the same, bit for bit."""
-    dice, steps = random.Random(0), len([e for e in records(whole) if e["kind"] == "step"])
-    for lines in sorted(dice.sample(range(1, steps + 3), 3)):
+    num_steps = len([record for record in records(whole) if record["kind"] == "step"])
+    for lines in sorted(random.Random(0).sample(range(1, num_steps + 3), 3)):
         process = start(workplace, yaml, tmp_path)
         while process.poll() is None and len(records(tmp_path)) < lines:
             time.sleep(0.002)
@@ -250,14 +235,10 @@ def test_run_killed_at_random_steps_equals_uninterrupted_run(
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_two_processes_equal_one(workplace: Workplace, yaml: Path, tmp_path: Path) -> None:
-    for ranks in (1, 2):
-        words = command(workplace, yaml, tmp_path / str(ranks), "--dropout=0.0")
-        process = processes.run(words, ranks=ranks, SBKIT_CACHE=workplace.cache)
-        assert process.returncode == 0, process.stderr
-    alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))
+    alone, shared = workplace.parameters_by_ranks(
+        tmp_path, "--dropout=0.0", yaml=str(yaml), tiny=SHORT
+    )
     for name, value in alone.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-6)
-    figures = [
-        [e["loss"] for e in records(tmp_path / str(ranks)) if "loss" in e] for ranks in (1, 2)
-    ]
-    assert figures[1] == pytest.approx(figures[0], rel=1e-5)
+    losses = [[r["loss"] for r in records(tmp_path / ranks) if "loss" in r] for ranks in "12"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -14,42 +14,8 @@ from torch import nn
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.train.brain import Brain
 from tests import processes
-
-
-class MeanBrain(Brain):
-    """Fit a line, by a mean as SpeechBrain's recipes have it."""
-
-    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
-        return self.modules.model(batch[0])
-
-    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Any:
-        return nn.functional.mse_loss(predictions, batch[1])
-
-
-def batches(count: int) -> torch.utils.data.DataLoader[Any]:
-    torch.manual_seed(0)
-    rows = torch.utils.data.TensorDataset(torch.randn(2 * count, 3), torch.randn(2 * count, 2))
-    return torch.utils.data.DataLoader(rows, batch_size=2)
-
-
-def brain_of(
-    kind: type[sb.Brain] = MeanBrain,
-    *,
-    lr: float = 0.1,
-    hparams: Any = None,
-    checkpointer: Checkpointer | None = None,
-    **run_opts: Any,
-) -> Any:
-    torch.manual_seed(1)
-    return kind(
-        modules={"model": nn.Linear(3, 2)},
-        opt_class=lambda parameters: torch.optim.SGD(parameters, lr=lr),
-        hparams=hparams,
-        run_opts={"device": "cpu", **run_opts},
-        checkpointer=checkpointer,
-    )
+from tests.train.lines import MeanBrain, batches, brain_of
 
 
 @pytest.mark.parametrize("name", ["data_parallel_backend", "profile_training"])
@@ -82,7 +48,7 @@ def test_debug_evaluates_same_number_of_batches_of_every_split(tmp_path: Path) -
 
 
 def test_ckpt_interval_steps_counts_micro_batches(tmp_path: Path) -> None:
-    """As in SpeechBrain; but only where a step ends, for a gradient is not saved."""
+    """As in SpeechBrain; but it saves only after a step, because gradients are not saved."""
     saved = []
 
     class Saving(MeanBrain):
@@ -227,21 +193,21 @@ def trained(base, kind):
     modules = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 2)}
     rows = torch.utils.data.TensorDataset(torch.randn(16, 3), torch.randn(16, 2))
     options = {"device": "cpu", "distributed_backend": "gloo", "grad_accumulation_factor": 2}
-    optimizer = lambda each: torch.optim.SGD(each, lr=0.1)
+    optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     brain = (Plain if kind == "plain" else Own)(modules, optimizer, {}, options)
     batch_size = {"batch_size": 2}
     brain.fit([1, 2], rows, None, False, batch_size)
     assert base is sb.Brain or brain.modules["first"] is modules["first"]
-    weights = torch.cat([each.flatten() for part in modules.values() for each in part.parameters()])
-    return brain.seen, weights.tolist()
+    weights = [p.flatten().tolist() for part in modules.values() for p in part.parameters()]
+    return brain.seen, sum(weights, [])
 
 def main():
     torch.set_num_threads(1)
     with process_group(torch.device("cpu")):
-        found = [trained(base, kind) for kind in ("own", "plain") for base in (Brain, sb.Brain)]
-        everyone = gather_over_ranks(found)
+        results = [trained(base, kind) for kind in ("own", "plain") for base in (Brain, sb.Brain)]
+        by_rank = gather_over_ranks(results)
         if rank() == 0:
-            print(json.dumps(everyone))
+            print(json.dumps(by_rank))
 
 main()
 """

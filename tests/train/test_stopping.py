@@ -51,7 +51,7 @@ def test_stop_signals_keep_ignoring_sighup_under_nohup() -> None:
 
 
 def test_stop_signals_survive_a_lost_terminal() -> None:
-    """Words to it would be an OSError, before anything is saved."""
+    """Writing to it would be an OSError, before anything is saved."""
     leader, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", HANGS_UP],
@@ -62,7 +62,9 @@ def test_stop_signals_survive_a_lost_terminal() -> None:
     )
     os.close(terminal)
     output = b""
-    while b"\n" not in output:  # else the end of its line meets a terminal that is gone
+    while (
+        b"\n" not in output
+    ):  # else the process may write the end of its line to the lost terminal
         output += os.read(leader, 100)
     assert output.startswith(b"listening")
     os.close(leader)
@@ -85,7 +87,7 @@ def test_rank_consensus_on_one_rank_answers_at_once() -> None:
     ],
 )
 def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[int]) -> None:
-    """The other rank is as fast, and wishes nothing."""
+    """The other rank is as fast, and asks for nothing."""
     steps, queries = list[None](), list[int]()
 
     def gather(value: tuple[bool, bool, float]) -> list[tuple[bool, bool, float]]:
@@ -103,8 +105,8 @@ def test_rank_consensus_asks_about_every_second(seconds: float, questions: list[
     ):
         assert [after_a_step(stop=False) for _ in range(20)] == [(False, False)] * 20
         assert queries == questions
-        wishes = queries[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
-        assert any(after_a_step(stop=True)[0] for _ in range(wishes))
+        steps_left = queries[-1] + MAX_STEPS_BETWEEN_QUESTIONS - 20
+        assert any(after_a_step(stop=True)[0] for _ in range(steps_left))
 
 
 LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
@@ -114,7 +116,7 @@ LOWER, HIGHER = {"CER": Metric()}, {"accuracy": Metric(lower_is_better=False)}
 def test_early_stopping_counts_epochs_since_the_best(
     metrics: dict[str, Metric], tmp_path: Path
 ) -> None:
-    """An equal one is no better, however few checkpoints are kept; NaN is worse than all."""
+    """An equal epoch is no better, even if its checkpoint is deleted; NaN is the worst."""
     keeper, key = Checkpointer(tmp_path / "checkpoints"), best_key(metrics)
     figures, since = (math.nan, 0.7, 0.5, 0.5, math.nan, 0.4, 0.7, 0.4), []
     for epoch, figure in enumerate(figures, start=1):
@@ -141,7 +143,7 @@ def test_longer_run_killed_while_testing_is_tested_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The results of the shorter run are kept, but not as those of the longer one."""
+    """The results of the shorter run are kept under another name."""
     summary = tmp_path / "run" / "summary.json"
     one, two = (("--check=false", f"--number_of_epochs={epochs}") for epochs in (1, 2))
     assert workplace.train_here(tmp_path / "run", *one) == 0

@@ -1,4 +1,4 @@
-"""A rank leaves a sign of life while it is at work, and none afterwards; a silent one is ended."""
+"""A rank writes heartbeats while it works, and removes them at the end; a hanging one is ended."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def test_suspended_run_continues(tmp_path: Path) -> None:
     running = processes.Process(["-c", SUSPENDED, tmp_path])
     while not is_stopped(running):
         time.sleep(0.01)
-    time.sleep(2.0)  # more than it may stand still, and than two times that
+    time.sleep(2.0)  # more than twice `stall_seconds`
     os.kill(running.pid, signal.SIGCONT)
     assert running.wait(240) == 0, running.communicate()
 

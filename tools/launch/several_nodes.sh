@@ -1,17 +1,22 @@
 #!/usr/bin/env bash
-# Train on the GPUs of several machines: give the same command on each of them.
+# Train on the GPUs of several machines. Run the same command on each of them:
 #
 #   tools/launch/several_nodes.sh 2 gpu01:29400 my-run hparams/ctc.yaml [--knob=value ...]
+#   tools/launch/several_nodes.sh 1:4 gpu01:29400 my-run hparams/ctc.yaml   # elastic
 #
-# NODES is how many there are, ENDPOINT a free port of one of them, by the name that all know it by, and ID
-# a word that no other job there uses. All need the same files: the output folder, the data and its cache.
-# A machine whose name leads the others nowhere needs its address in PET_LOCAL_ADDR and, without GPUs, the
-# network interface in GLOO_SOCKET_IFNAME.
+# NODES is the number of machines, or MIN:MAX: a run of MAX machines that loses some, but not below MIN,
+# goes on from its last checkpoint without them, and admits machines that start the command later.
+# ENDPOINT is a free port of one machine, under a name that all can resolve. That machine keeps the list of
+# the others: if it is lost, the run ends, and the same commands resume it. ID is a word that no other job on
+# that port uses. All machines need the same files: the output folder, the data and its cache.
+# If a machine's own name does not resolve on the others, set PET_LOCAL_ADDR to its address and, without
+# GPUs, GLOO_SOCKET_IFNAME to its network interface.
 #
-# SIGTERM, SIGUSR1 and Ctrl-C on one: all save, and leave with 75; the same commands go on.
+# SIGTERM, SIGUSR1 or Ctrl-C on one machine: all save and exit with 75. The same commands resume the run.
+# In an elastic run only that machine leaves.
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
-[ $# -ge 4 ] || fail "usage: tools/launch/several_nodes.sh NODES ENDPOINT ID YAML [--knob=value ...]"
-whole_number "$1" || fail "NODES must be a number of machines, not '$1'."
-[[ $2 =~ ^[^:]+:[0-9]+$ ]] || fail "ENDPOINT must be NAME:PORT of one of the machines, not '$2'."
+[ $# -ge 4 ] || fail "usage: tools/launch/several_nodes.sh NODES|MIN:MAX ENDPOINT ID YAML [--knob=value ...]"
+whole_number "${1%%:*}" && whole_number "${1##*:}" || fail "NODES must be a number of machines or MIN:MAX, but is '$1'."
+[[ $2 =~ ^[^:]+:[0-9]+$ ]] || fail "ENDPOINT must be NAME:PORT of one of the machines, but is '$2'."
 start --nnodes="$1" --rdzv_backend=c10d --rdzv_endpoint="$2" --rdzv_id="$3" -- "${@:4}"

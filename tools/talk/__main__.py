@@ -2,9 +2,9 @@
 
 python -m tools.talk BUNDLE [SOURCE] [--voice BUNDLE] [--vad BUNDLE|silero] [--out FILE]
 
-BUNDLE is a streaming recognizer; SOURCE a file, which is paced in real time, or mic. Without a
+BUNDLE is a streaming recognizer; SOURCE is a file, which is paced in real time, or mic. Without a
 voice, espeak-ng speaks. Prints the recognized text, the answer and, after each turn, the
-milliseconds that each stage added, from the end of the last word to the first sound. With --out the
+milliseconds that each stage added from the end of the last word to the first sound. With --out, the
 answers are written to a file, which the recognizer then transcribes.
 """
 
@@ -41,15 +41,17 @@ class Espeak:
         """Choose a language; raises ConfigError without the command."""
         if shutil.which("espeak-ng") is None:
             raise ConfigError(
-                "There is no voice: pass --voice BUNDLE, or install espeak-ng, on Debian: apt-get "
-                "install espeak-ng"
+                "There is no voice. Pass --voice BUNDLE, or install espeak-ng (on Debian: apt-get "
+                "install espeak-ng)."
             )
         self._command = ["espeak-ng", "-v", language, "--stdin", "--stdout"]
 
     def stream(self, text: str) -> Iterator[Signal]:
-        """Yield the sound of a text (S,), at once."""
-        done = subprocess.run(self._command, input=text.encode(), capture_output=True, check=True)
-        samples = np.frombuffer(done.stdout[self.HEADER_BYTES :], "<i2")
+        """Yield the whole sound of a text (S,)."""
+        process = subprocess.run(
+            self._command, input=text.encode(), capture_output=True, check=True
+        )
+        samples = np.frombuffer(process.stdout[self.HEADER_BYTES :], "<i2")
         yield samples.astype(np.float32) / np.float32(FULL_SCALE)
 
 
@@ -65,7 +67,7 @@ def show(event: Event | Turn) -> None:
 
 
 def main() -> None:
-    """Repeat what is said until the source ends."""
+    """Repeat all speech until the source ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("bundle", metavar="BUNDLE", type=Path)
     parser.add_argument("source", metavar="SOURCE", nargs="?", default=MICROPHONE)
@@ -92,11 +94,10 @@ def main() -> None:
             on_event=show,
         ).run(audio_blocks(options.source, recognizer.sample_rate, pace=options.pace))
         if options.out is not None:
-            print(f"recognized again: {recognize(recognizer, options.out)}")
+            print(f"recognized again: {_recognize(recognizer, options.out)}")
 
 
-def recognize(recognizer: StreamingRecognizer, file: Path) -> str:
-    """Return the text of a file."""
+def _recognize(recognizer: StreamingRecognizer, file: Path) -> str:
     session = Session(recognizer)
     events: list[Event] = []
     for block in audio_blocks(str(file), recognizer.sample_rate):

@@ -1,11 +1,11 @@
-"""A conversation: speech in, text, an answer, speech out; each stage is a thread.
+"""A conversation from speech to text, to an answer, to speech; each stage is a thread.
 
     source -> voice activity -> recognizer -> answer -> synthesizer -> player
 
-The queues between the stages are bounded. A turn is what somebody said, and at most one is open.
-Whoever speaks closes it: the queues drop it, and the player stops. Before a stage takes an item and
-before it passes one on, it checks that the item's turn is open, under the lock that closing a turn
-takes. So nothing of an earlier turn is heard.
+The queues between the stages are bounded. A turn is an utterance of the speaker and its answer. At
+most one turn is open; new speech closes it, so that the queues drop its items and the player stops.
+Before a stage takes or passes on an item, it checks that the item's turn is open, under the lock
+that closing a turn takes. So nothing of an earlier turn is heard.
 """
 
 import threading
@@ -26,23 +26,23 @@ from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRec
 from tools.talk.players import Player
 
 QUEUE_ITEMS = 8  # between two stages
-PLAYER_SECONDS = 0.5  # of sound that the player has in store
+PLAYER_SECONDS = 0.5  # of sound that the player holds in advance
 
 Work = Callable[[Any, Any], Generator["QueueItem"]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Event):
-    """A part of the answer, as the synthesizer gets it."""
+    """A part of the answer, as it is passed to the synthesizer."""
 
     text: str
 
 
 @dataclass(eq=False)
 class Turn:
-    """The words of a speaker, and their trace. Once interrupted they are not answered any further.
+    """The words of a speaker and the trace of their answer, which an interruption ends.
 
-    times: in seconds by a clock, ascending: the end of the speech, then when its endpoint, the
+    times: in seconds of a clock, ascending: the end of the speech, then when its endpoint, the
         final text, the first text of the answer and the first sound were available.
     """
 
@@ -53,7 +53,7 @@ class Turn:
     @property
     def delays(self) -> dict[str, float]:
         """The seconds that each stage added."""
-        return {stage: end - at for (_, at), (stage, end) in pairwise(self.times.items())}
+        return {stage: end - start for (_, start), (stage, end) in pairwise(self.times.items())}
 
     def plain(self) -> dict[str, Any]:
         """Return plain data, for JSON."""
@@ -66,22 +66,22 @@ class Turn:
 
     def __str__(self) -> str:
         parts = [f"{stage} {1000 * seconds:.0f}" for stage, seconds in self.delays.items()]
-        end = ", interrupted" * self.is_interrupted
-        return f"{' + '.join(parts)} = {1000 * sum(self.delays.values()):.0f} ms{end}"
+        suffix = ", interrupted" if self.is_interrupted else ""
+        return f"{' + '.join(parts)} = {1000 * sum(self.delays.values()):.0f} ms{suffix}"
 
 
 class QueueItem(NamedTuple):
-    """An item of a queue. Without content, its turn has ended; without a turn, the source has."""
+    """An item of a queue. Without content it is the end of its turn, or of the source."""
 
     turn: Turn | None
     content: Any
 
 
 class _Block(NamedTuple):
-    """A block, when it arrived by the clock, and whether speech stopped in it."""
+    """A block of audio, its arrival by the clock, and whether speech stopped in it."""
 
     samples: Samples
-    arrived: float
+    arrival: float
     is_end: bool = False
 
 
@@ -93,11 +93,11 @@ class TextToSpeech(Protocol):
         """The rate of the speech in Hz."""
 
     def stream(self, text: str, /) -> Iterable[Signal]:
-        """Return blocks (S,) between -1 and 1, which may be made while they are iterated over."""
+        """Return blocks (S,) between -1 and 1, which may be made one by one."""
 
 
 class Pipeline:
-    """Listen, answer and speak, once: `run` does all of it.
+    """Listen, answer and speak, by one call of `run`.
 
     >>> Pipeline(recognizer, lambda text: f"You said {text}", on_event=print).run(
     ...     audio_blocks("mic", recognizer.sample_rate)
@@ -118,12 +118,12 @@ class Pipeline:
         """Take the parts that the stages call.
 
         answer: takes the final text of each turn; returns a text, texts one by one, or None.
-        detector: ends turns and interrupts sooner than the recognizer does.
+        detector: ends turns, and interrupts answers sooner than the recognizer would.
         synthesizer: speaks the answer.
-        player: opens a player at the synthesizer's rate, which is closed in the end.
-        on_event: called with all events of the recognizer, each Answer, and each Turn at its end,
-            one at a time.
-        clock: seconds, for the trace.
+        player: opens a player at the synthesizer's rate; the pipeline closes it in the end.
+        on_event: called with all events of the recognizer, each Answer, and each Turn at its end;
+            never by two threads at the same time.
+        clock: returns seconds, for the trace.
 
         Raises:
             SbkitError: the detector takes audio of another rate, or no player can be opened.
@@ -150,9 +150,9 @@ class Pipeline:
         ]
 
     def run(self, source: Iterable[Samples]) -> None:
-        """Take blocks (S,) of int16 at the recognizer's rate until they end and all is heard.
+        """Take blocks (S,) of int16 at the recognizer's rate until they end and all sound is heard.
 
-        The source is read in this thread, and may be fed by another one through a queue.
+        This thread reads the source, which another thread may feed through a queue.
 
         Raises:
             SbkitError: a stage failed; the message names it.
@@ -179,7 +179,7 @@ class Pipeline:
                 self._end_turn(is_interrupted=True)
 
     def close(self) -> None:
-        """Stop all stages, and wait for their threads, even if they run the user's code.
+        """Stop all stages, and wait for their threads, even those that run the user's code.
 
         Raises:
             SbkitError: a stage failed.
@@ -198,7 +198,7 @@ class Pipeline:
                 raise self._failure
 
     def _run(self, index: int, stage: str, work: Work) -> None:
-        """Do the work of a stage, and pass on the end of each turn and of the source."""
+        """Do the work of a stage, and pass on the ends of turns and of the source."""
         try:
             while (item := self._get(index)) is not None:
                 with closing(work(*item)) as results:
@@ -217,7 +217,7 @@ class Pipeline:
             )
             failure.__cause__ = error
             self._failure = self._failure or failure
-            with suppress(Exception):  # a failed part may fail again
+            with suppress(Exception):  # the failed part may fail again
                 self.close()
 
     def _get(self, index: int) -> QueueItem | None:
@@ -228,7 +228,7 @@ class Pipeline:
             return None if self._is_closed else self._queues[index].popleft()
 
     def _put(self, index: int, turn: Turn | None, content: Any) -> None:
-        """Wait for room in a queue while the turn is open; after the last stage, end the turn."""
+        """Append to a queue once it has room, if the turn is open; after the last stage, end it."""
         with self._changed:
             if index < len(self._queues):
                 queue = self._queues[index]
@@ -261,26 +261,26 @@ class Pipeline:
             kinds = {event.kind for event in events}
             if "started" in kinds:
                 self.interrupt()
-            yield QueueItem(None, _Block(block.samples, block.arrived, is_end="stopped" in kinds))
+            yield QueueItem(None, _Block(block.samples, block.arrival, is_end="stopped" in kinds))
 
     def _recognize(self, _: None, block: _Block | None) -> Generator[QueueItem]:
         """Recognize a block, and open a turn with each final text."""
-        arrived = self._clock()
+        arrival = self._clock()
         events: list[Event] = []
         if block is not None:
-            arrived, self._received = block.arrived, self._received + len(block.samples)
+            arrival, self._received = block.arrival, self._received + len(block.samples)
             events += self._session.push(block.samples)
         if block is None or block.is_end:
             events += self._session.finish()
             self._session = Session(self._recognizer, start=self._received)
         for event in events:
             with self._changed:
-                if isinstance(event, Partial | Final):  # somebody speaks
+                if isinstance(event, Partial | Final):  # new speech
                     self.interrupt()
                 self._on_event(event)
                 if isinstance(event, Final):
-                    spoken = arrived - (self._seconds - event.words[-1].end)
-                    times = {"speech": spoken, "endpoint": arrived, "recognizer": self._clock()}
+                    speech_end = arrival - (self._seconds - event.words[-1].end)
+                    times = {"speech": speech_end, "endpoint": arrival, "recognizer": self._clock()}
                     self._open_turn = turn = Turn(event.text, times)
             if isinstance(event, Final):
                 yield QueueItem(turn, event.text)
@@ -304,13 +304,13 @@ class Pipeline:
         yield QueueItem(turn, None)
 
     def _speak(self, turn: Turn | None, text: str | None) -> Generator[QueueItem]:
-        """Synthesize a text block by block, if it has anything to be spoken."""
+        """Synthesize a text block by block, unless it has only punctuation."""
         if self._synthesizer and text and any(map(str.isalnum, text)):
             for block in self._synthesizer.stream(text):
                 yield QueueItem(turn, to_int16(block))
 
     def _play(self, turn: Turn | None, block: Samples | None) -> Generator[QueueItem]:
-        """Pass a block to the player when it needs one, or wait until all is heard."""
+        """Pass a block to the player once it needs one; at the end, wait until all is heard."""
         if self._player is not None:
             self._player.wait(0.0 if block is None else PLAYER_SECONDS)
             with self._changed:

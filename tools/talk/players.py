@@ -1,4 +1,4 @@
-"""Players of speech: a file, and a loudspeaker by PortAudio."""
+"""Players of speech: an audio file, and a loudspeaker through PortAudio."""
 
 import threading
 from pathlib import Path
@@ -12,16 +12,16 @@ from sbkit.streaming.sources import require_sounddevice
 
 
 class Player(Protocol):
-    """Plays blocks one after the other, and knows by its clock when they have been heard."""
+    """Plays blocks one after the other, and knows when they have been heard."""
 
     def play(self, samples: Samples) -> object:
-        """Take a block (S,) of int16, to be heard after those before it."""
+        """Play a block (S,) of int16 after all earlier blocks."""
 
     def wait(self, seconds: float) -> object:
-        """Return when at most this much is left to be heard, or when `stop` is called."""
+        """Return once at most this much sound is left to play, or once `stop` is called."""
 
     def stop(self) -> object:
-        """Drop all that has not been heard."""
+        """Drop all sound that has not been heard."""
 
     def close(self) -> object:
         """Release the file or the device; may be called again."""
@@ -47,12 +47,12 @@ class FilePlayer:
 
 
 class Speakers:
-    """Play with PortAudio, by its clock."""
+    """Play through PortAudio, and use its clock."""
 
     def __init__(self, sample_rate: int) -> None:
         """Open the device; raises DeviceError without PortAudio."""
         self._changed = threading.Condition()
-        self._pending, self._end = b"", 0.0  # bytes for the device; when all is heard, by its clock
+        self._pending, self._end = b"", 0.0  # bytes for the device; the time when all is heard
         self._stream = require_sounddevice().RawOutputStream(
             samplerate=sample_rate, channels=1, dtype="int16", callback=self._fill
         )
@@ -70,7 +70,7 @@ class Speakers:
                 self._changed.wait(excess)
 
     def stop(self) -> None:
-        """Drop all that has not been heard, also what the device already has."""
+        """Drop all sound that has not been heard, also in the device."""
         with self._changed:
             self._pending, self._end = b"", 0.0
             self._changed.notify_all()

@@ -1,12 +1,12 @@
-// The table of utterances of a report: sort, filter, save as CSV; listen, and look at a spectrogram.
+// The table of utterances of a report: sort, filter and save it as CSV; hear and see an utterance.
 // All text comes from data and is set as text, never as HTML.
 "use strict";
 
-const RATE = 16000; // Hz, of what is drawn
+const RATE = 16000; // Hz of the audio in a spectrogram
 const FFT = 512, WINDOW = 400, HOP = 160; // samples: 25 ms every 10 ms
-const RANGE = 70; // dB below the loudest bin that are drawn
+const RANGE = 70; // dB that are drawn below the loudest bin
 const PIXELS_PER_SECOND = 160;
-const ROWS = 25; // that are shown at first, and then more
+const ROWS = 25; // shown at first
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const two = data.runs > 1;
@@ -18,12 +18,12 @@ const view = { sort: two ? "changed" : "errors0", down: true, pair: null, rows: 
 // ---- elements
 
 function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
 }
 
-// A text stands in the direction of its script, also where its words are buttons.
+// Give a text the direction of its script, even if its words are buttons.
 const isolate = (parts) => element("bdi", {}, ...parts);
 const percent = (part, whole) => (100 * part) / Math.max(1, whole);
 const fixed = (value, digits) => (value === null ? "" : value.toFixed(digits));
@@ -58,58 +58,58 @@ function columnsOf(rows) {
   return columns;
 }
 
-// ---- which rows, in which order
+// ---- rows
 
 const allRows = () => data.sets[get("set").value];
 const columnNow = () => columnsOf(allRows()).find((column) => column.key === view.sort) ?? columnsOf(allRows())[0];
 
-function chosenRows() {
-  const wanted = get("search").value.trim().toLowerCase();
-  const kept = allRows().filter((row) => {
+function selectedRows() {
+  const query = get("search").value.trim().toLowerCase();
+  const rows = allRows().filter((row) => {
     if (get("wrong").checked && !row.runs.some((run) => run.errors)) return false;
     if (get("audible").checked && !row.clip) return false;
     if (view.pair && !row.runs.some((run) => alignedWords(row, run).some(isPair))) return false;
     const texts = [row.id, row.reference, row.speaker, ...row.runs.map((run) => run.hypothesis)];
-    return !wanted || texts.some((text) => text.toLowerCase().includes(wanted));
+    return !query || texts.some((text) => text.toLowerCase().includes(query));
   });
   const column = columnNow();
   const order = column.order ?? column.value;
   const sign = view.down ? -1 : 1;
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
-  return kept.sort((a, b) => sign * compare(order(a) ?? -1, order(b) ?? -1));
+  return rows.sort((a, b) => sign * compare(order(a) ?? -1, order(b) ?? -1));
 }
 
 const isPair = (word) => word.mark !== "=" && word.said === view.pair.said && word.heard === view.pair.heard;
 
-// What is aligned: words, or characters in a language that writes no spaces between words.
+// Split a text into the aligned units: words, or characters in a language without spaces.
 function split(text) {
   const words = text.split(/\s+/).filter(Boolean);
   return data.byWords ? words : [...words.join(SPACE)];
 }
 
-// The aligned words of a run: {mark, said, heard, place}; place counts the words of the hypothesis,
-// in which its times are, also where characters are aligned.
+// The aligned units of a run: {mark, said, heard, index}. The index is that of the word in the
+// hypothesis, and so of its times; characters of one word share it.
 function alignedWords(row, run) {
   const said = split(row.reference), heard = split(run.hypothesis);
   let i = 0, j = 0, spaces = 0;
   return [...run.marks].map((mark) => {
     const word = { mark, said: mark === "I" ? "" : said[i++], heard: mark === "D" ? "" : heard[j] };
-    word.place = mark === "D" ? null : data.byWords ? j : spaces;
+    word.index = mark === "D" ? null : data.byWords ? j : spaces;
     if (mark !== "D" && heard[j++] === SPACE) spaces++;
     return word;
   });
 }
 
-// The words of the hypothesis that have times; one is right where all of it is.
-function timedWords(row, run) {
-  const found = [];
-  for (const { mark, heard, place } of alignedWords(row, run)) {
-    if (place === null || heard === SPACE) continue;
-    found[place] ??= { heard: "", mark: "=", place };
-    found[place].heard += heard;
-    if (mark !== "=") found[place].mark = mark;
+// The words of the hypothesis; a word is right if all its aligned units are.
+function recognizedWords(row, run) {
+  const words = [];
+  for (const { mark, heard, index } of alignedWords(row, run)) {
+    if (index === null || heard === SPACE) continue;
+    words[index] ??= { heard: "", mark: "=", index };
+    words[index].heard += heard;
+    if (mark !== "=") words[index].mark = mark;
   }
-  return found;
+  return words;
 }
 
 // ---- the table
@@ -130,7 +130,7 @@ function showHead() {
 }
 
 function show() {
-  const rows = chosenRows();
+  const rows = selectedRows();
   const total = allRows().length;
   showHead();
   get("table").tBodies[0].replaceChildren(...rows.slice(0, view.rows).flatMap(rowElements));
@@ -138,7 +138,7 @@ function show() {
   get("more").hidden = rows.length <= view.rows;
   get("pair").hidden = !view.pair;
   if (view.pair) get("pair").textContent = `only ${view.pair.said || "inserted"} → ${view.pair.heard || "deleted"} ✕`;
-  for (const each of document.querySelectorAll(".of-set")) each.hidden = each.dataset.set !== get("set").value;
+  for (const note of document.querySelectorAll(".of-set")) note.hidden = note.dataset.set !== get("set").value;
 }
 
 function rowElements(row) {
@@ -163,12 +163,12 @@ function rowElements(row) {
   return view.open === row.id ? [line, details(row, cells.length + 1)] : [line];
 }
 
-// What was said and was not recognized, and the recognized word, which `play` makes a button.
+// The reference of a wrong word, and the recognized word: a button if `play` is a function.
 function wordElements(word, run, play) {
-  const made = [];
-  if (word.said && word.mark !== "=") made.push(element("del", {}, word.said));
-  if (!word.heard) return made;
-  const time = run.heard?.[word.place];
+  const nodes = [];
+  if (word.said && word.mark !== "=") nodes.push(element("del", {}, word.said));
+  if (!word.heard) return nodes;
+  const time = run.heard?.[word.index];
   const inner = element(play && time ? "button" : "span", {}, word.mark === "=" ? word.heard.replace(SPACE, " ") : word.heard);
   markConfidence(inner, time);
   if (play && time) {
@@ -176,18 +176,18 @@ function wordElements(word, run, play) {
     inner.title = describeTime(time);
     inner.addEventListener("click", () => play(time[0], time[1]));
   }
-  if (made.length) made.push(BETWEEN);
-  made.push(word.mark === "=" ? inner : element("ins", {}, inner));
-  return made;
+  if (nodes.length) nodes.push(BETWEEN);
+  nodes.push(word.mark === "=" ? inner : element("ins", {}, inner));
+  return nodes;
 }
 
 const describeTime = ([start, end, confidence]) =>
   `${start.toFixed(2)} to ${end.toFixed(2)} s` + (confidence === null ? "" : `, confidence ${confidence.toFixed(2)}`);
 
-function markConfidence(made, time) {
+function markConfidence(node, time) {
   if (!time || time[2] === null) return;
-  made.classList.add("doubt");
-  made.style.setProperty("--doubt", (1 - time[2]).toFixed(2));
+  node.classList.add("doubt");
+  node.style.setProperty("--doubt", (1 - time[2]).toFixed(2));
 }
 
 // ---- one utterance: its audio, its spectrogram, its words
@@ -205,7 +205,7 @@ function details(row, columns) {
   return element("tr", { className: "details" }, cell);
 }
 
-// Add the player and the spectrogram; give the function that plays from one time to another.
+// Add the player and the spectrogram; return a function that plays from one time to another.
 function addPlayer(cell, row) {
   const audio = element("audio", { controls: true, preload: "auto", src: `data:audio/mpeg;base64,${row.clip}` });
   const canvas = element("canvas"), playhead = element("div", { className: "playhead" });
@@ -237,9 +237,9 @@ function addPlayer(cell, row) {
 }
 
 function lane(row, run, number, seconds, play) {
-  const made = element("div", { className: "lane" });
-  for (const word of timedWords(row, run)) {
-    const time = run.heard[word.place];
+  const node = element("div", { className: "lane" });
+  for (const word of recognizedWords(row, run)) {
+    const time = run.heard[word.index];
     if (!time || time[0] >= seconds) continue;
     const button = element("button", { type: "button", title: `${word.heard}: ${describeTime(time)}` }, word.heard);
     if (word.mark !== "=") button.classList.add("error");
@@ -247,10 +247,10 @@ function lane(row, run, number, seconds, play) {
     button.style.left = `${(100 * time[0]) / seconds}%`;
     button.style.width = `${(100 * (time[1] - time[0])) / seconds}%`;
     button.addEventListener("click", () => play(time[0], time[1]));
-    made.append(button);
+    node.append(button);
   }
-  if (two) made.append(element("span", { className: "run" }, letter(number)));
-  return made;
+  if (two) node.append(element("span", { className: "run" }, letter(number)));
+  return node;
 }
 
 // ---- the spectrogram
@@ -264,8 +264,8 @@ async function drawSpectrogram(canvas, clip) {
   canvas.height = bins;
   const context = canvas.getContext("2d");
   const image = context.createImageData(levels.length, bins);
-  const colors = getComputedStyle(document.documentElement).getPropertyValue("--spectrum").split(",").map((each) => each.trim().split(" ").map(Number));
-  const loudest = levels.reduce((most, frame) => Math.max(most, ...frame), -Infinity);
+  const colors = getComputedStyle(document.documentElement).getPropertyValue("--spectrum").split(",").map((color) => color.trim().split(" ").map(Number));
+  const loudest = levels.reduce((level, frame) => Math.max(level, ...frame), -Infinity);
   levels.forEach((frame, x) => frame.forEach((level, bin) => {
     const share = Math.max(0, 1 + (level - loudest) / RANGE);
     image.data.set([...mix(colors, share), 255], 4 * ((bins - 1 - bin) * levels.length + x));
@@ -275,8 +275,8 @@ async function drawSpectrogram(canvas, clip) {
 }
 
 function mix(colors, share) {
-  const place = Math.min(share, 0.9999) * (colors.length - 1), first = Math.floor(place);
-  return colors[first].map((value, i) => value + (place - first) * (colors[first + 1][i] - value));
+  const position = Math.min(share, 0.9999) * (colors.length - 1), first = Math.floor(position);
+  return colors[first].map((value, i) => value + (position - first) * (colors[first + 1][i] - value));
 }
 
 // The power of each bin in dB, for every frame.
@@ -333,14 +333,14 @@ function toCsv(rows) {
   return [heads, ...lines].map((line) => line.map(csvCell).join(",") + "\r\n").join("");
 }
 
-// A text that a spreadsheet would compute as a formula gets an apostrophe before it.
+// Put an apostrophe before a text that a spreadsheet would compute as a formula.
 function csvCell(value) {
   const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 function saveCsv() {
-  const url = URL.createObjectURL(new Blob([toCsv(chosenRows())], { type: "text/csv" }));
+  const url = URL.createObjectURL(new Blob([toCsv(selectedRows())], { type: "text/csv" }));
   element("a", { href: url, download: `utterances_${get("set").value}.csv` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
@@ -348,11 +348,11 @@ function saveCsv() {
 // ---- start
 
 function start() {
-  const again = () => {
+  const restart = () => {
     view.rows = ROWS;
     show();
   };
-  for (const id of ["set", "search", "wrong", "audible"]) get(id).addEventListener("input", again);
+  for (const id of ["set", "search", "wrong", "audible"]) get(id).addEventListener("input", restart);
   get("set").form.addEventListener("submit", (event) => event.preventDefault());
   get("csv").addEventListener("click", saveCsv);
   get("more").addEventListener("click", () => {
@@ -361,13 +361,13 @@ function start() {
   });
   get("pair").addEventListener("click", () => {
     view.pair = null;
-    again();
+    restart();
   });
   for (const button of document.querySelectorAll(".confusion")) {
     button.addEventListener("click", () => {
       get("set").value = button.dataset.set;
       view.pair = { said: button.dataset.said, heard: button.dataset.heard };
-      again();
+      restart();
       get("utterances").scrollIntoView();
     });
   }

@@ -136,19 +136,19 @@ OWNERSHIP = [
     ),
     mutation(
         "a parameter in two groups",
-        error("optimizers", "opt_class", "`ctc_lin.weight` and 1 more", "more than one"),
+        error("optimizers", "opt_class", "More than one group", "`ctc_lin.weight` and 1 more"),
         recipe=optimizing(
             a=lambda b: b.modules.parameters(), b=lambda b: b.hparams.ctc_lin.parameters()
         ),
     ),
     mutation(
         "a parameter in no group",
-        error("optimizers", "opt_class", "`CNN.conv1.weight`", "never train"),
+        error("optimizers", "opt_class", "No optimizer updates `CNN.conv1.weight`"),
         recipe=optimizing(encoder=lambda brain: brain.hparams.Transformer.parameters()),
     ),
     mutation(
         "a parameter that only the optimizer has",
-        error("optimizers", "opt_class", "not in the model"),
+        error("optimizers", "opt_class", "Outside `model`, an optimizer updates a parameter"),
         recipe=optimizing(all=lambda b: [*b.modules.parameters(), nn.Parameter(torch.zeros(3))]),
     ),
 ]
@@ -200,16 +200,10 @@ UNUSED = [
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
     ),
-    *(
-        mutation(
-            f"a path of {knob} that leads nowhere",
-            error("brain", knob, "must name modules", "`CNN", advice),
-            options=(f"--{knob}={{CNNs: 1}}",),
-        )
-        for knob, advice in {
-            **dict.fromkeys(("freeze", "lr_scale"), "Did you mean `CNN`"),
-            "layer_decay": "the lists Transformer.encoder, Transformer.decoder",
-        }.items()
+    mutation(
+        "a path of freeze that leads nowhere",
+        error("brain", "freeze", "must name modules", "Did you mean `CNN`"),
+        options=("--freeze={CNNs: 1}",),
     ),
 ]
 
@@ -226,7 +220,7 @@ INTERFACES = [
             text=front_end(part),
         )
         for part, check, reason in (
-            ("LensFrontEnd", "brain", "its forward takes (x, lens)"),
+            ("LensFrontEnd", "loaders", "its forward takes (x, lens)"),
             ("UndividedFrontEnd", "dry_run", "count what its strides leave"),
         )
     ),

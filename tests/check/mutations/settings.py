@@ -4,30 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from speechbrain import Stage
 
-from recipes.asr.recipe import AsrBrain
 from sbkit.base.checksums import write_checksums
 from sbkit.check.settings import check_unread
 from tests.check.harness import error, mutation, note
+from tests.check.parts import StageNotes
 
 EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
 FEW_STEPS = note("batches", "--batch_seconds", "of train make 1")
 CTC_LIN = "ctc_lin: !new:torch.nn.Linear\n    in_features: "
-
-
-class NotesStages(AsrBrain):
-    def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        super().on_stage_end(stage, stage_loss, epoch)
-        print_note(self.hparams)
-
-
-def print_note(hparams: Any) -> None:
-    print([f"{note}" for note in [hparams.stage_note]])
 
 
 def undeclared(run: Path) -> None:
@@ -89,7 +77,7 @@ UNREAD = [
         "a knob that nothing reads, and one that is read at the end of a stage",
         error("unread", "learning_pace", "has no effect"),
         text=(("lr: 0.0025", "learning_pace: 3\nstage_note: 3\nlr: 0.0025"),),
-        recipe=lambda recipe: replace(recipe, brain=NotesStages),
+        recipe=lambda recipe: replace(recipe, brain=StageNotes),
     ),
     mutation(
         "a misspelled knob that the data needs",
@@ -114,7 +102,7 @@ UNREAD = [
     ),
     mutation(
         "freezing that ends after the run",
-        note("freezing", "freeze", "of Transformer does not end", "never learn"),
+        note("freezing", "freeze", "keeps Transformer frozen", "never learn"),
         options=("--freeze={CNN: 1, Transformer: 10000}",),
     ),
 ]

@@ -1,0 +1,24 @@
+"""The clips of a run's test set, and their transcripts by its exported model."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.audio.io import Samples
+from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
+from sbkit.runtime.torch_model import load_bundle
+
+
+@pytest.fixture(scope="module")
+def clips(folder: Path) -> list[Samples]:
+    """Load every clip of the test set of the run beside a bundle, the shortest first."""
+    (rows,) = prepare_test_sets(folder.parent / "run").values()
+    return [row["audio"] for batch in read_whole_clips(rows, 16_000) for row in batch.values()]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, clips: list[Samples]) -> list[str]:
+    bundle = load_bundle(folder)
+    texts = [bundle.transcribe([clip])[0] for clip in clips]
+    assert len(set(texts)) > 50
+    return texts

@@ -1,0 +1,67 @@
+"""Brains that fit a line to random rows, for tests of the training loop."""
+
+from typing import Any
+
+import speechbrain as sb
+import torch
+from speechbrain import Stage
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sbkit.models.loss import Loss
+from sbkit.train.brain import Brain
+
+
+class MeanBrain(Brain):
+    """Fit (inputs, targets); the loss is a mean, as in SpeechBrain's recipes."""
+
+    def compute_forward(self, batch: Any, stage: Stage) -> torch.Tensor:
+        return self.modules.model(batch[0])
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Any:
+        return nn.functional.mse_loss(predictions, batch[1])
+
+
+class LineBrain(MeanBrain):
+    """Fit (inputs, targets); the loss is a sum over rows."""
+
+    def compute_objectives(self, predictions: torch.Tensor, batch: Any, stage: Stage) -> Loss:
+        sums = (predictions - batch[1]).square().sum(1)
+        return Loss(sums, torch.ones_like(sums))
+
+
+def rows(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(count, 3), torch.randn(count, 2)
+
+
+def loader(count: int, size: int) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*rows(count)), batch_size=size)
+
+
+def batches(count: int) -> DataLoader[Any]:
+    return loader(2 * count, 2)
+
+
+def line() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(3, 2)
+
+
+def brain_of(
+    kind: type[sb.Brain] = MeanBrain,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Any = torch.optim.SGD,
+    lr: float = 0.1,
+    hparams: Any = None,
+    checkpointer: Any = None,
+    **run_opts: Any,
+) -> Any:
+    return kind(
+        modules={"model": model or line()},
+        opt_class=lambda parameters: optimizer(parameters, lr=lr),
+        hparams=hparams,
+        run_opts={"device": "cpu", **run_opts},
+        checkpointer=checkpointer,
+    )

@@ -1,0 +1,208 @@
+"""Measure data at scale: the start of a run on many hours, and the rate of the loader.
+
+    python -m tools.bench_data index --rows 8000000       # shards of 10,000 hours, without audio
+    python -m tools.bench_data loader --workers 1         # the default corpus, local, in each store
+    python -m tools.bench_data loader --url s3://bucket   # its shards on an S3 server
+
+`index` writes the tables of shards and takes the steps of a run up to its first batch, each time in
+a new process: the first start, which trains the tokenizer; a later one; and one that resumes in the
+middle of an epoch. No audio is read.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recipes.prepare import collate_clips, prepare_transcripts
+from sbkit.commands.cli import run as sbkit
+from sbkit.config.hparams import read_knobs
+from sbkit.data.batch import make_loader
+from sbkit.data.sampler import TrainSampler
+from sbkit.data.shard import FACTS_KEY, STORES, ShardFacts
+from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT
+from sbkit.data.splits import sample_counts
+from sbkit.logs.handlers import log_to_screen
+from sbkit.train.run import Run
+from tools.bench_sides import convert
+
+SAMPLE_RATE = 16_000
+ROWS_PER_SHARD = 7_000  # 1 GB of pcm
+MEAN_SECONDS = 4.5
+WORDS_PER_SENTENCE = 8
+VOCABULARY_WORDS = 50_000
+TARGET_RTFX = 8 * 10_000  # of eight GPUs; the last column has the workers that they need
+
+
+def main() -> None:
+    """Run one of the measurements."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    index = commands.add_parser("index")
+    index.add_argument("--rows", type=int, default=8_000_000)
+    loader = commands.add_parser("loader")
+    loader.add_argument("--workers", type=int, default=1)
+    loader.add_argument("--seconds", type=float, default=10.0)
+    loader.add_argument("--url")
+    start = commands.add_parser("start")
+    start.add_argument("folder", type=Path)
+    start.add_argument("--share", type=float, default=0.0)
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        if options.command == "index":
+            measure_index(Path(folder), options.rows)
+        elif options.command == "loader":
+            measure_loader(Path(folder), options)
+        else:
+            start_run(options.folder, options.share)
+
+
+# The index
+
+
+def measure_index(folder: Path, rows: int) -> None:
+    """Print the seconds of each step of three starts, and the memory of the process."""
+    write_index(folder / "shards", rows)
+    size = sum(file.stat().st_size for file in (folder / "shards").iterdir())
+    print(f"{rows:,} rows in {-(-rows // ROWS_PER_SHARD):,} tables of {size / 1e9:.2f} GB")
+    for name, share in (("first", 0.0), ("later", 0.0), ("resumed", 0.5)):
+        command = [sys.executable, "-m", "tools.bench_data", "start", folder, "--share", share]
+        subprocess.run([str(word) for word in command], check=True)
+        print(f"({name} start)", flush=True)
+
+
+def write_index(folder: Path, rows: int) -> None:
+    """Write the index and the tables of shards: lengths, transcripts and positions of no audio."""
+    random = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlu"))
+    words = np.array(
+        ["".join(random.choice(letters, n)) for n in random.integers(2, 9, VOCABULARY_WORDS)]
+    )
+    counts = {"train": rows, "dev": 1000, "test": 1000}
+    names = {
+        split: [f"{split}-{number:05d}" for number in range(-(-count // ROWS_PER_SHARD))]
+        for split, count in counts.items()
+    }
+    folder.mkdir()
+    for split, num_rows in counts.items():
+        for number, name in enumerate(names[split]):
+            size = min(ROWS_PER_SHARD, num_rows - number * ROWS_PER_SHARD)
+            table = _make_table(random, words, size=size, first=number * ROWS_PER_SHARD)
+            facts = json.dumps(asdict(ShardFacts(bytes=0, left_out=())))
+            pq.write_table(
+                table.replace_schema_metadata({FACTS_KEY: facts}), folder / f"{name}.parquet"
+            )
+    roles = {"train": ["train"], "valid": ["dev"], "test": ["test"]}
+    index = {"format": INDEX_FORMAT, "sample_rate": SAMPLE_RATE, "roles": roles, "splits": names}
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+
+
+def _make_table(random: np.random.Generator, words: Any, *, size: int, first: int) -> pa.Table:
+    seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.125, 0.5, size), 1.0, 20.0)
+    samples = (seconds * SAMPLE_RATE).astype(np.int64)
+    sentences = [" ".join(row) for row in random.choice(words, (size, WORDS_PER_SENTENCE))]
+    numbers = np.arange(first, first + size)
+    audio = pa.StructArray.from_arrays(
+        [np.cumsum(samples) * 2, samples * 2, numbers, [f"{number:032x}" for number in numbers]],
+        ["start", "size", "crc32", "digest"],
+    )
+    ids = [f"common_voice_xx_{number:08d}" for number in numbers]
+    speakers = [f"speaker-{number % 20_000}" for number in numbers]
+    return pa.table(
+        {"samples": samples, "audio": audio, "id": ids, "sentence": sentences, "speaker": speakers}
+    )
+
+
+def start_run(folder: Path, share: float) -> None:
+    """Take the steps of a run up to its first batch, of a later share of the epoch if any."""
+    overrides = {
+        "data_folder": str(folder / "shards"),
+        "output_folder": str(folder / "run"),
+        "word_lm_order": 0,
+        "token_lm_order": 0,
+    }
+    run = Run(Path("hparams/ctc_large.yaml"), overrides)
+    steps: dict[str, Callable[[], object]] = {
+        "splits": run.prepare_splits,
+        "tokenizer": run.prepare_labels,
+        "model": run.build_hparams,
+        "loaders": run.make_loaders,
+        "first batch": lambda: next(_planned_batches(run, share)),
+    }
+    seconds = {}
+    with log_to_screen():
+        for name, take in steps.items():
+            begin = time.perf_counter()
+            take()
+            seconds[name] = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e9
+    seconds["in all"] = sum(seconds.values())
+    print(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
+    print(f"memory: {resident:.2f} GB, at most {peak:.2f} GB")
+
+
+def _planned_batches(run: Run, share: float) -> Iterator[Any]:
+    sampler = run.make_loaders().train.batch_sampler
+    assert isinstance(sampler, TrainSampler)
+    sampler.set_epoch(1, start=int(len(sampler) * share))
+    return iter(sampler)
+
+
+# The loader
+
+
+def measure_loader(folder: Path, options: argparse.Namespace) -> None:
+    """Print the seconds of audio that workers load in a second, by store, as rows of a table."""
+    release = str(convert(folder / "release"))
+    if options.url is None:
+        sources = {store: {"data_folder": release, "audio_store": store} for store in STORES}
+    else:
+        sources = {}
+        for store in ("pcm", "flac"):
+            url = f"{options.url}/{store}"
+            yaml = ("hparams/ctc.yaml", f"--data_folder={release}", f"--audio_store={store}")
+            sbkit(["prepare", *yaml, "--shards", url])
+            sources[f"{store}, {url}"] = {"data_folder": url}
+    for name, overrides in sources.items():
+        rate = loader_rate(overrides, workers=options.workers, seconds=options.seconds)
+        workers = TARGET_RTFX / rate * options.workers
+        print(f"| {name} | {rate / options.workers:,.0f} | {workers:.0f} |", flush=True)
+
+
+def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float) -> float:
+    """Load batches for some seconds after the first ones; return seconds of audio in a second."""
+    knobs = read_knobs(Path("hparams/ctc.yaml"), overrides)
+    train = prepare_transcripts(knobs).train
+    sampler = TrainSampler(samples=sample_counts(train), batch_seconds=60, seed=0)
+    collate = partial(collate_clips, sample_rate=SAMPLE_RATE)
+    loader = make_loader(
+        train, sampler=sampler, collate=collate, num_workers=workers, pin_memory=False
+    )
+    loaded, begin = 0.0, time.perf_counter()  # seconds of audio, and when they began
+    for epoch in count(1):
+        sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            if epoch == 1 and number == 2 * workers:  # the workers have started
+                loaded, begin = 0.0, time.perf_counter()
+            loaded += float(batch.seconds)
+            if time.perf_counter() - begin > seconds:
+                return loaded / (time.perf_counter() - begin)
+    raise AssertionError("an endless loop ended")
+
+
+if __name__ == "__main__":
+    main()

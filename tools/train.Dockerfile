@@ -1,0 +1,9 @@
+# Training, for a cluster: a project of `sbkit new` in /work, with the versions of constraints.txt.
+#
+#     docker build -f tools/train.Dockerfile -t sbkit-train .
+#     docker run --gpus all --shm-size=16g -v /data:/data sbkit-train torchrun --nproc_per_node=gpu \
+#         train.py hparams/ctc.yaml --data_folder=/data/cv-corpus-22.0 --output_folder=/data/results
+FROM python:3.12-slim
+COPY . /source
+RUN pip install --no-cache-dir -c /source/constraints.txt "/source[curves,s3]" && sbkit new /work
+WORKDIR /work
