@@ -28,13 +28,19 @@ RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnDa
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
 READMES = tuple(ROOT / folder / "README.md" for folder in FOLDERS)
-TESTED_ELSEWHERE = (  # the beginnings of commands that other tests run
+# The beginnings of commands that have tests of their own, or need a GPU, a network or other data.
+NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
-    *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times")),
-    *("python -m tools.mutate", "python -m tools.show row", "python -m tools.talk"),
+    *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
+    *(
+        "python -m tools.build",
+        "python -m tools.mutate",
+        "python -m tools.show row",
+        "python -m tools.talk",
+    ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
@@ -165,7 +171,7 @@ def execute(words: list[str]) -> int:
 def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> None:
     """Run the commands of a README in order; do not train twice with the same options."""
     for command in filter(None, commands(readme)):
-        if not command.startswith(TESTED_ELSEWHERE):
+        if not command.startswith(NOT_RUN_HERE):
             # `check` exits with 1 because a corpus this small does not fill eight GPUs.
             expected = (0, 1) if " check " in command else (0,)
             words = adapt(command, data)
@@ -259,7 +265,7 @@ def test_pages_show_files_that_tests_train() -> None:
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_every_command_is_run_or_names_its_test(readme: Path) -> None:
+def test_every_command_is_run_or_listed(readme: Path) -> None:
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert {*fences[::2]} <= {"sh", "yaml", "python", "diff"}
@@ -267,10 +273,10 @@ def test_every_command_is_run_or_names_its_test(readme: Path) -> None:
     snippets = re.findall(r"^ {4}(.+)$", prose, re.M) + re.findall(r"`([^`\n]+)`", prose)
     for command in snippets:
         if " " in command and COMMAND.match(command) and not re.fullmatch(r"sbkit \w+", command):
-            assert command in {*commands(readme), *FORMS} or command.startswith(TESTED_ELSEWHERE)
+            assert command in {*commands(readme), *FORMS} or command.startswith(NOT_RUN_HERE)
     executable = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
     for command in filter(None, commands(readme)):
-        assert executable.match(command) or command.startswith(TESTED_ELSEWHERE)
+        assert executable.match(command) or command.startswith(NOT_RUN_HERE)
 
 
 @pytest.mark.parametrize("tool", ["demo", "test", "launch/one_node.sh", "launch/several_nodes.sh"])
