@@ -72,6 +72,7 @@ def error_cells(recognizer: TorchBundle | None, rows: Rows, clips: Sequence[Samp
     return cells
 
 
+@torch.inference_mode()
 def vocode(bundle: TorchBundle, batch: SpokenBatch) -> Samples:
     """Vocode the features of a recording: -> (S,)."""
     prediction = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
