@@ -41,7 +41,10 @@ FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data", "evalua
 CPU_SECONDS = 300
 WALL_SECONDS = 1800  # the machine may be busy
 WHOLE_RUN = "tests/test_run.py::test_a_run_leaves_everything_in_its_folder"
-QUICK, ALL = "not slow and not ddp and not browser", "not browser"  # expressions of marks
+QUICK_MARKS, ALL_MARKS = (
+    "not slow and not ddp and not browser",
+    "not browser",
+)  # expressions of marks
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def main() -> None:
             if not tests:
                 print(f"\n{fault.diff()}")
         tests = sorted(set(chain(*noticing)))
-        if tests and (failed := failing(copy, tests, ALL)):
+        if tests and (failed := failing(copy, tests, ALL_MARKS)):
             raise SbkitError(
                 f"{', '.join(failed)} fails without a fault, in a copy of the files in git. "
                 "Repair it, or add new files to git, and rerun the same command."
@@ -186,11 +189,11 @@ def try_fault(fault: Fault, copy: Path, extent: str) -> list[str]:
     folder_tests, all_tests = tests_of(fault.module)
     (copy / fault.module).write_text(fault.apply(), encoding="utf-8")
     try:
-        tests = folder_tests and failing(copy, folder_tests, QUICK)
+        tests = folder_tests and failing(copy, folder_tests, QUICK_MARKS)
         if extent != "folder":
-            tests = tests or failing(copy, all_tests, ALL if extent == "all" else QUICK)
+            tests = tests or failing(copy, all_tests, ALL_MARKS if extent == "all" else QUICK_MARKS)
             if not tests and Path(WHOLE_RUN.partition("::")[0]).exists():
-                tests = failing(copy, [WHOLE_RUN], ALL)
+                tests = failing(copy, [WHOLE_RUN], ALL_MARKS)
         return tests
     finally:
         (copy / fault.module).write_text(fault.source, encoding="utf-8")
