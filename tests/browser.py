@@ -1,4 +1,4 @@
-"""Debian's chromium without a network, for tests that look at pages."""
+"""Debian's chromium, without a network, for tests of pages."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-WATCH = """
+RECORD_ERRORS = """
 window.seen = [];
 addEventListener("securitypolicyviolation", (event) => seen.push(event.violatedDirective));
 addEventListener("error", (event) => seen.push(String(event.message)));
@@ -16,12 +16,12 @@ addEventListener("error", (event) => seen.push(String(event.message)));
 
 
 def open_browser(downloads: Path, *arguments: str, has_network: bool = False) -> Iterator[Any]:
-    """Yield a driver of Selenium; skip the test without chromium.
+    """Yield a Selenium driver; skip the test if chromium is not installed.
 
     Args:
         downloads: the folder that chromium saves files in.
         arguments: options of chromium.
-        has_network: whether chromium reaches this machine.
+        has_network: whether chromium can reach servers on this machine.
     """
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
@@ -34,7 +34,7 @@ def open_browser(downloads: Path, *arguments: str, has_network: bool = False) ->
     for argument in arguments:
         options.add_argument(argument)
     if os.geteuid() == 0:
-        options.add_argument("--no-sandbox")  # that of chromium does not run as root
+        options.add_argument("--no-sandbox")  # chromium's sandbox does not run as root
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
@@ -42,14 +42,14 @@ def open_browser(downloads: Path, *arguments: str, has_network: bool = False) ->
             browser.set_network_conditions(offline=True, latency=0, throughput=0)
         saved = {"behavior": "allow", "downloadPath": str(downloads)}
         browser.execute_cdp_cmd("Browser.setDownloadBehavior", saved)
-        browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
+        browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": RECORD_ERRORS})
         yield browser
     finally:
         browser.quit()
 
 
 def visit(browser: Any, page: Path | str, *, width: int = 1200) -> None:
-    """Open a file or an address in a window with a width in pixels."""
+    """Open a file or an address in a window that is so many pixels wide."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(page if isinstance(page, str) else page.as_uri())
@@ -62,5 +62,5 @@ def assert_no_faults(browser: Any, allowed: str = "data:") -> None:
     assert not [address for address in addresses if not address.startswith(allowed)], addresses
     assert not (errors := browser.execute_script("return seen")), errors
     assert not (messages := [entry["message"] for entry in browser.get_log("browser")]), messages
-    hidden = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
-    assert hidden <= 0, f"{hidden} pixels are beyond the window"
+    overflow = browser.execute_script("return document.documentElement.scrollWidth - innerWidth")
+    assert overflow <= 0, f"the page is {overflow} pixels wider than the window"

@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,43 +21,43 @@ from sbkit.data.cache import default_cache
 from tests.runs import Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming
 
-# Imports create a million objects that stay. Collecting among them took 4.5 s during the imports,
-# and a tenth of the time of tests that train.
+# Imports create a million objects that are never garbage. Scanning them took 4.5 s during the
+# imports, and a tenth of the time of tests that train.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, among the objects of the tests only."""
+    """Collect garbage from now on, but scan only the objects that tests create."""
     gc.freeze()
     gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort for several workers: long modules first, so that no worker ends late.
+    """Start the longest modules first, so that no worker of xdist finishes late.
 
-    One worker runs the modules with tests of several processes; these come first.
+    The modules with tests of several processes come before them: one worker runs them all.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    together = {item.path for item in items if item.get_closest_marker("ddp")}
+    ddp_modules = {item.path for item in items if item.get_closest_marker("ddp")}
     seconds = Counter[Path]()
     for item in items:
         for slow in item.iter_markers("slow"):
             seconds[item.path] += slow.args[0] if slow.args else 10
-    items.sort(key=lambda item: (item.path not in together, -seconds[item.path]))
+    items.sort(key=lambda item: (item.path not in ddp_modules, -seconds[item.path]))
 
 
 @cache
 def scope_of(file: Path) -> str:
-    """Return the scope that one worker runs: a module, or all with tests of several processes."""
+    """Name what one worker runs: a module, or all modules with tests of several processes."""
     return "ddp" if "mark.ddp" in file.read_text() else str(file)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep a module in one worker, for its fixtures.
+    """Run each module in one worker, which makes its fixtures once.
 
-    One worker runs all tests of several processes, because each of them keeps two cores busy.
+    Only one worker runs tests of several processes, because each of them keeps two cores busy.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -70,7 +70,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_as_in_a_terminal() -> None:
-    """Restore Ctrl-C and SIGHUP, which a shell's background and `nohup` ignore."""
+    """Restore Ctrl-C and SIGHUP, which processes in the background and under `nohup` ignore."""
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -101,29 +101,29 @@ def asterisk_english(shared_folder: Path) -> Path:
         return prepare_prompts(language="en", cache_folder=default_cache())
 
 
+def exported_once(folder: Path, export: Callable[[Path], object]) -> Path:
+    """Return the bundle in a folder, which one worker exports and no test changes."""
+    with locked(folder.with_suffix(".lock")):
+        if not (folder / "tiny").exists():
+            export(folder)
+    return folder / "tiny"
+
+
 @pytest.fixture(scope="session")
 def exported(shared_folder: Path, asterisk_english: Path) -> Path:
-    """Return a bundle in all formats, which one worker writes and no test changes."""
-    bundle = shared_folder / "exported/tiny"
-    with locked(shared_folder / "exported.lock"):
-        if not bundle.exists():
-            export_all(bundle.parent)
-    return bundle
+    """Return a bundle in all formats."""
+    return exported_once(shared_folder / "exported", export_all)
 
 
 @pytest.fixture(scope="session")
 def streaming(shared_folder: Path) -> Path:
-    """Return such a bundle of a streaming model, for torch and onnxruntime."""
-    bundle = shared_folder / "streaming/tiny"
-    with locked(shared_folder / "streaming.lock"):
-        if not bundle.exists():
-            export_streaming(bundle.parent)
-    return bundle
+    """Return a bundle of a streaming model, for torch and onnxruntime."""
+    return exported_once(shared_folder / "streaming", export_streaming)
 
 
 @pytest.fixture(scope="session")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Return a release of 24 prompts, which no test changes, and a cache for it."""
+    """Make a release of 24 prompts, which no test changes, and a cache."""
     return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"))
 
 

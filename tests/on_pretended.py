@@ -25,9 +25,9 @@ from tests.test_run import SPEECHBRAINS_MASKS
 CLIP_COUNTS = {"train": 9, "dev": 2, "test": 1}
 SMALL = ("--number_of_epochs=2", "--num_encoder_layers=1", "--average_checkpoints=1")
 ON_DEVICE = ("--device=pretended", *SMALL)
-UNREAD = ("--log_every=1000", "--check=false")
+NO_LOG = ("--log_every=1000", "--check=false")
 FP16 = ("--precision=fp16", "--eval_precision=fp16")
-STREAMING = "hparams/ctc_streaming.yaml"  # draws the size of its chunks
+STREAMING = "hparams/ctc_streaming.yaml"  # training draws the chunk size
 MODELS = {
     "joint": ("hparams/ctc.yaml",),
     "lobes": ("hparams/ctc_speechbrain.yaml", "--cnn_channels=8"),
@@ -48,16 +48,16 @@ def _same_attention() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def workplace(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Return a release of 12 prompts: the pretended accelerator is slower than the CPU."""
+    """Return a release of only 12 prompts: the pretended accelerator is slower than the CPU."""
     return make_workplace(asterisk_english, tmp_path_factory.mktemp("workplace"), CLIP_COUNTS)
 
 
 def train_on_device(workplace: Workplace, run: Path, *options: str, **yaml: str) -> Steps:
-    """Train; return the waits of each step, from the end of the step before."""
+    """Train; return the waits of each step, counted from the end of the previous step."""
     fit_batch, to, steps = AsrBrain.fit_batch, Batch.to, Steps()
 
     def fit_batch_and_record(brain: AsrBrain, batch: Batch) -> Any:
-        if brain.step == 1:  # the start of an epoch is no step
+        if brain.step == 1:  # the start of an epoch may wait
             waits.clear()
         loss = fit_batch(brain, batch)
         steps.append(waits.copy())
@@ -68,7 +68,8 @@ def train_on_device(workplace: Workplace, run: Path, *options: str, **yaml: str)
         with patch.object(pretended, "MAX_STAGED_BYTES", 2**40):
             return to(batch, device)
 
-    def scaler(placement: Placement) -> GradScaler:  # with a scale that no step overflows
+    def scaler(placement: Placement) -> GradScaler:
+        """Start with a scale at which no step overflows."""
         return GradScaler(NAME, init_scale=64.0, enabled=placement.precision == "fp16")
 
     with (
@@ -76,7 +77,7 @@ def train_on_device(workplace: Workplace, run: Path, *options: str, **yaml: str)
         patch.object(Batch, "to", move_as_pinned),
         patch.object(Placement, "grad_scaler", scaler),
     ):
-        assert workplace.train_here(run, *ON_DEVICE, *UNREAD, *options, **yaml) == 0
+        assert workplace.train_here(run, *ON_DEVICE, *NO_LOG, *options, **yaml) == 0
     return steps
 
 
@@ -94,9 +95,9 @@ def test_run_has_the_losses_of_the_cpu_and_no_step_waits(
     model: str, precision: tuple[str, ...], tolerance: float, workplace: Workplace, tmp_path: Path
 ) -> None:
     yaml, *options = MODELS[model]
-    options.append("--dropout=0.0")  # the device has another generator
+    options.append("--dropout=0.0")  # the device has its own random generator
     on_cpu, on_device = tmp_path / "on_cpu", tmp_path / "on_device"
-    assert workplace.train_here(on_cpu, *SMALL, *UNREAD, *options, yaml=yaml) == 0
+    assert workplace.train_here(on_cpu, *SMALL, *NO_LOG, *options, yaml=yaml) == 0
     steps = train_on_device(workplace, on_device, *options, *precision, yaml=yaml)
     assert len(steps) >= 6
     assert steps == [[]] * len(steps)

@@ -69,11 +69,11 @@ class Accelerator(backend_registration._DummyBackendModule):
         return [torch.bfloat16, torch.float16]
 
     def synchronize(self, device: object = None) -> None:
-        """Do nothing: every operation has ended."""
+        """Do nothing: every operation has already finished."""
 
     @contextmanager
     def random_generator(self) -> Iterator[None]:
-        """Use the generator of the device in operations that draw from the CPU's."""
+        """Let operations that draw from the CPU's generator draw from the device's."""
         before = torch.get_rng_state()
         torch.set_rng_state(self._random)
         yield
@@ -91,7 +91,7 @@ class Pretended(Tensor):
 
     cpu_tensor: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
-    # With these a module moves a parameter in place, as it does to a GPU.
+    # Because of these attributes, a module moves a parameter in place, as it does on a GPU.
     __tensor_flatten__ = __tensor_unflatten__ = None
 
     @staticmethod
@@ -110,7 +110,7 @@ class Pretended(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation with such a tensor among its arguments."""
+        """Run an operation that has a pretended tensor among its arguments."""
         return execute(operation, *args, **(kwargs or {}))
 
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
@@ -122,7 +122,7 @@ class Pretended(Tensor):
         return self.detach().cpu().__reduce_ex__(protocol)
 
     def tolist(self) -> Any:
-        """Read all values; torch refuses this of a subclass."""
+        """Read all values; torch refuses this for a subclass."""
         return self.cpu().tolist()
 
 
@@ -155,7 +155,7 @@ def to_cpu_tensor(tensor: Any) -> Any:
 
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Map the tensors among arguments; torch's own pytree takes most of the time of a run."""
+    """Map the tensors among arguments; torch's pytree would take most of the time of a run."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, list | tuple):

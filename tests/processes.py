@@ -1,8 +1,8 @@
 """Commands in processes forked from one that has imported everything.
 
-A fresh interpreter spends seconds on imports. The process that these are forked from has done
-nothing but import (tests/imported.py), so they behave as fresh ones. Tests of how a command
-starts, and of torchrun, start fresh interpreters instead.
+A fresh interpreter spends seconds on imports. The parent of these processes has only imported
+modules (tests/imported.py), so they behave like fresh ones. Tests of how a command starts, and of
+torchrun, start fresh interpreters instead.
 """
 
 import atexit
@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(["tests.imported"])
 class Process:
     """Run ``python WORDS``: a script, ``-m MODULE`` or ``-c CODE``, with its arguments.
 
-    Methods and attributes are like those of `subprocess.Popen` with the same names.
+    Its methods and attributes work like those of `subprocess.Popen` with the same names.
     """
 
     def __init__(self, words: Sequence[object], *, cwd: Path = ROOT, **environment: object) -> None:
@@ -41,7 +41,7 @@ class Process:
         self._process = CONTEXT.Process(
             target=_run_command, args=(self.args, cwd, variables, files)
         )
-        with chdir(ROOT):  # the fork server starts here, and imports tests.imported
+        with chdir(ROOT):  # so that the fork server can import tests.imported
             self._process.start()
         self.kill, self.terminate = self._process.kill, self._process.terminate
 
@@ -67,7 +67,7 @@ class Process:
         return self.output()
 
     def output(self) -> tuple[str, str]:
-        """Return stdout and stderr up to now."""
+        """Return the stdout and stderr so far."""
         out, error = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in self._streams)
         return out, error
 
@@ -88,7 +88,7 @@ def _run_command(
             sys.path.insert(0, str(cwd))
             sys.argv = arguments
             if not hasattr(sys.modules.get(arguments[0]), "__path__"):  # a module, not a package
-                sys.modules.pop(arguments[0], None)  # as if nothing had imported it
+                sys.modules.pop(arguments[0], None)  # runpy warns if it was imported
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         elif kind == "-c":
             sys.path.insert(0, "")
@@ -109,7 +109,7 @@ def run(
     """Run a command to its end on one or several ranks.
 
     As under torchrun, the other ranks are terminated when one fails. Returns the exit code of the
-    first failure, and the output of all ranks, that of rank 0 last.
+    first failure, and the output of all ranks, with rank 0 last.
     """
     port = free_port()
     rank_variables = [

@@ -1,6 +1,6 @@
-"""The ranks of a test: `python -m tests.ranks SCENARIO FOLDER ...`.
+"""A rank of a test: `python -m tests.ranks SCENARIO FOLDER ...`.
 
-Each scenario runs the real train.py; several runs share one process group.
+Each scenario runs the real train.py, some of them several times in one process group.
 """
 
 import json
@@ -36,7 +36,7 @@ def run(*arguments: str) -> None:
 
 
 def exact(folder: Path, finished: Path, arguments: Sequence[str]) -> None:
-    """Train with several accumulations, on two ranks also stopped once; test a finished run."""
+    """Train with each accumulation; on two ranks, also stop and resume; test a finished run."""
     for accumulation in ACCUMULATIONS:
         output = folder / f"{world_size()}x{accumulation}"
         run(*arguments, f"--output_folder={output}", f"--grad_accumulation_factor={accumulation}")
@@ -77,14 +77,14 @@ def signal_rank_1(brain: AsrBrain) -> None:
 
 
 def hang_rank_1(brain: AsrBrain) -> None:
-    """Let rank 1 sleep forever; the watchdog waits four seconds from here on."""
+    """Let rank 1 sleep forever, with a watchdog that waits only four seconds."""
     if brain.optimizer_step == 3:
         brain.watchdog._stall_seconds = 4
         time.sleep(10_000 * rank())
 
 
 def fill_disk(brain: AsrBrain) -> None:
-    """Let rank 0 write no file of more than 50 kB from here on, as on a full disk."""
+    """Make rank 0 fail to write more than 50 kB to a file, as on a full disk."""
     if rank() == 0:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))

@@ -1,4 +1,4 @@
-"""A limit on the size of files, which fails writes as a full disk does."""
+"""A limit on the size of files, which makes writes fail as on a full disk."""
 
 import resource
 from collections.abc import Iterator

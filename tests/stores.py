@@ -1,4 +1,4 @@
-"""Prepared splits that a test makes up."""
+"""Prepared splits from the rows of a test."""
 
 import tempfile
 import zlib
@@ -14,7 +14,7 @@ from datasets.table import InMemoryTable
 
 from sbkit.data.shard import AUDIO, AUDIO_TYPE, encode_audio
 
-FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # which goes when Python ends
+FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # deleted when Python ends
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Utterance:
 
 
 def make_store(utterances: Iterable[Utterance], store: str = "pcm") -> datasets.Dataset:
-    """Return a split of these rows, whose audio lies in one file."""
+    """Return a split of these rows, with their audio in one file."""
     rows = [asdict(utterance) for utterance in utterances]
-    file, written = Path(FOLDER.name, uuid4().hex), b""
+    file, content = Path(FOLDER.name, uuid4().hex), b""
     for row in rows:
         samples = np.frombuffer(row[AUDIO], "<i2")
-        content = encode_audio(samples, store=store, sample_rate=16_000)
-        row[AUDIO] = {"file": str(file), "start": len(written), "size": len(content), "shard": 0}
-        row[AUDIO] |= {"crc32": zlib.crc32(content), "sample_rate": 16_000}
-        written += content
-    file.write_bytes(written)
+        clip = encode_audio(samples, store=store, sample_rate=16_000)
+        row[AUDIO] = {"file": str(file), "start": len(content), "size": len(clip), "shard": 0}
+        row[AUDIO] |= {"crc32": zlib.crc32(clip), "sample_rate": 16_000}
+        content += clip
+    file.write_bytes(content)
     texts = dict.fromkeys(("id", "text", "sentence", "speaker"), pa.string())
     schema = pa.schema({**texts, "samples": pa.int64(), AUDIO: AUDIO_TYPE})
     return datasets.Dataset(InMemoryTable(pa.Table.from_pylist(rows, schema)))

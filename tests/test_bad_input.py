@@ -1,4 +1,4 @@
-"""Bad input ends with one sentence and a nonzero exit code, and loses nothing."""
+"""Bad input ends a command with one sentence and a nonzero exit code, and loses nothing."""
 
 import re
 import shutil
@@ -27,7 +27,7 @@ def own_release(workplace: Workplace, tmp_path: Path) -> Workplace:
 def refusal(
     workplace: Workplace, output: Path, *options: str, capsys: Captured, **yaml: str
 ) -> str:
-    """Run a command that must be refused; return the sentence that it prints."""
+    """Run a command that must fail; return the sentence that it prints."""
     capsys.readouterr()
     assert workplace.train_here(output, *options, **yaml) == BAD_INPUT
     error = capsys.readouterr().err
@@ -88,9 +88,9 @@ def test_missing_knob_that_recipe_reads_is_named(
 def test_torchrun_exits_with_bad_input_and_one_sentence(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    """One of two ranks prints the sentence, before the report of torchrun.
+    """One of two ranks prints the sentence, above torchrun's report.
 
-    The other rank prints it too if the machine is busy and the first is ten seconds late.
+    On a busy machine the other rank may print it too, if the first one is ten seconds late.
     """
     command = ["train.py", *workplace.arguments(tmp_path / "run", "--d_modle=64")]
     process = processes.run([*TORCHRUN, "--nproc_per_node=2", *command])
@@ -116,7 +116,7 @@ def test_too_many_bad_clips_are_refused(
 def test_transcripts_too_long_for_their_audio_are_left_out(
     own_release: Workplace, tmp_path: Path, capsys: Captured
 ) -> None:
-    """They are left out of training; in dev and test they stay, and a note counts them."""
+    """Training leaves them out; dev and test keep them, and a note counts them."""
     too_long = "one two three four five six seven eight nine ten eleven twelve thirteen " * 3
     clip = change_row(own_release.release, "train", 3, sentence=too_long)
     change_row(own_release.release, "dev", 0, sentence=too_long)
@@ -147,7 +147,7 @@ def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Iterator[Path]:
-    """Return a finished run that a test may change; afterwards it is restored in its place."""
+    """Return a finished run that a test may change; restore it afterwards, in the same folder."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     yield trained
     shutil.rmtree(trained)

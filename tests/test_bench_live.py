@@ -1,4 +1,4 @@
-"""What `tools.bench_live` counts, and its table and plot of a model that learned nothing."""
+"""`tools.bench_live` counts delays and revised words, and writes a table and a plot."""
 
 import csv
 import sys
@@ -14,18 +14,18 @@ from tests.runtime.bundles import make_live_run
 from tools import bench_live
 
 
-def test_bench_live_counts_delays_and_taken_back_words() -> None:
+def test_bench_live_counts_delays_and_revised_words() -> None:
     words = Word("a", 0.0, 0.3), Word("fox", 0.4, 0.9)
     final = Final(seconds=2.0, text="a fox", start=0.0, end=2.0, words=words)
     results = bench_live.Measurements()
     texts = ("an", 0), ("a fo", 1), ("a dog", 1), ("a fox", 0)
     events = [
-        Partial(seconds=0.5 * place, text=text, stable=stable)
-        for place, (text, stable) in enumerate(texts, 1)
+        Partial(seconds=0.5 * number, text=text, stable=stable)
+        for number, (text, stable) in enumerate(texts, 1)
     ]
-    bench_live.add_delays(results, [*events, final])
+    bench_live.add_utterances(results, [*events, final])
     assert results.latencies == pytest.approx([1.0 - 0.3, 2.0 - 0.9])
-    assert (results.taken_back, results.stable_taken_back) == (3, 0)  # an, fo, dog
+    assert (results.revised, results.stable_revised) == (3, 0)  # an, fo, dog
     bench_live.add_endpoint(results, [Endpoint(seconds=2.1, rule="silence"), final])
     assert results.endpoints == pytest.approx([1.2])
 
@@ -43,7 +43,14 @@ def test_bench_live_writes_a_table_and_a_plot(
             audio = random.normal(0, 0.1, 20_000 + 9_000 * number)
             soundfile.write(tmp_path / f"{number}.wav", audio, 16_000)
             rows.writerow([f"{number}.wav", "a fox"])
-    options = ["--chunks", "320,1280", "--whole", str(run), "--plot", str(tmp_path / "live.png")]
+    options = [
+        "--chunks",
+        "320,1280",
+        "--whole-clip-model",
+        str(run),
+        "--plot",
+        str(tmp_path / "live.png"),
+    ]
     monkeypatch.setattr(sys, "argv", ["bench_live", str(run), str(tmp_path / "test.csv"), *options])
     bench_live.main()
     table = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]

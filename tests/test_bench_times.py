@@ -26,19 +26,19 @@ from tests.runtime.bundles import make_bundle
 from tools.bench_times import compare_times, fit_offsets, read_truth, time_source
 
 FRAME = 0.04  # seconds
-SPOKEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # from frame 10 on, two frames a token
+SPOKEN = "hello▁▁▁▁▁▁▁▁▁▁▁▁there▁there"  # from frame 10 on, two frames for each token
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of a tiny model."""
+    """Return a bundle of a tiny model."""
     return make_bundle(tmp_path_factory.mktemp("times"))
 
 
 def log_probs_of(bundle: Bundle, *, frames: int = 100) -> LogProbs:
-    """Return log-probabilities (U, V) in which SPOKEN is all but certain.
+    """Return log-probabilities (U, V) in which SPOKEN is nearly certain.
 
-    The last space of a row of spaces could also be the start of the t.
+    The last of the twelve spaces could also be the start of the t.
     """
     assert bundle.tokenizer is not None
     pieces = bundle.tokenizer.pieces()
@@ -53,13 +53,13 @@ def log_probs_of(bundle: Bundle, *, frames: int = 100) -> LogProbs:
 
 @contextmanager
 def encoding(loaded: Bundle) -> Iterator[None]:
-    """Make every model hear SPOKEN in every clip."""
+    """Make every model return the log-probabilities of SPOKEN for every clip."""
     with patch.object(TorchModel, "encode", lambda *_: [Encoded(log_probs_of(loaded))]):
         yield
 
 
 def make_decoder(loaded: Bundle, folder: Path) -> BeamDecoder:
-    """Return a beam whose token model has never seen two spaces in a row."""
+    """Return a beam decoder whose token model has never seen two spaces in a row."""
     assert loaded.tokenizer is not None
     file = folder / "lm.safetensors"
     texts = ["hello there there", "a quick brown fox"]
@@ -131,7 +131,7 @@ def write_table(folder: Path, times: str) -> Path:
 
 
 def test_fit_offsets_writes_medians_at_pauses_into_the_bundle(bundle: Path, tmp_path: Path) -> None:
-    """Two frames before and two and a half after pauses; words without a pause do not count."""
+    """Starts are fitted after pauses, ends before pauses; other words do not count."""
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     shutil.copytree(bundle, other / "hub")
     source = write_table(tmp_path, "0.32-0.86 1.60-2.00 2.00-2.70")

@@ -1,6 +1,6 @@
-"""The house stands: imports go down, by the file that defines the name, and functions fit a screen.
+"""A file imports only from lower floors and from defining files, and functions fit a screen.
 
-A function's length is its lines from `def` to its end, without its decorators and docstring.
+The length of a function is its lines from `def` to its end, without its decorators and docstring.
 """
 
 import ast
@@ -35,7 +35,7 @@ FLOORS = (
     "commands",
     "__main__",
 )
-LONGEST = 45  # lines
+MAX_FUNCTION_LINES = 45
 TOP_LEVEL = ("sbkit", "recipes", "tools")
 
 
@@ -54,7 +54,7 @@ SBKIT = [name for name in MODULES if name.startswith("sbkit.")]
 
 
 def imports(name: str) -> Iterator[str]:
-    """Name the modules that a module imports, also inside functions."""
+    """Name the modules that a module imports, including imports inside functions."""
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -67,7 +67,7 @@ def imports(name: str) -> Iterator[str]:
 
 
 def folder(name: str) -> str:
-    """Return the folder of a module, itself for a package."""
+    """Return the folder of a module; a package is its own folder."""
     is_package = (ROOT / name.replace(".", "/")).is_dir()
     return name if is_package else name.rpartition(".")[0]
 
@@ -80,18 +80,18 @@ def test_every_floor_is_listed() -> None:
 def test_file_imports_only_from_its_floor_and_below(name: str) -> None:
     floor = FLOORS.index(name.split(".")[1])
     for imported in imports(name):
-        top, *below = imported.split(".")
+        top, *rest = imported.split(".")
         assert top not in ("recipes", "tools", "tests", ""), f"{name} imports {imported}"
         assert imported != "sbkit", f"{name} must name the defining file, not sbkit"
         if top == "sbkit":
-            assert FLOORS.index(below[0]) <= floor, f"{name} imports {imported} from above"
+            assert FLOORS.index(rest[0]) <= floor, f"{name} imports {imported} from above"
 
 
 def test_folders_form_no_circle() -> None:
     graph: dict[str, set[str]] = {}
     for name in MODULES:
-        below = {folder(imported) for imported in imports(name) if imported in MODULES}
-        graph.setdefault(folder(name), set()).update(below - {folder(name), "sbkit"})
+        imported_folders = {folder(imported) for imported in imports(name) if imported in MODULES}
+        graph.setdefault(folder(name), set()).update(imported_folders - {folder(name), "sbkit"})
     assert_no_circle(graph)
 
 
@@ -107,7 +107,7 @@ def test_modules_form_no_circle() -> None:
         {
             name: {imported for imported in imports(name) if imported in MODULES} - {"sbkit"}
             for name in MODULES
-            if name != "sbkit"  # lazy: it names sbkit.Brain for type checkers
+            if name != "sbkit"  # it names sbkit.Brain only for type checkers
         }
     )
 
@@ -128,10 +128,11 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_functions_fit_a_screen() -> None:
     sources = [*files(*TOP_LEVEL), *ROOT.glob("train.py")]
-    long = [
+    too_long = [
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}: {length(node)} lines"
         for file in sources
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and length(node) > LONGEST
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and length(node) > MAX_FUNCTION_LINES
     ]
-    assert not long, "\n".join(long)
+    assert not too_long, "\n".join(too_long)

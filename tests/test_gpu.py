@@ -1,6 +1,6 @@
 """Tests that need a GPU; `python -m tools.bench_gpu` runs them.
 
-The data are generated noise, so that nothing is downloaded.
+The data is generated noise, so that nothing is downloaded.
 """
 
 import os
@@ -54,7 +54,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def reference(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train without further options; return the run folder."""
+    """Train without additional options; return the run folder."""
     run = tmp_path_factory.mktemp("reference")
     assert workplace.train_here(run, *OPTIONS) == 0
     return run

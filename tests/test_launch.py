@@ -1,4 +1,4 @@
-"""The launchers: dead ranks start again, a signal ends all of them, and no process stays."""
+"""The launchers restart dead ranks, pass signals on to all ranks, and leave no process behind."""
 
 import os
 import re
@@ -24,7 +24,7 @@ LAUNCH = ROOT / "tools" / "launch"
 
 @pytest.fixture(scope="module")
 def yaml(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """ctc.yaml with a checkpoint every other step."""
+    """Return a copy of ctc.yaml that saves a checkpoint every other step."""
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
     text, count = re.subn(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text)
     assert count == 1
@@ -148,7 +148,7 @@ def under_agent(
 ) -> Iterator[Job]:
     """Start a forked agent and its ranks; kill them at the end of the block.
 
-    Ranks that need torch can be forked from the agent, which has imported it.
+    forked: fork the ranks from the agent, which has imported torch.
     """
     options = ("--standalone", "--max_restarts=1", "--monitor_interval=0.05")
     options += (f"--nproc_per_node={ranks}", "--signals_to_handle=SIGTERM,SIGUSR1")
@@ -237,7 +237,7 @@ run_main(main)
 
 @pytest.mark.ddp
 def test_signal_to_a_waiting_rank_ends_the_preparation(tmp_path: Path) -> None:
-    """Rank 0 prepares, rank 1 waits for it."""
+    """Rank 1 waits while rank 0 prepares."""
     script, ranks = tmp_path / "preparing.py", tmp_path / "ranks"
     ranks.mkdir()
     script.write_text(PREPARING)
@@ -294,7 +294,7 @@ def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
         "SLURM_JOB_NODELIST": "node[1]",
         "SLURM_SUBMIT_DIR": ROOT,
         "SBKIT_CACHE": workplace.cache,
-        **{"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"},  # saves the ranks the import of torch
+        **{"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"},  # ranks need not import torch
     }
 
 

@@ -1,4 +1,4 @@
-"""Public names of a package are those of its modules; importing packages does not import torch."""
+"""A package's public names are its modules' names; importing packages does not import torch."""
 
 import ast
 import subprocess

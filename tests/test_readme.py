@@ -1,6 +1,6 @@
-"""All commands of all READMEs run in order, on a small corpus with a small model.
+"""The commands, Python and YAML of all READMEs run in order, on a small corpus with small models.
 
-So do their Python and YAML, and every path that they name exists.
+Every path that a README names exists.
 """
 
 import ast
@@ -28,39 +28,43 @@ RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnDa
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
 READMES = tuple(ROOT / folder / "README.md" for folder in FOLDERS)
-TESTED_ELSEWHERE = (  # the beginnings of commands that other tests run
+# The beginnings of commands that have tests of their own, or need a GPU, a network or other data.
+NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
+    *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/"),
+    *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
+    *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
+    *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
     *(
-        "sbatch ",
-        "python -m recipes.AsteriskPrompts.corpus",
-        "python -m recipes.FestvoxRu.corpus",
+        "python -m tools.build",
+        "python -m tools.mutate",
+        "python -m tools.show row",
+        "python -m tools.talk",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
-    "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
-    *("torchrun train.py hparams/vad.yaml", "python -m tools.bench_vad"),
-    *("pip install ", "sbkit new my-project", "sbkit transcribe my-model talk.mp3 --vad"),
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
-    *("python -m tools.bench_times", "python -m tools.show row", "python -m tools.bench_train"),
-    "python -m tools.mutate",
-    *("python -m tools.bench_gpu", "python -m tools.bench_transcribe"),
-    *("python -m tools.bench_live", "python -m tools.bench_codec", "python -m tools.talk"),
-    "python -m tools.bench_synthesis",
+    "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/tts.yaml --symbols=phonemes",
-    *("sbkit serve my-model", "curl http://127.0.0.1:8000/", "python -m tools.bench_serve"),
-    *("sbkit transcribe --runtime onnx", "sbkit score RUN", "sbkit tune RUN", "sbkit cache"),
-    *("sbkit prepare YAML --shards", "sbkit export RUN", "sbkit classify "),
+    "torchrun train.py hparams/vad.yaml",
+    *("sbkit new my-project", "sbkit serve my-model", "sbkit transcribe --runtime onnx"),
+    *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
+    *("sbkit score RUN", "sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
 )
-# Replacements on a machine without GPUs and without these corpora.
-REPLACED_WORDS = {"--nproc_per_node=8": "--nproc_per_node=2", "--language=fr": "--language=en"}
-REPLACED_WORDS |= {"--language=it": "--language=en", "--language=[fr]": "--language=[en]"}
-REPLACED_WORDS |= {"results/ctc_pretrained/it/3407": "results/asr_pretrained"}
-REPLACED_WORDS |= {"results/codec/en/3407": "results/codec"}
-REPLACED_WORDS |= {"results/tts/en/3407": "results/synthesis"}
-REPLACED_WORDS |= {"onnx,sherpa-onnx,huggingface": "hub"}  # test_huggingface.py writes those
-# The release of the tests has one language, so language_id.yaml classifies another column.
+# For a machine without GPUs, and without these corpora.
+REPLACED_WORDS = {
+    "--nproc_per_node=8": "--nproc_per_node=2",
+    "--language=fr": "--language=en",
+    "--language=it": "--language=en",
+    "--language=[fr]": "--language=[en]",
+    "results/ctc_pretrained/it/3407": "results/asr_pretrained",
+    "results/codec/en/3407": "results/codec",
+    "results/tts/en/3407": "results/synthesis",
+    "onnx,sherpa-onnx,huggingface": "hub",  # test_huggingface.py writes those
+}
+# The release of these tests has one language, so language_id.yaml classifies another column.
 TINY_CLASSIFIER = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
 TINY_ENGLISH = (*TINY, "--language=en")
-SIZES_BY_YAML = {  # for YAMLs that lack knobs of ctc.yaml
+SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/language_id.yaml": TINY_CLASSIFIER,
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
@@ -84,7 +88,7 @@ def commands(readme: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a small release of Common Voice."""
+    """Return a folder with a small release of Common Voice."""
     folder = tmp_path_factory.mktemp("data")
     release = make_workplace(asterisk_english, folder).release
     for table in release.glob("*.tsv"):
@@ -101,7 +105,7 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a folder like a checkout, with recordings and tables in it."""
+    """Return a folder like a checkout, with recordings and tables in it."""
     tmp_path = tmp_path_factory.mktemp("checkout")
     for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -127,7 +131,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(workplace: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Go to that folder."""
+    """Change to the workplace, and use the cache of the release."""
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("SBKIT_CACHE", str(data / "cache"))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -135,7 +139,7 @@ def checkout(workplace: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def adapt(command: str, data: Path) -> list[str]:
-    """Reduce a README command to the small corpus and model; keep the order of its words."""
+    """Replace the words of a command that need large data; append options for a small model."""
     words = [REPLACED_WORDS.get(word, word) for word in shlex.split(command)]
     words = [re.sub(r"=/data/cv\S+", f"={data / 'release'}", word) for word in words]
     if {"train.py", "check"} & {*words}:
@@ -154,7 +158,7 @@ def adapt(command: str, data: Path) -> list[str]:
 
 
 def execute(words: list[str]) -> int:
-    """Run a command in this process, which saves its imports, or in forked ranks."""
+    """Run a command in this process, which has imported everything, or in forked ranks."""
     if words[0] == "sbkit":
         return sbkit(words[1:])
     start = words.index("train.py")
@@ -165,10 +169,10 @@ def execute(words: list[str]) -> int:
 
 
 def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> None:
-    """Run the commands of a README in their order; train only once with the same options."""
+    """Run the commands of a README in order; do not train twice with the same options."""
     for command in filter(None, commands(readme)):
-        if not command.startswith(TESTED_ELSEWHERE):
-            # `check` notes that a corpus this small does not fill eight GPUs.
+        if not command.startswith(NOT_RUN_HERE):
+            # `check` exits with 1 because a corpus this small does not fill eight GPUs.
             expected = (0, 1) if " check " in command else (0,)
             words = adapt(command, data)
             options = frozenset(word for word in words if not word.startswith("--output_folder="))
@@ -183,13 +187,13 @@ def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> Non
 
 @pytest.fixture(scope="module")
 def executed() -> set[frozenset[str]]:
-    """Return the words of the commands that have run."""
+    """Return a set for the words of the commands that have run."""
     return set()
 
 
 @pytest.fixture
 def trained(checkout: Path, data: Path, executed: set[frozenset[str]]) -> Path:
-    """Run the commands of README.md, which write the run and the bundle of the others."""
+    """Run the commands of README.md, which write the run and the bundle that the others use."""
     if not executed:
         run_commands(READMES[0], data, executed)
     return checkout
@@ -261,7 +265,7 @@ def test_pages_show_files_that_tests_train() -> None:
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_every_command_is_run_or_names_its_test(readme: Path) -> None:
+def test_every_command_is_run_or_listed(readme: Path) -> None:
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
     assert {*fences[::2]} <= {"sh", "yaml", "python", "diff"}
@@ -269,10 +273,10 @@ def test_every_command_is_run_or_names_its_test(readme: Path) -> None:
     snippets = re.findall(r"^ {4}(.+)$", prose, re.M) + re.findall(r"`([^`\n]+)`", prose)
     for command in snippets:
         if " " in command and COMMAND.match(command) and not re.fullmatch(r"sbkit \w+", command):
-            assert command in {*commands(readme), *FORMS} or command.startswith(TESTED_ELSEWHERE)
+            assert command in {*commands(readme), *FORMS} or command.startswith(NOT_RUN_HERE)
     executable = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
     for command in filter(None, commands(readme)):
-        assert executable.match(command) or command.startswith(TESTED_ELSEWHERE)
+        assert executable.match(command) or command.startswith(NOT_RUN_HERE)
 
 
 @pytest.mark.parametrize("tool", ["demo", "test", "launch/one_node.sh", "launch/several_nodes.sh"])
@@ -295,7 +299,7 @@ def test_every_named_path_exists() -> None:
 
 
 def knobs_of(name: str) -> dict[str, str]:
-    """Return the keys above the objects of a YAML, with their defaults as they are written."""
+    """Return the keys above the objects of a YAML, with the texts of their defaults."""
     text = (ROOT / f"hparams/{name}.yaml").read_text("utf-8").split("# ====")[0]
     return dict(re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE))
 

@@ -1,4 +1,4 @@
-"""tools/demo on a small model, and the tools that it and developers call."""
+"""tools/demo with a small model, tools.show, tools.mutate, and benchmarks of small models."""
 
 import importlib
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import result_figures
-from tests.runs import ROOT, Workplace
-from tools import show
+from tests.runs import ROOT, TINY_VOICE, Workplace
+from tools import bench_codec, show
 
 SUMS = """def double(number):
     return number + number
@@ -23,7 +24,7 @@ SUMS = """def double(number):
 def twice(number):
     return number + number  # untested
 """
-SUMS_TEST = """from house.sums import double
+SUMS_TEST = """from package.sums import double
 
 
 def test_the_double():
@@ -48,6 +49,48 @@ def test_demo_trains_scores_exports_and_transcribes(
     assert "test: CER" in process.stdout
     assert "held-out clip:" in process.stdout
     assert f"{tmp_path}/run/bundle/model.safetensors" in process.stdout
+
+
+@pytest.mark.slow(15)
+@pytest.mark.parametrize(("name", "yaml"), [("codec", "codec"), ("synthesis", "tts")])
+def test_benchmark_prints_its_table(
+    name: str,
+    yaml: str,
+    exported: Path,
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = TINY_VOICE if yaml == "tts" else ("--device=cpu", "--d_model=16", "--d_ffn=32")
+    options = ("--number_of_epochs=1", "--batch_seconds=6", "--check=false")
+    run = tmp_path / "run"
+    assert workplace.train_here(run, *options, yaml=f"hparams/{yaml}.yaml", tiny=sizes) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    arguments = [str(run), "--recognizer", str(exported), "--max-clips=2"]
+    monkeypatch.setattr(sys, "argv", [f"bench_{name}", *arguments])
+    importlib.import_module(f"tools.bench_{name}").main()
+    table = [line.split("|") for line in capsys.readouterr().out.splitlines() if line[0] == "|"]
+    assert len({len(row) for row in table}) == 1
+    names = [row[1].strip() for row in table]
+    expected = {
+        "codec": ["this codec", "opus 6, in Ogg", "opus 9, in Ogg"],
+        "synthesis": ["recordings, vocoded", "this voice"],
+    }
+    assert names[2 : 3 + len(expected[name])] == ["recordings", *expected[name]]
+
+
+def test_bench_codec_counts_the_processor_time_of_commands() -> None:
+    start = bench_codec.processor_seconds()
+    bench_codec.pipe([sys.executable, "-c", "sum(range(5_000_000))"], b"")
+    assert bench_codec.processor_seconds() - start > 0.05
+
+
+def test_bench_codec_clips_samples_that_overshoot_when_resampled() -> None:
+    steps = np.repeat(np.array([-32768, 32767], np.int16), 800)
+    resampled = bench_codec.resample(steps, 16_000, 8000)
+    assert resampled[:350].max() < 0 < resampled[450:].min()
 
 
 def test_show_row_has_both_decoders(tmp_path: Path) -> None:
@@ -89,19 +132,21 @@ def test_mutate_prints_fault_that_no_test_notices(
 ) -> None:
     pytest.importorskip("cosmic_ray")
     mutate = importlib.import_module("tools.mutate")
-    module, test = tmp_path / "house/sums.py", tmp_path / "tests/test_sums.py"
+    module, test = tmp_path / "package/sums.py", tmp_path / "tests/test_sums.py"
     for file, text in ((module, SUMS), (test, SUMS_TEST)):
         file.parent.mkdir()
         file.write_text(text)
-    subprocess.run("git init -q && git add house tests", cwd=tmp_path, shell=True, check=True)
+    subprocess.run("git init -q && git add package tests", cwd=tmp_path, shell=True, check=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["mutate", "house", "--jobs=1"])
-    assert mutate.main() == 0
+    monkeypatch.setattr(sys, "argv", ["mutate", "package", "--jobs=1"])
+    mutate.main()
     output = capsys.readouterr().out
-    assert {*output.splitlines()[:2]} == {"noticed house/sums.py:2", "MISSED  house/sums.py:6"}
+    assert {*output.splitlines()[:2]} == {"noticed package/sums.py:2", "MISSED  package/sums.py:6"}
     assert "| all | 2 | 1 | 50% |" in output
-    assert "house/sums.py:6\n-    return number + number  # untested\n+    return number " in output
+    assert (
+        "package/sums.py:6\n-    return number + number  # untested\n+    return number " in output
+    )
 
     test.write_text(SUMS_TEST.replace("6", "7"))
-    with pytest.raises(SbkitError, match="without a fault to tell of one, but .*::test_the_double"):
+    with pytest.raises(SbkitError, match="::test_the_double fails without a fault"):
         mutate.main()

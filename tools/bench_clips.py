@@ -1,34 +1,49 @@
-"""The test clips of a run and the cells of a table, for `bench_codec` and `bench_synthesis`."""
+"""The test clips of a run, and cells of a table: shared by `bench_codec` and `bench_synthesis`."""
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sbkit.audio.io import Samples
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import Grouping, interval_of
-from sbkit.evaluate.wer import ErrorCounts
+from sbkit.evaluate.wer import ErrorCounts, Scores, count_errors
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
 
+Rows = Sequence[Mapping[str, Any]]  # of clips, with `audio` (S,) int16 and `text`
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Make a parser with the options that both benchmarks have."""
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+
+def make_parser(docstring: str) -> argparse.ArgumentParser:
+    """Make a parser with the options of both benchmarks."""
+    parser = argparse.ArgumentParser(description=docstring.partition("\n")[0])
     parser.add_argument("run", type=Path)
-    parser.add_argument("--recognizer", type=Path)
-    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--recognizer", type=Path, metavar="BUNDLE")
+    parser.add_argument("--max-clips", type=int, default=1000)
     return parser
 
 
-def read_clips(run: Path, num_clips: int, **overrides: object) -> list[Mapping[str, Any]]:
-    """Return the first test clips of a run, with their audio (S,) int16."""
+def read_clips(run: Path, max_clips: int, **overrides: object) -> Rows:
+    """Return the first test clips of a run; overrides that are None do not count."""
     knobs = read_knobs(run / RESOLVED, {})
-    knobs.update({name: value for name, value in overrides.items() if value})
-    test = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
-    readers = [UtteranceDataset(split) for split in test.values()]
-    return [reader[index] for reader in readers for index in range(len(reader))][:num_clips]
+    knobs.update({name: value for name, value in overrides.items() if value is not None})
+    test_sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
+    readers = map(UtteranceDataset, test_sets.values())
+    rows = (reader[index] for reader in readers for index in range(len(reader)))
+    return [*islice(rows, max_clips)]
+
+
+def score_clips(bundle: TorchBundle, rows: Rows, clips: Sequence[Samples]) -> list[Scores]:
+    """Transcribe clips one by one, and count the errors against the texts of their rows."""
+    normalize = bundle.normalizer()
+    texts = [bundle.transcribe([clip])[0] for clip in clips]
+    return [
+        count_errors(normalize(row["text"]), text) for row, text in zip(rows, texts, strict=True)
+    ]
 
 
 def table_row(*cells: str) -> str:

@@ -1,67 +1,76 @@
-"""Code the test clips of a run by its codec, by Opus and by codec2, and print a table of figures.
+"""Compare a codec with Opus and codec2 on the test clips of its run.
 
-python -m tools.bench_codec RUN [--recognizer BUNDLE] [--language it] [--corpus MODULE] [--most N]
+python -m tools.bench_codec RUN [--recognizer BUNDLE] [--language it] [--corpus MODULE]
+    [--max-clips N]
 
-RUN is a folder of `hparams/codec.yaml`. With `--language` or `--corpus` the test clips are those of
-another corpus, which the recognizer must know. Opus is libsndfile's, in an Ogg file whose bytes
-count; codec2 is taken where c2enc and c2dec are installed, STOI and PESQ by the extra [metrics].
-RTFx is by the seconds of one core. Each mean over clips has its 95 % interval, drawn by clips.
+RUN is a run of `hparams/codec.yaml`. --language and --corpus choose the test clips of another
+corpus, whose language the recognizer must know. Opus is libsndfile's; the bytes of its Ogg file
+count. codec2 is compared if c2enc and c2dec are installed. STOI and PESQ need the extra [metrics].
+RTFx is seconds of audio per second of processor time. Means and rates have 95 % intervals over
+clips.
 """
 
 import importlib.util
 import io
+import math
+import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
 
-from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
+from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
-from sbkit.evaluate.wer import count_errors
 from sbkit.export.export import as_bundle
 from sbkit.runtime.codec import Codec
-from sbkit.runtime.torch_model import load_bundle
-from tools.bench_clips import error_rate, make_parser, read_clips, table_row
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips, table_row
 
-Coder = Callable[[Samples], tuple[Samples, int]]  # what became of a clip, and its bytes
+RoundTrip = Callable[[Samples], tuple[Samples, int]]  # a clip -> the decoded clip, coded bytes
 RATE = 16_000
-OPUS = (6, 256)  # kbit/s of libsndfile's highest and lowest level of compression
-MIN_CLIP_SECONDS = 0.5  # for which STOI and PESQ are defined
-DRAWS = 1000
+OPUS_KBITS = (6, 256)  # at libsndfile's highest and lowest level of compression
+MIN_CLIP_SECONDS = 0.5  # STOI and PESQ are not defined for shorter clips
+NUM_DRAWS = 1000
 
 
 def main() -> None:
-    """Code the clips with each codec, and print a row for each."""
+    """Print a row of the table for the recordings and for each codec."""
     parser = make_parser(__doc__)
     parser.add_argument("--language")
     parser.add_argument("--corpus")
     options = parser.parse_args()
     corpus = {"language": options.language, "corpus": options.corpus}
-    rows = read_clips(options.run, options.most, **corpus)
+    rows = read_clips(options.run, options.max_clips, **corpus)
     seconds = sum(samples_to_seconds(len(row["audio"]), RATE) for row in rows)
     print(f"{len(rows)} clips, {seconds:.0f} s, {cpu_name()}")
     print("| | kbit/s | STOI | PESQ-wb | CER greedy | RTFx |\n|---|---|---|---|---|---|")
-    recognize = None if options.recognizer is None else recognizer(options.recognizer)
+    recognizer = options.recognizer and load_bundle(options.recognizer).with_decoder("greedy")
     with as_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
-        for name, coder in coders(codec):
-            begun = time.process_time()
-            coded = [coder(row["audio"]) for row in rows]
-            speed = seconds / (time.process_time() - begun)
-            kbits = sum(size for _, size in coded) * 8 / seconds / 1000
-            figures = judge(rows, [audio for audio, _ in coded], recognize)
-            print(table_row(name, f"{kbits:.2f}", *figures, f"{speed:.0f}"), flush=True)
+        for name, round_trip in round_trips(codec):
+            start = processor_seconds()
+            decoded, sizes = zip(*(round_trip(row["audio"]) for row in rows), strict=True)
+            rtfx = seconds / (processor_seconds() - start)
+            kbits = sum(sizes) * 8 / seconds / 1000
+            quality = measure_quality(rows, decoded, recognizer)
+            print(table_row(name, f"{kbits:.2f}", *quality, f"{rtfx:.0f}"), flush=True)
 
 
-def coders(codec: Codec) -> Iterator[tuple[str, Coder]]:
-    """Yield the name and the coder of each row of the table."""
+def processor_seconds() -> float:
+    """Return the processor time of this process and of the commands that it has run."""
+    commands = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + commands.ru_utime + commands.ru_stime
+
+
+def round_trips(codec: Codec) -> Iterator[tuple[str, RoundTrip]]:
+    """Yield the name of each row of the table, and a function that encodes and decodes a clip."""
     yield "recordings", lambda clip: (clip, clip.nbytes)
     yield "this codec", partial(by_codec, codec)
     for kbits in (6, 9):
@@ -71,18 +80,17 @@ def coders(codec: Codec) -> Iterator[tuple[str, Coder]]:
 
 
 def by_codec(codec: Codec, clip: Samples) -> tuple[Samples, int]:
-    """Code and decode a clip."""
+    """Encode and decode a clip with the codec of the run."""
     coded = codec.encode(clip, RATE)
-    bits = coded.codes.size * codec.space.bits
-    return codec.decode(coded), -(-bits // 8)
+    return codec.decode(coded), math.ceil(coded.codes.size * codec.space.bits / 8)
 
 
 def by_opus(kbits: int, clip: Samples) -> tuple[Samples, int]:
     """Write a clip as Opus, and read it."""
-    lowest, highest = OPUS
+    lowest, highest = OPUS_KBITS
     level = 1 - (kbits - lowest) / (highest - lowest)
-    how = {"format": "OGG", "subtype": "OPUS", "compression_level": level}
-    soundfile.write(file := io.BytesIO(), clip, RATE, **how)
+    opus: dict[str, Any] = {"format": "OGG", "subtype": "OPUS", "compression_level": level}
+    soundfile.write(file := io.BytesIO(), clip, RATE, **opus)
     size = file.tell()
     file.seek(0)
     decoded, _ = soundfile.read(file, dtype="int16")
@@ -90,14 +98,16 @@ def by_opus(kbits: int, clip: Samples) -> tuple[Samples, int]:
 
 
 def by_codec2(clip: Samples) -> tuple[Samples, int]:
-    """Code a clip at 8 kHz by the commands of codec2."""
-    narrow = np.rint(resample_by_numpy(clip.astype(np.float32), RATE, 8000)).astype(np.int16)
-    coded = pipe(["c2enc", "3200", "-", "-"], narrow.tobytes())
+    """Encode and decode a clip with the commands of codec2, at 8 kHz."""
+    coded = pipe(["c2enc", "3200", "-", "-"], resample(clip, RATE, 8000).tobytes())
     decoded = np.frombuffer(pipe(["c2dec", "3200", "-", "-"], coded), np.int16)
-    resampled = np.rint(resample_by_numpy(decoded.astype(np.float32), 8000, RATE)).clip(
-        -FULL_SCALE, 32767
-    )
-    return resampled.astype(np.int16)[: len(clip)], len(coded)
+    return resample(decoded, 8000, RATE)[: len(clip)], len(coded)
+
+
+def resample(clip: Samples, old: int, new: int) -> Samples:
+    """Resample a clip: (S,) -> (S',)."""
+    resampled = resample_by_numpy(clip.astype(np.float32), old, new)
+    return to_int16(resampled / np.float32(FULL_SCALE))
 
 
 def pipe(command: list[str], content: bytes) -> bytes:
@@ -105,44 +115,34 @@ def pipe(command: list[str], content: bytes) -> bytes:
     return subprocess.run(command, input=content, check=True, capture_output=True).stdout
 
 
-def judge(
-    rows: Sequence[Mapping[str, Any]], decoded: Sequence[Samples], recognize: Any
+def measure_quality(
+    rows: Rows, decoded: Sequence[Samples], recognizer: TorchBundle | None
 ) -> list[str]:
-    """Return STOI, PESQ and CER as they are written in the table."""
+    """Return the cells for STOI, PESQ and the greedy CER."""
     pairs = [
-        (np.asarray(row["audio"][: len(audio)]), audio)
+        (row["audio"][: len(audio)], audio)
         for row, audio in zip(rows, decoded, strict=True)
         if len(audio) >= MIN_CLIP_SECONDS * RATE
     ]
+    cer = "-"
+    if recognizer is not None:
+        cer = error_rate([scores.characters for scores in score_clips(recognizer, rows, decoded)])
     return [
-        of_clips("pystoi", lambda package: [package.stoi(a, b, RATE) for a, b in pairs]),
-        of_clips("pesq", lambda package: [package.pesq(RATE, a, b, "wb") for a, b in pairs]),
-        "-" if recognize is None else recognize(rows, decoded),
+        mean_cell("pystoi", lambda package: [package.stoi(a, b, RATE) for a, b in pairs]),
+        mean_cell("pesq", lambda package: [package.pesq(RATE, a, b, "wb") for a, b in pairs]),
+        cer,
     ]
 
 
-def of_clips(package: str, measure: Callable[[Any], list[float]]) -> str:
-    """Return a mean with its interval, or "-" if its package is not installed."""
+def mean_cell(package: str, measure: Callable[[Any], list[float]]) -> str:
+    """Return a mean over clips with its interval, or "-" if its package is not installed."""
     if importlib.util.find_spec(package) is None:
         return "-"
     values = np.array(measure(importlib.import_module(package)))
-    draws = np.random.default_rng(0).integers(len(values), size=(DRAWS, len(values)))
+    draws = np.random.default_rng(0).integers(len(values), size=(NUM_DRAWS, len(values)))
     low, high = np.quantile(values[draws].mean(1), (0.025, 0.975))
     return f"{values.mean():.3f} ({low:.3f} to {high:.3f})"
 
 
-def recognizer(folder: Path) -> Callable[..., str]:
-    """Return a function that transcribes clips greedily and writes their CER with its interval."""
-    bundle = load_bundle(folder).with_decoder("greedy")
-    normalize = bundle.normalizer()
-
-    def recognize(rows: Sequence[Mapping[str, Any]], decoded: Sequence[Samples]) -> str:
-        texts = [bundle.transcribe([audio])[0] for audio in decoded]
-        pairs = zip(rows, texts, strict=True)
-        return error_rate([count_errors(normalize(r["text"]), t).characters for r, t in pairs])
-
-    return recognize
-
-
 if __name__ == "__main__":
-    main()
+    run_main(main)

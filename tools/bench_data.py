@@ -1,12 +1,12 @@
-"""Measure data at scale: the start of a run on many hours, and the rate of the loader.
+"""Measure the start of a run on many hours of data, and the speed of the loader.
 
-    python -m tools.bench_data index --rows 8000000       # shards of 10,000 hours, without audio
-    python -m tools.bench_data loader --workers 1         # the default corpus, local, in each store
-    python -m tools.bench_data loader --url s3://bucket   # its shards on an S3 server
+python -m tools.bench_data index --rows 8000000       (shards of 10,000 hours, without audio)
+python -m tools.bench_data loader --workers 1         (the default corpus, local, in each store)
+python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
 
-`index` writes the tables of shards and takes the steps of a run up to its first batch, each time in
-a new process: the first start, which trains the tokenizer; a later one; and one that resumes in the
-middle of an epoch. No audio is read.
+`index` writes the tables of shards, and runs the steps of a run up to its first batch in three new
+processes: the first start, which trains the tokenizer; a later start; and one that resumes in the
+middle of an epoch. It reads no audio.
 """
 
 import argparse
@@ -44,12 +44,12 @@ ROWS_PER_SHARD = 7_000  # 1 GB of pcm
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
-TARGET_RTFX = 8 * 10_000  # of eight GPUs; the last column has the workers that they need
+TARGET_RTFX = 8 * 10_000  # of eight GPUs; the last column is the number of workers for them
 
 
 def main() -> None:
     """Run one of the measurements."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     index = commands.add_parser("index")
     index.add_argument("--rows", type=int, default=8_000_000)
@@ -70,11 +70,8 @@ def main() -> None:
             start_run(options.folder, options.share)
 
 
-# The index
-
-
 def measure_index(folder: Path, rows: int) -> None:
-    """Print the seconds of each step of three starts, and the memory of the process."""
+    """Print the seconds of each step of three starts, and the memory of each process."""
     write_index(folder / "shards", rows)
     size = sum(file.stat().st_size for file in (folder / "shards").iterdir())
     print(f"{rows:,} rows in {-(-rows // ROWS_PER_SHARD):,} tables of {size / 1e9:.2f} GB")
@@ -85,7 +82,7 @@ def measure_index(folder: Path, rows: int) -> None:
 
 
 def write_index(folder: Path, rows: int) -> None:
-    """Write the index and the tables of shards: lengths, transcripts and positions of no audio."""
+    """Write the index and the tables of shards, with lengths and transcripts but without audio."""
     random = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlu"))
     words = np.array(
@@ -127,7 +124,7 @@ def _make_table(random: np.random.Generator, words: Any, *, size: int, first: in
 
 
 def start_run(folder: Path, share: float) -> None:
-    """Take the steps of a run up to its first batch, of a later share of the epoch if any."""
+    """Time the steps of a run up to its first batch; share: of the epoch that it has behind it."""
     overrides = {
         "data_folder": str(folder / "shards"),
         "output_folder": str(folder / "run"),
@@ -144,13 +141,13 @@ def start_run(folder: Path, share: float) -> None:
     }
     seconds = {}
     with log_to_screen():
-        for name, take in steps.items():
-            begin = time.perf_counter()
-            take()
-            seconds[name] = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            seconds[name] = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e9
-    seconds["in all"] = sum(seconds.values())
+    seconds["total"] = sum(seconds.values())
     print(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
     print(f"memory: {resident:.2f} GB, at most {peak:.2f} GB")
 
@@ -162,11 +159,8 @@ def _planned_batches(run: Run, share: float) -> Iterator[Any]:
     return iter(sampler)
 
 
-# The loader
-
-
 def measure_loader(folder: Path, options: argparse.Namespace) -> None:
-    """Print the seconds of audio that workers load in a second, by store, as rows of a table."""
+    """Print a row for each store: seconds of audio per second and worker, and workers needed."""
     release = str(convert(folder / "release"))
     if options.url is None:
         sources = {store: {"data_folder": release, "audio_store": store} for store in STORES}
@@ -184,7 +178,7 @@ def measure_loader(folder: Path, options: argparse.Namespace) -> None:
 
 
 def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float) -> float:
-    """Load batches for some seconds after the first ones; return seconds of audio in a second."""
+    """Load batches for some seconds; return seconds of audio per second."""
     knobs = read_knobs(Path("hparams/ctc.yaml"), overrides)
     train = prepare_transcripts(knobs).train
     sampler = TrainSampler(samples=sample_counts(train), batch_seconds=60, seed=0)
@@ -192,15 +186,15 @@ def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float
     loader = make_loader(
         train, sampler=sampler, collate=collate, num_workers=workers, pin_memory=False
     )
-    loaded, begin = 0.0, time.perf_counter()  # seconds of audio, and when they began
+    audio_seconds, start = 0.0, time.perf_counter()
     for epoch in count(1):
         sampler.set_epoch(epoch)
         for number, batch in enumerate(loader):
             if epoch == 1 and number == 2 * workers:  # the workers have started
-                loaded, begin = 0.0, time.perf_counter()
-            loaded += float(batch.seconds)
-            if time.perf_counter() - begin > seconds:
-                return loaded / (time.perf_counter() - begin)
+                audio_seconds, start = 0.0, time.perf_counter()
+            audio_seconds += float(batch.seconds)
+            if time.perf_counter() - start > seconds:
+                return audio_seconds / (time.perf_counter() - start)
     raise AssertionError("an endless loop ended")
 
 

@@ -1,13 +1,12 @@
-"""Measure the speed of training on a GPU, in one call of ten minutes.
+"""Measure the training speed of a GPU in one call of ten minutes.
 
 python -m tools.bench_gpu [--fine_tuning] [--data_folder=RELEASE] [--seconds 8]
 
-The tests that need a GPU; ctc_large in bfloat16 beside SpeechBrain's recipe; a Conformer CTC of 30
-million parameters; where its step spends its time. With --fine_tuning, in their place, an encoder
-of XLS-R's 300 million parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml
-trains it, with its activations computed again, and by adapters alone. Without a release it makes
-one of noise, which trains as fast as speech does. A part that fails is said, and the others run.
-The tables come last.
+Runs the tests that need a GPU, ctc_large in bfloat16 beside SpeechBrain's recipe, a Conformer CTC
+of 30 million parameters, and a profile of its step. --fine_tuning instead trains an encoder of
+XLS-R's 300 million parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml does,
+with gradient checkpointing, and with adapters. Without a release, the clips are noise, which trains
+as fast as speech. A part that fails is reported, and the others run. The tables come last.
 """
 
 import argparse
@@ -17,23 +16,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
 
 BENCH = (sys.executable, "-m", "tools.bench_train", "--rounds=2")
-CLIPS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
-TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
-COPIES = 8  # of a training clip: 16 hours, so that loaders seldom begin an epoch
-WORKERS = 8  # processes that read ahead
-SECONDS = (1.5, 10.5)  # of a clip, as in Common Voice; drawn from a gamma distribution of mean 5
+CLIP_COUNTS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
+GPU_TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
+COPIES = 8  # of a training clip; one is too few for SpeechBrain's buckets, and for long epochs
+NUM_WORKERS = 8  # processes that read ahead
+CLIP_SECONDS = (1.5, 10.5)  # as in Common Voice; drawn from a gamma distribution of mean 5
 SYLLABLES = [*map("".join, product("bdfghklmnprstvwz", "aeiou"))]
-LEXICON = 8000  # words, of which a unigram tokenizer makes the 5120 tokens of ctc_large
-END = 24  # lines of what a part prints
+NUM_WORDS = 8000  # enough for a unigram tokenizer with the 5120 tokens of ctc_large
+NUM_LAST_LINES = 24  # of the output of a part
 CONFORMER = (  # 30 million parameters
     *("--d_model=256", "--nhead=4", "--d_ffn=1024", "--num_encoder_layers=20"),
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
@@ -54,99 +53,116 @@ FINE_TUNINGS = {
 
 
 class Part(NamedTuple):
-    """A command with its time limit in seconds."""
+    """A command with its time limit."""
 
     title: str
     command: Sequence[str]
-    limit: float
+    max_seconds: float
 
 
 def main() -> None:
     """Run all parts, and print the last lines of each together."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data_folder", type=Path, help="a release of Common Voice")
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in a round")
-    parser.add_argument("--fine_tuning", action="store_true", help="measure that alone")
-    options, more = parser.parse_known_args()
+    parser.add_argument("--fine_tuning", action="store_true", help="measure only that")
+    options, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        release = options.data_folder or make_release(Path(folder) / "release", CLIPS)
-        common = [f"--data_folder={release}", f"--seconds={options.seconds}", read_ahead(), *more]
+        release = options.data_folder or make_release(Path(folder) / "release", CLIP_COUNTS)
+        # Each worker has two batches of 51 MB in shared memory.
+        has_room = shutil.disk_usage("/dev/shm").free > NUM_WORKERS * 2 * 100e6
+        common = [f"--data_folder={release}", f"--num_workers={NUM_WORKERS if has_room else 0}"]
+        common += [f"--seconds={options.seconds}", *overrides]
         if options.fine_tuning:
-            commands = fine_tunings(common)
+            parts = fine_tuning_parts(common)
         else:
-            commands = parts(common, Path(folder) / "run")
-        ends = [run(part) for part in commands]
-    print("\n\n".join(["", *ends]))
+            parts = default_parts(common, Path(folder) / "run")
+        print("\n\n".join(["", *[run(part) for part in parts]]))
 
 
-def read_ahead() -> str:
-    """Use worker processes if shared memory has room for their batches."""
-    has_room = shutil.disk_usage("/dev/shm").free > WORKERS * 2 * 100e6  # two each, of 51 MB
-    return f"--num_workers={WORKERS if has_room else 0}"
-
-
-def parts(common: Sequence[str], folder: Path) -> list[Part]:
-    """List the parts; ``common`` are options of all training commands."""
-    python = (sys.executable, "-m")
+def default_parts(common: Sequence[str], folder: Path) -> list[Part]:
+    """List the parts without --fine_tuning; ``common``: options of all training commands."""
     bench = (*BENCH, *common)
-    large, conformer = "hparams/ctc_large.yaml", "hparams/ctc.yaml"
+    large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
+    conformer = (*bench, "--only-sbkit", "--batch_seconds=1600", *CONFORMER)
     knobs = [option for option in common if not option.startswith("--seconds")]
     short = (
         *("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False"),
         *("--word_lm_order=0", "--token_lm_order=0"),
     )
-    profiled = ("train.py", conformer, *CONFORMER, *knobs, *short, f"--output_folder={folder}")
-    # Other files of tests need packages that a bare machine lacks; warnings may be new there.
-    tests = ("pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
+    train = (sys.executable, "train.py", "hparams/ctc.yaml", f"--output_folder={folder}")
+    profile = (*train, *CONFORMER, *knobs, *short)
+    # Other test files need packages that a bare machine lacks, and its versions may warn.
+    tests = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
     return [
-        Part("tests on a GPU", (*python, *tests, "--continue-on-collection-errors", *TESTS), 240),
-        Part("ctc_large in bf16", (*bench, "--yaml", large, "--precision=bf16"), 180),
-        Part("Conformer CTC, 30 M", (*bench, "--alone", "--batch_seconds=1600", *CONFORMER), 70),
-        Part("its profile", (sys.executable, *profiled), 70),
+        Part("tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 240),
+        Part("ctc_large in bf16", large, 180),
+        Part("Conformer CTC, 30 M", conformer, 70),
+        Part("its profile", profile, 70),
     ]
 
 
-def fine_tunings(common: Sequence[str]) -> list[Part]:
-    """List the ways to train a large encoder; ``common`` are options of all of them."""
-    bench = (*BENCH, "--alone", *XLS_R, *common)
-    return [Part(f"XLS-R, 300 M: {way}", (*bench, *how), 170) for way, how in FINE_TUNINGS.items()]
+def fine_tuning_parts(common: Sequence[str]) -> list[Part]:
+    """List the ways to train a large encoder; ``common``: options of all of them."""
+    bench = (*BENCH, "--only-sbkit", *XLS_R, *common)
+    return [
+        Part(f"XLS-R, 300 M: {way}", (*bench, *options), 170)
+        for way, options in FINE_TUNINGS.items()
+    ]
 
 
 def run(part: Part) -> str:
-    """Run a part, show what it prints, and return its end."""
+    """Run a part, print its output, and return the last lines."""
     print(f"== {part.title}: {shlex.join(part.command)}", flush=True)
-    began = time.perf_counter()
-    # All its processes are ended, stopped ones too, which would keep the GPU.
-    limited = ["timeout", "--signal=KILL", str(part.limit), *part.command]
-    done = subprocess.run(limited, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    start = time.perf_counter()
+    # `timeout` also kills the part's children: a suspended one would keep its GPU memory.
+    command = ["timeout", "--signal=KILL", str(part.max_seconds), *part.command]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout, flush=True)
-    took = f"exit code {done.returncode}, {time.perf_counter() - began:.0f} s"
-    return "\n".join([f"{part.title} ({took})", *done.stdout.splitlines()[-END:]])
+    outcome = f"exit code {done.returncode}, {time.perf_counter() - start:.0f} s"
+    last_lines = done.stdout.splitlines()[-NUM_LAST_LINES:]
+    return "\n".join([f"{part.title} ({outcome})", *last_lines])
 
 
-def make_release(folder: Path, clips: dict[str, int]) -> Path:
+def make_release(folder: Path, clip_counts: dict[str, int]) -> Path:
     """Write a release of modulated noise, with sentences of made-up words."""
     random = np.random.default_rng(0)
-    counts = random.integers(2, 5, LEXICON)  # syllables of a word
-    words = ["".join(random.choice(SYLLABLES, count)) for count in counts]
+    syllable_counts = random.integers(2, 5, NUM_WORDS)
+    words = ["".join(random.choice(SYLLABLES, count)) for count in syllable_counts]
     loudness = np.abs(np.sin(np.arange(60 * RATE) * 2 * np.pi * 4 / RATE))
     noise = (random.standard_normal(len(loudness)) * loudness * 0.1).astype(np.float32)
-    (folder / "clips").mkdir(parents=True)
-    for split, count in clips.items():
-        rows = ["path\tsentence"]
-        for number in range(count):
-            seconds = float(np.clip(random.gamma(4.0, 1.25), *SECONDS))
+
+    def make_clips(count: int, copies: int) -> Iterator[tuple[Any, list[str]]]:
+        for _ in range(count):
+            seconds = float(np.clip(random.gamma(4.0, 1.25), *CLIP_SECONDS))
             start = int(random.integers(len(noise) - int(seconds * RATE)))
-            first = folder / "clips" / f"{split}-{number}-0.wav"
-            soundfile.write(first, noise[start : start + int(seconds * RATE)], RATE)
-            for copy in range(COPIES if split == "train" else 1):
-                file = first.with_name(f"{split}-{number}-{copy}.wav")
-                if file != first:
-                    file.hardlink_to(first)
-                sentence = " ".join(random.choice(words, max(1, int(seconds * 1.5))))
-                rows.append(f"{file.name}\t{sentence}")
-        (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+            num_words = max(1, int(seconds * 1.5))
+            sentences = [" ".join(random.choice(words, num_words)) for _ in range(copies)]
+            yield noise[start : start + int(seconds * RATE)], sentences
+
+    for split, count in clip_counts.items():
+        write_split(
+            folder, split, make_clips(count, COPIES if split == "train" else 1), RATE, "wav"
+        )
     return folder
+
+
+def write_split(
+    release: Path, split: str, clips: Iterable[tuple[Any, list[str]]], rate: int, suffix: str
+) -> None:
+    """Write a split in the form of Common Voice; a clip has a copy (a link) for each sentence."""
+    folder = release / "clips"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = ["path\tsentence"]
+    for audio, sentences in clips:
+        first = folder / f"{split}-{len(rows)}.{suffix}"
+        soundfile.write(first, audio, rate)
+        for sentence in sentences:
+            file = first.with_stem(f"{split}-{len(rows)}")
+            if file != first:
+                file.hardlink_to(first)
+            rows.append(f"{file.name}\t{sentence}")
+    (release / f"{split}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,18 @@
-"""Measure a streaming model: error rates and delays by size of the chunks, and by decoder.
+"""Measure error rates and delays of a streaming model, by chunk size and decoder.
 
-python -m tools.bench_live RUN|BUNDLE [DATA] [--chunks 320,640,1280] [--whole RUN|BUNDLE]
-    [--plot bench_live.png]
+python -m tools.bench_live RUN|BUNDLE [DATA] [--chunks 320,640,1280]
+    [--whole-clip-model RUN|BUNDLE] [--plot bench_live.png]
 
-DATA is a table as `sbkit score` takes it; without it, the test sets of the run. --whole adds
-a row for a model of whole clips, such as one of hparams/ctc.yaml trained for the same time.
-Every clip runs through a streaming session. Prints a table of Markdown, and draws the delays of
-words:
+DATA is a table as for `sbkit score`; without it, the test sets of the run are used.
+--whole-clip-model adds rows for another model, such as one of hparams/ctc.yaml trained for as long.
+Every clip runs through a streaming session. Prints a Markdown table and draws the latencies:
 
-- latency: from the end of a word, according to the final text, to the end of the chunk since which
-  partial texts have it in its position;
-- taken back: words of partial texts that changed later, per hundred final words; a last word that
-  grows does not count; then the same for words that were called stable;
+- latency: from the end of a word, by the final text, to the end of the chunk from which on all
+  partial texts have the word in its position;
+- revised: words of partial texts that changed later, per hundred final words; a last word that
+  grows does not count. The next column has only those that the session called stable;
 - endpoint: from the end of the last word to the event, if silence follows;
-- final: the computing time of `finish` after the last sample, in ms.
+- final: the computing time of `finish` after the last sample.
 """
 
 import argparse
@@ -42,20 +41,22 @@ from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session, St
 SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint
 COLUMNS = (
     *("chunk", "decoder", "CER", "WER", "latency: mean", "p50", "p95 (ms)"),
-    *("taken back (%)", "stable ones (%)", "endpoint: p50 (ms)", "final: p50 (ms)"),
+    *("revised (%)", "revised though stable (%)", "endpoint: p50 (ms)", "final: p50 (ms)"),
 )
+
+Clip = tuple[Samples, str]  # with its text
 
 
 @dataclass
 class Measurements:
-    """The results of all clips, with one chunk size and decoder; delays in seconds."""
+    """The results of all clips with one chunk size and one decoder; delays are in seconds."""
 
     scores: Scores = field(default_factory=Scores)
     latencies: list[float] = field(default_factory=list)
     endpoints: list[float] = field(default_factory=list)
     finals: list[float] = field(default_factory=list)
-    taken_back: int = 0
-    stable_taken_back: int = 0
+    revised: int = 0
+    stable_revised: int = 0
 
     def row(self, chunk: str, decoder: str) -> list[str]:
         """Write a row of the table."""
@@ -63,50 +64,45 @@ class Measurements:
         return [
             *(chunk, decoder, f"{self.scores.cer:.1%}", f"{self.scores.wer:.1%}"),
             _ms(np.mean, self.latencies),
-            *(_ms(np.percentile, self.latencies, share) for share in (50, 95)),
-            *(f"{100 * count / words:.1f}" for count in (self.taken_back, self.stable_taken_back)),
+            *(_ms(np.percentile, self.latencies, percent) for percent in (50, 95)),
+            *(f"{100 * count / words:.1f}" for count in (self.revised, self.stable_revised)),
             *(_ms(np.percentile, delays, 50) for delays in (self.endpoints, self.finals)),
         ]
 
 
-def _ms(measure: Any, seconds: Sequence[float], *more: float) -> str:
-    return f"{1000 * measure(seconds, *more):.0f}" if seconds else "-"
+def _ms(statistic: Any, seconds: Sequence[float], *percent: float) -> str:
+    return f"{1000 * statistic(seconds, *percent):.0f}" if seconds else "-"
 
 
 def main() -> None:
-    """Measure each size of chunk with each decoder, print the table, and draw the plot."""
-    options = _parse()
-    rows: list[list[str]] = []
-    latencies: dict[str, list[float]] = {}
+    """Measure each chunk size with each decoder, print the table, and draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path, metavar="RUN|BUNDLE")
+    parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
+    parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
+    parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
+    parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
+    options = parser.parse_args()
+    rows, latencies = list[list[str]](), dict[str, list[float]]()
     with open_model(options.model) as bundle:
         clips = list(read_clips(bundle, options))
-        if options.whole is not None:
-            with open_model(options.whole) as whole_model:
-                rows += [score_whole(one, clips) for one in with_decoders(whole_model)]
+        if options.whole_clip_model is not None:
+            with open_model(options.whole_clip_model) as other:
+                rows += score_whole(other, clips, "whole-clip model")
         for chunk_ms in map(int, options.chunks.split(",")):
-            for variant in with_decoders(set_chunk(bundle, chunk_ms)):
-                decoder = GREEDY if variant.decoder is None else variant.decoder.decoder_type
+            set_chunk(bundle, chunk_ms)
+            for decoder, variant in with_decoders(bundle).items():
                 results = measure(variant, clips)
                 rows.append(results.row(f"{chunk_ms} ms", decoder))
                 latencies[f"{chunk_ms} ms, {decoder}"] = results.latencies
         set_chunk(bundle, None)
-        rows += [score_whole(variant, clips, "whole clip") for variant in with_decoders(bundle)]
+        rows += score_whole(bundle, clips, "whole clip")
     for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
         print(f"| {' | '.join(row)} |", flush=True)
     draw(latencies, options.plot)
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Error rates and delays of a streaming model.")
-    parser.add_argument("model", type=Path, metavar="RUN|BUNDLE")
-    parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
-    parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
-    parser.add_argument("--whole", type=Path, metavar="RUN|BUNDLE", help="of whole clips")
-    parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
-    return parser.parse_args()
-
-
-def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[tuple[Samples, str]]:
+def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Clip]:
     """Yield all clips with their texts."""
     if options.data is not None:
         sets = [prepare_source(bundle, options.data)]
@@ -117,42 +113,38 @@ def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[tup
             yield from ((np.asarray(row["audio"]), row["text"]) for row in batch.values())
 
 
-def with_decoders(bundle: TorchBundle) -> Iterator[TorchBundle]:
-    """Yield the bundle with greedy decoding, and with its own decoder if it has one."""
-    yield bundle.with_decoder(GREEDY)
+def with_decoders(bundle: TorchBundle) -> dict[str, TorchBundle]:
+    """Return the bundle with greedy decoding, and with its own decoder if it has one, by name."""
+    variants = {GREEDY: bundle.with_decoder(GREEDY)}
     if bundle.decoder is not None:
-        yield bundle
+        variants[bundle.decoder.decoder_type] = bundle
+    return variants
 
 
-def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> TorchBundle:
-    """Change the size of the chunks that the model sees; None for whole clips."""
+def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
+    """Set the chunk size of the model; None is for whole clips."""
     encoder = bundle.model.network.encoder.modules.get("Transformer")
     if not isinstance(streaming := getattr(encoder, "streaming", None), StreamingConfig):
         raise SbkitError(
             "This model only takes whole clips. Name a run of hparams/ctc_streaming.yaml."
         )
-    chunk = None if chunk_ms is None else chunk_ms // FRAME_MS
-    encoder.streaming = replace(streaming, chunk_frames=chunk)
-    return bundle
+    chunk_frames = None if chunk_ms is None else chunk_ms // FRAME_MS
+    encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
 
 
-def score_whole(
-    bundle: TorchBundle, clips: Sequence[tuple[Samples, str]], name: str = "whole-clip model"
-) -> list[str]:
-    """Return the row of a model that sees whole clips."""
-    results = Measurements()
-    for clip, text in clips:
-        results.scores += count_errors(text, *bundle.transcribe([clip]))
-    return results.row(name, GREEDY if bundle.decoder is None else bundle.decoder.decoder_type)
+def score_whole(bundle: TorchBundle, clips: Sequence[Clip], name: str) -> Iterator[list[str]]:
+    """Yield a row for each decoder of a model that sees whole clips."""
+    for decoder, variant in with_decoders(bundle).items():
+        results = Measurements()
+        for audio, text in clips:
+            results.scores += count_errors(text, *variant.transcribe([audio]))
+        yield results.row(name, decoder)
 
 
-def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Measurements:
+def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
     """Run each clip through a session, and through a copy that continues with silence."""
-    results, silence = (
-        Measurements(),
-        np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16),
-    )
-    model = bundle.model
+    results, model = Measurements(), bundle.model
+    silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
     opened = OpenBundle(
         config=bundle.config,
         task=bundle.task,
@@ -162,17 +154,17 @@ def measure(bundle: TorchBundle, clips: Sequence[tuple[Samples, str]]) -> Measur
         word_lm=bundle.word_lm,
     )
     with StreamingRecognizer(bundle=opened) as recognizer:
-        for clip, text in clips:
+        for audio, text in clips:
             session = Session(recognizer)
-            events = session.push(clip)
-            waiting = [*events, *session.copy().push(silence)]
-            began = time.perf_counter()
+            events = session.push(audio)
+            events_with_silence = [*events, *session.copy().push(silence)]
+            start = time.perf_counter()
             events += session.finish()
-            results.finals.append(time.perf_counter() - began)
-            text_found = " ".join(event.text for event in events if isinstance(event, Final))
-            results.scores += count_errors(text, text_found)
-            add_delays(results, events)
-            add_endpoint(results, waiting)
+            results.finals.append(time.perf_counter() - start)
+            hypothesis = " ".join(event.text for event in events if isinstance(event, Final))
+            results.scores += count_errors(text, hypothesis)
+            add_utterances(results, events)
+            add_endpoint(results, events_with_silence)
     return results
 
 
@@ -183,40 +175,42 @@ def add_endpoint(results: Measurements, events: Sequence[Event]) -> None:
             results.endpoints.append(event.seconds - after.words[-1].end)
 
 
-def add_delays(results: Measurements, events: Sequence[Event]) -> None:
-    """Add the latency of each word of each utterance, and count words that were taken back."""
-    partial: list[Partial] = []
+def add_utterances(results: Measurements, events: Sequence[Event]) -> None:
+    """Add the latencies and the revised words of all utterances."""
+    partials: list[Partial] = []
     for event in events:
         if isinstance(event, Partial):
-            partial.append(event)
+            partials.append(event)
         elif isinstance(event, Final):
-            partial_words = [event.text.split() for event in partial]
-            words = event.text.split()
-            for index, (text, word) in enumerate(zip(words, event.words, strict=True)):
-                at = event.seconds
-                for earlier, so_far in zip(reversed(partial), reversed(partial_words), strict=True):
-                    if so_far[index : index + 1] != [text]:
-                        break
-                    at = earlier.seconds
-                results.latencies.append(at - word.end)
-            for earlier, (before, after) in zip(
-                partial, pairwise([*partial_words, words]), strict=True
-            ):
-                gone = changed_words(before, after)
-                results.taken_back += len(gone)
-                results.stable_taken_back += sum(index < earlier.stable for index in gone)
-            partial = []
+            add_utterance(results, partials, event)
+            partials = []
 
 
-def changed_words(before: Sequence[str], after: Sequence[str]) -> list[int]:
-    """Return the indices of words that have changed; the last one may have grown."""
-    grown = len(before) - 1
-    return [
-        index
-        for index, word in enumerate(before)
-        if after[index : index + 1] != [word]
-        and not (index == grown and index < len(after) and after[index].startswith(word))
-    ]
+def add_utterance(results: Measurements, partials: Sequence[Partial], final: Final) -> None:
+    """Add the latency of each word, and count the words of partial texts that were revised."""
+    final_words = final.text.split()
+    partial_words = [partial.text.split() for partial in partials]
+    for index, (text, word) in enumerate(zip(final_words, final.words, strict=True)):
+        emitted = final.seconds
+        for partial, words in zip(reversed(partials), reversed(partial_words), strict=True):
+            if words[index : index + 1] != [text]:
+                break
+            emitted = partial.seconds
+        results.latencies.append(emitted - word.end)
+    changes = pairwise([*partial_words, final_words])
+    for partial, (before, after) in zip(partials, changes, strict=True):
+        revised = revised_words(before, after)
+        results.revised += len(revised)
+        results.stable_revised += sum(index < partial.stable for index in revised)
+
+
+def revised_words(before: Sequence[str], after: Sequence[str]) -> list[int]:
+    """Return the indices of words that have changed; a last word that has grown does not count."""
+    revised = [n for n, word in enumerate(before) if after[n : n + 1] != [word]]
+    last = len(before) - 1
+    if last in revised and last < len(after) and after[last].startswith(before[last]):
+        revised.remove(last)
+    return revised
 
 
 def draw(latencies: dict[str, list[float]], file: Path) -> None:
@@ -227,7 +221,7 @@ def draw(latencies: dict[str, list[float]], file: Path) -> None:
     axes = figure.subplots()
     for name, seconds in latencies.items():
         axes.ecdf([1000 * second for second in seconds] or [0.0], label=name, linewidth=2)
-    axes.set(xlabel="from the end of a word to its text (ms)", ylabel="share of the words")
+    axes.set(xlabel="from the end of a word to its text (ms)", ylabel="share of words")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(file, format="png")

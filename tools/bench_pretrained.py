@@ -1,11 +1,11 @@
-"""The other sides of `tools/bench_train` with `hparams/ctc_pretrained.yaml`.
+"""SpeechBrain's and Hugging Face's sides of `tools/bench_train` with `hparams/ctc_pretrained.yaml`.
 
-SpeechBrain's is the composition of its `recipes/CommonVoice/ASR/CTC/train_with_wav2vec.py`: its
-wrapper of Hugging Face's model, three linear layers with batch norm, Adam and Adadelta, speed
-perturbation and dropped frequencies and chunks, clips sorted by duration, so many in a batch.
-Hugging Face's is the loop of `run_speech_recognition_ctc.py`: `Wav2Vec2ForCTC`, batches of
-`group_by_length`, its padding, the step of its Trainer. Both have as many clips in a batch as
-sbkit has in the mean, the convolutions frozen, and the encoder trained from the first step.
+SpeechBrain's side is its `recipes/CommonVoice/ASR/CTC/train_with_wav2vec.py`: its wrapper of
+Hugging Face's model, three linear layers with batch norm, Adam and Adadelta, speed perturbation,
+dropped frequencies and chunks, and batches of clips sorted by duration. Hugging Face's side is the
+loop of `run_speech_recognition_ctc.py`: `Wav2Vec2ForCTC`, the batches of `group_by_length`, its
+padding, and the step of its Trainer. On both sides, a batch has as many clips as sbkit's has on
+average, the convolutions are frozen, and the encoder is trained from the first step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,17 +30,17 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.train.run import Run
-from tools.bench_sides import Theirs, items_of
-from tools.bench_speechbrain import BLANK, RATE, decode
+from tools.bench_sides import items_of
+from tools.bench_speechbrain import BLANK, RATE, SpeechBrainSide, read_wav
 
-library: Any = transformers  # without the types that it lacks
-DROPPED = 0.15  # by the linear layers
-NEURONS = 1024  # of each of them
+library: Any = transformers  # it has incomplete types
+HEAD_DROPOUT = 0.15
+HEAD_NEURONS = 1024
 NO_DROPOUT = ("attention_dropout", "activation_dropout", "hidden_dropout", "feat_proj_dropout")
 
 
 def save_base(folder: Path) -> Path:
-    """Save a wav2vec 2.0 `base` of 95 million random weights, whose layers are never left out."""
+    """Save a wav2vec 2.0 `base` of 95 million random weights, without LayerDrop."""
     library.Wav2Vec2Model(library.Wav2Vec2Config(layerdrop=0.0)).save_pretrained(folder)
     library.Wav2Vec2FeatureExtractor(return_attention_mask=False).save_pretrained(folder)
     return folder
@@ -49,11 +49,10 @@ def save_base(folder: Path) -> Path:
 # -- SpeechBrain -------------------------------------------------------------------------------
 
 
-class FineTuned(sb.Brain):  # type: ignore[misc]
-    """The Brain of the recipe, after its 500 steps in which the encoder is not trained."""
+class FineTuningBrain(sb.Brain):  # type: ignore[misc]
+    """The Brain of the recipe, after the 500 steps in which it does not train the encoder."""
 
     def compute_forward(self, batch: Any, stage: sb.Stage) -> tuple[Tensor, None, Tensor]:
-        """Compute log-probabilities from the audio."""
         audio, lengths = batch.sig
         if stage is sb.Stage.TRAIN:
             audio, lengths = self.hparams.augment(audio, lengths)
@@ -61,14 +60,12 @@ class FineTuned(sb.Brain):  # type: ignore[misc]
         return self.modules.ctc_lin(encoded).log_softmax(-1), None, lengths
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: sb.Stage) -> Tensor:
-        """Compute the loss."""
         log_probs, _, lengths = predictions
         tokens, token_lengths = batch.tokens
         loss: Tensor = ctc_loss(log_probs, tokens, lengths, token_lengths, BLANK)
         return loss
 
     def init_optimizers(self) -> None:
-        """Make an optimizer for the encoder, and one for the new layers."""
         encoder, *head = (self.modules[name].parameters() for name in self.modules)
         self.optimizers_dict = {
             "wav2vec": torch.optim.Adam(encoder, lr=1e-4),
@@ -76,65 +73,55 @@ class FineTuned(sb.Brain):  # type: ignore[misc]
         }
 
 
-def make_brain(folder: str, vocab_size: int, *, device: str, precision: str) -> FineTuned:
-    """Make the Brain of a folder's model, with the head, optimizers and augmentation of the recipe.
-
-    The augmentation is that of version 1.1: speed, then dropped frequencies and chunks.
-    """
-    encoder = Wav2Vec2(folder, folder, output_norm=True, freeze_feature_extractor=True)
-    head = Sequential(input_shape=[None, None, encoder.model.config.hidden_size])
-    for _ in range(3):
-        head.append(Linear, n_neurons=NEURONS)
-        head.append(BatchNorm1d)
-        head.append(nn.LeakyReLU())
-        head.append(nn.Dropout(DROPPED))
-    augment = Augmenter(
-        concat_original=False,
-        min_augmentations=3,
-        max_augmentations=3,
-        augmentations=[SpeedPerturb(RATE, [95, 100, 105]), DropFreq(), DropChunk()],
-    )
-    modules = {"wav2vec2": encoder, "enc": head, "ctc_lin": nn.Linear(NEURONS, vocab_size)}
-    options = {"device": device, "precision": precision}
-    brain = FineTuned(modules, hparams={"augment": augment}, run_opts=options)
-    brain.init_optimizers()
-    return brain
-
-
-class Shuffled:
+class ShuffledBatches:
     """Batches of a fixed number of clips of similar durations, in random order.
 
-    Both scripts go through batches in the order of their durations, Hugging Face's through fifty at
-    a time: a window of some seconds would hear long clips only, or short ones.
+    Both scripts sort batches by duration, Hugging Face's fifty at a time. A few seconds of training
+    would then have only long clips, or only short ones.
     """
 
-    def __init__(self, ordered: Iterable[int], clips: int) -> None:
-        self._ordered, self._clips, self._epoch = ordered, clips, 0
+    def __init__(self, ordered: Iterable[int], num_clips: int) -> None:
+        self._ordered, self._num_clips, self._epoch = ordered, num_clips, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the clip indices of each batch."""
         ordered = [*self._ordered]
-        starts = range(0, len(ordered), self._clips)
+        starts = range(0, len(ordered), self._num_clips)
         generator = torch.Generator().manual_seed(self._epoch)
-        for at in torch.randperm(len(starts), generator=generator).tolist():
-            yield ordered[starts[at] : starts[at] + self._clips]
+        for index in torch.randperm(len(starts), generator=generator).tolist():
+            yield ordered[starts[index] : starts[index] + self._num_clips]
 
 
-class FineTunedTheirs(Theirs):
+class SpeechBrainFineTuningSide(SpeechBrainSide):
     """Train as the recipe does, on the same clips and labels."""
 
-    def make_brain(self, run: Run) -> FineTuned:
-        """Make the Brain of `pretrained`."""
-        return make_brain(
-            run.knobs["pretrained"],
-            run.prepare_labels().vocabulary.size,
-            device=str(run.choose_placement().device),
-            precision=run.knobs["precision"],
+    def make_brain(self, run: Run) -> FineTuningBrain:
+        """Make the Brain of the encoder in `pretrained`; the augmentation is version 1.1's."""
+        folder, vocab_size = run.knobs["pretrained"], self._tokenizer.vocabulary.size
+        encoder = Wav2Vec2(folder, folder, output_norm=True, freeze_feature_extractor=True)
+        head = Sequential(input_shape=[None, None, encoder.model.config.hidden_size])
+        for _ in range(3):
+            head.append(Linear, n_neurons=HEAD_NEURONS)
+            head.append(BatchNorm1d)
+            head.append(nn.LeakyReLU())
+            head.append(nn.Dropout(HEAD_DROPOUT))
+        augment = Augmenter(
+            concat_original=False,
+            min_augmentations=3,
+            max_augmentations=3,
+            augmentations=[SpeedPerturb(RATE, [95, 100, 105]), DropFreq(), DropChunk()],
         )
+        ctc_lin = nn.Linear(HEAD_NEURONS, vocab_size)
+        modules = {"wav2vec2": encoder, "enc": head, "ctc_lin": ctc_lin}
+        options = {
+            "device": str(run.choose_placement().device),
+            "precision": run.knobs["precision"],
+        }
+        brain = FineTuningBrain(modules, hparams={"augment": augment}, run_opts=options)
+        brain.init_optimizers()
+        return brain
 
     def make_loader(self, dataset: Any, knobs: Mapping[str, Any]) -> Any:
         """Batch clips of similar durations."""
@@ -142,24 +129,24 @@ class FineTunedTheirs(Theirs):
         ordered = sorted(range(len(seconds)), key=seconds.__getitem__)
         return DataLoader(
             dataset,
-            batch_sampler=Shuffled(ordered, clips_in_batch(seconds, knobs)),
+            batch_sampler=ShuffledBatches(ordered, clips_in_batch(seconds, knobs)),
             collate_fn=PaddedBatch,
             num_workers=knobs["num_workers"],
         )
 
 
 def clips_in_batch(seconds: Sequence[float], knobs: Mapping[str, Any]) -> int:
-    """Count the clips of the mean length that `batch_seconds` holds."""
+    """Return the number of clips in `batch_seconds`, on average."""
     return max(1, round(float(knobs["batch_seconds"]) * len(seconds) / sum(seconds)))
 
 
 # -- Hugging Face ------------------------------------------------------------------------------
 
 
-class HuggingFace:
+class HuggingFaceSide:
     """Train as the Trainer of the script does, on the same clips and labels.
 
-    Each clip is decoded once and kept, as `datasets` does on the disk.
+    Each clip is decoded only once, as with `datasets`, which keep it on disk.
     """
 
     def __init__(self, run: Run) -> None:
@@ -176,18 +163,18 @@ class HuggingFace:
         self._device = run.choose_placement().device
         self.model.to(self._device).train()
         self._context = run.choose_placement().autocast()
-        self._decoded = dict[int, Any]()
+        self._inputs = dict[int, Any]()
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, weight_decay=0.0, fused=True
         )
         self._dev_items = items_of(run, "dev")
         items = items_of(run, "train")
         seconds = [item["duration"] for item in items.values()]
-        clips = clips_in_batch(seconds, knobs)
+        num_clips = clips_in_batch(seconds, knobs)
         self._loader: Any = DataLoader(
             [*items.values()],  # type: ignore[arg-type]
-            batch_sampler=Shuffled(
-                LengthGroupedSampler(clips, lengths=[int(s * RATE) for s in seconds]), clips
+            batch_sampler=ShuffledBatches(
+                LengthGroupedSampler(num_clips, lengths=[int(s * RATE) for s in seconds]), num_clips
             ),
             collate_fn=self._collate,
             num_workers=knobs["num_workers"],
@@ -211,16 +198,16 @@ class HuggingFace:
         """Return the character error rate of the first validation set, greedy, clip by clip."""
         self.model.eval()
         scored = list[ScoredUtterance]()
-        for name, item in self._dev_items.items():
-            audio = torch.from_numpy(self._audio(item["wav"])).to(self._device)
-            best = self.model(audio.unsqueeze(0)).logits[0].argmax(-1).unique_consecutive()
-            text = self._tokenizer.decode(best[best != BLANK].tolist())
-            scored.append(ScoredUtterance(name, item["text"], text))
+        for id, item in self._dev_items.items():
+            audio = torch.from_numpy(self._read(item["wav"])).to(self._device)
+            tokens = self.model(audio.unsqueeze(0)).logits[0].argmax(-1).unique_consecutive()
+            text = self._tokenizer.decode(tokens[tokens != BLANK].tolist())
+            scored.append(ScoredUtterance(id, item["text"], text))
         self.model.train()
         return total_scores(scored).cer
 
     def _collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        audio = [{"input_values": self._audio(item["wav"])} for item in items]
+        audio = [{"input_values": self._read(item["wav"])} for item in items]
         labels = [torch.tensor(self._tokenizer.encode(item["text"])) for item in items]
         return {
             **self._extractor.pad(audio, padding="longest", return_tensors="pt"),
@@ -228,11 +215,13 @@ class HuggingFace:
             "seconds": sum(item["duration"] for item in items),
         }
 
-    def _audio(self, wav: str) -> Any:
-        """Decode, resample and normalize a file; its copies in the corpus are links."""
-        file = Path(wav).stat().st_ino
-        if file not in self._decoded:
-            audio = decode(wav).numpy()
-            inputs = self._extractor(audio, sampling_rate=RATE).input_values
-            self._decoded[file] = inputs[0]
-        return self._decoded[file]
+    def _read(self, wav: str) -> Any:
+        """Read and normalize a file; its copies in the corpus are links to one inode."""
+        inode = Path(wav).stat().st_ino
+        if inode not in self._inputs:
+            extracted = self._extractor(read_wav(wav).numpy(), sampling_rate=RATE)
+            self._inputs[inode] = extracted.input_values[0]
+        return self._inputs[inode]
+
+
+SIDES = {"speechbrain": SpeechBrainFineTuningSide, "huggingface": HuggingFaceSide}

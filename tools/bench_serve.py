@@ -4,12 +4,13 @@ python -m tools.bench_serve BUNDLE AUDIO [--runtime onnx] [--clients 32] [--seco
 python -m tools.bench_serve BUNDLE AUDIO --realtime [--clients 32] [--seconds 60]
 python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
 
-AUDIO is a folder of clips. Each round measures many clients, then one client, then the plain loop
-of `sbkit transcribe` in this process. Prints seconds of audio per second (RTFx), latencies, and the
-mean batch. With --realtime the clients speak over WebSockets in real time. The latency is then from
-the end of a turn to its text, which must equal the text that a single client gets. With --soak a
-third of the requests is good; the others stall, abort or send rubbish. Prints how many good answers
-are wrong or lost, and the memory over time. The exit code is 1 if an answer is wrong.
+AUDIO is a folder of clips. Each round measures many clients, one client, and the plain loop of
+`sbkit transcribe` in this process. Prints seconds of audio per second (RTFx), latencies, and the
+mean batch. With --realtime, clients speak over WebSockets in real time. A latency is then the time
+from the end of a turn to its text, which must equal the text that a single client gets. With
+--soak, a third of the requests are good; the others stall, abort or send rubbish. Prints the number
+of good requests that got a wrong answer or none, and the memory over time. The exit code is 1 if
+any did.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,22 +35,19 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 from sbkit.audio.io import Samples, declared_seconds, find_audio_files, read_audio
-from sbkit.base.process import exit_code
+from sbkit.base.process import run_main
 from sbkit.runtime.transcriber import Transcriber
 
-HEADER = (
-    "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nContent-Length: {}\r\n"
-    "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
-)
-PART = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-END = b"\r\n--x--\r\n"
-RATE, MESSAGE_SAMPLES = 24_000, 2_400  # of realtime sessions: a second, and a message
+RATE = 24_000  # of realtime sessions
+MESSAGE_SAMPLES = 2_400
+BATCH_METRICS = ("sbkit_batch_clips_count", "sbkit_batch_clips_sum", "sbkit_batch_seconds_sum")
 NUM_SOAK_PARTS = 10  # memory is measured after each
+ATTACKS = ("connect", "stall", "abort", "rubbish")
 
 
 @dataclass(frozen=True)
 class ExpectedClip:
-    """A request, and the right text of its answer."""
+    """A request, the seconds of its audio, and the right text of its answer."""
 
     request: bytes
     seconds: float
@@ -58,29 +56,29 @@ class ExpectedClip:
 
 @dataclass
 class Results:
-    """The results of clients; latencies: of good answers; seconds: of their audio."""
+    """The results of clients; seconds: of the audio that was answered."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    kinds: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
 
 class Connection:
-    """A client's connection, which is opened again after it was closed."""
+    """A client's connection; sending opens it again after it was closed."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, content: bytes) -> None:
-        """Send bytes."""
+        """Send bytes, over a new connection if none is open."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         self._streams[1].write(content)
         await self._streams[1].drain()
 
     async def receive(self) -> tuple[int, bytes]:
-        """Receive a response: its status and its body."""
+        """Receive the status and the body of a response."""
         assert self._streams is not None
         header = await self._streams[0].readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", header.lower())
@@ -88,15 +86,15 @@ class Connection:
         return int(header.split()[1]), body
 
     def close(self) -> None:
-        """Close it at once, whatever is on its way."""
+        """Abort the connection, without sending what is buffered."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams = None
 
 
 def main() -> int:
-    """Measure, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    """Measure or attack a server; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("audio", type=Path)
     parser.add_argument("--runtime", default="torch")
@@ -147,71 +145,63 @@ def serving(options: argparse.Namespace) -> Iterator[int]:
 
 
 def as_request(content: bytes) -> bytes:
-    """Write a whole request with a file."""
-    body = PART + content + END
-    return HEADER.format(len(body)).encode() + body
+    """Write a request for the transcript of a file."""
+    part = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    body = part + content + b"\r\n--x--\r\n"
+    header = (
+        f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n"
+        "Content-Type: multipart/form-data; boundary=x\r\n\r\n"
+    )
+    return header.encode() + body
 
 
 def measure(
     port: int,
     clips: Sequence[ExpectedClip],
     options: argparse.Namespace,
-    loop: Callable[[], object],
+    transcribe_all: Callable[[], object],
 ) -> int:
     """Alternate between many clients, one client and the plain loop; print the medians."""
     rates: dict[str, list[float]] = {"many": [], "one": [], "loop": []}
-    wrong = 0
+    is_wrong = False
     for _ in range(options.rounds):
         for name, clients in (("many", options.clients), ("one", 1)):
-            before = batches(port)
+            before = read_metrics(port)
             results = asyncio.run(run_clients(port, clips, clients, options.seconds, ask))
             rates[name].append(results.seconds / options.seconds)
-            wrong += results.kinds.total() - results.kinds["right"]
-            print(describe(f"{clients} clients", results, options.seconds, before, batches(port)))
-        began, seconds = time.perf_counter(), 0.0
-        while time.perf_counter() - began < options.seconds:
-            loop()
+            is_wrong |= bool(results.outcomes.keys() - {"right"})
+            print(describe(f"{clients} clients", results, options.seconds, before, port))
+        start, seconds = time.perf_counter(), 0.0
+        while time.perf_counter() - start < options.seconds:
+            transcribe_all()
             seconds += sum(clip.seconds for clip in clips)
-        rates["loop"].append(seconds / (time.perf_counter() - began))
+        rates["loop"].append(seconds / (time.perf_counter() - start))
         print(f"plain loop: {rates['loop'][-1]:.0f} RTFx", flush=True)
-    many, one, plain = (median(rounds) for rounds in rates.values())
-    print(f"many clients: {many / one:.2f} times one client, {many / plain:.2f} times the loop")
-    return int(wrong > 0)
+    many, one, loop = (median(rounds) for rounds in rates.values())
+    print(f"many clients: {many / one:.2f} times one client, {many / loop:.2f} times the loop")
+    return int(is_wrong)
 
 
-def batches(port: int) -> tuple[float, float, float]:
-    """Return how many batches there were, and their clips and seconds."""
-    return (
-        metric(port, "sbkit_batch_clips_count"),
-        metric(port, "sbkit_batch_clips_sum"),
-        metric(port, "sbkit_batch_seconds_sum"),
-    )
-
-
-def metric(port: int, name: str) -> float:
-    """Read a metric of the server."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        value = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
-    assert value is not None
-    return float(value[1])
+def read_metrics(port: int) -> dict[str, float]:
+    """Read the metrics of the server that have no labels."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        metrics = re.findall(r"(?m)^(\w+) (\S+)$", response.read().decode())
+    return {name: float(value) for name, value in metrics}
 
 
 def describe(
-    name: str,
-    results: Results,
-    seconds: float,
-    before: Sequence[float],
-    after: Sequence[float],
+    name: str, results: Results, seconds: float, before: Mapping[str, float], port: int
 ) -> str:
-    """Describe a round in one line."""
-    ordered = sorted(results.latencies) or [0.0]
-    parts = [ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.95, 0.99)]
-    count, clips, padded = (end - begin for begin, end in zip(before, after, strict=True))
+    """Describe a round in one line; before: the metrics of the server before it."""
+    latencies = sorted(results.latencies) or [0.0]
+    p50, p95, p99 = (1e3 * latencies[int(q * (len(latencies) - 1))] for q in (0.5, 0.95, 0.99))
+    after = read_metrics(port)
+    batches, clips, padded_seconds = (after[metric] - before[metric] for metric in BATCH_METRICS)
     return (
-        f"{name}: {results.seconds / seconds:.0f} RTFx, {len(ordered) / seconds:.1f} answers/s, "
-        f"latency p50 {1e3 * parts[0]:.0f}, p95 {1e3 * parts[1]:.0f}, p99 {1e3 * parts[2]:.0f} ms, "
-        f"batches of {clips / max(1, count):.1f} clips and {padded / max(1, count):.1f} s; "
-        f"{dict(results.kinds)}"
+        f"{name}: {results.seconds / seconds:.0f} RTFx, {len(latencies) / seconds:.1f} answers/s, "
+        f"latency p50 {p50:.0f}, p95 {p95:.0f}, p99 {p99:.0f} ms, batches of "
+        f"{clips / max(1, batches):.1f} clips and {padded_seconds / max(1, batches):.1f} s; "
+        f"{dict(results.outcomes)}"
     )
 
 
@@ -220,15 +210,15 @@ async def run_clients(
     clips: Sequence[ExpectedClip],
     clients: int,
     seconds: float,
-    act: Callable[..., object],
+    act: Callable[..., Awaitable[None]],
 ) -> Results:
     """Let clients act until the time is over, each with its own connection."""
-    results, until = Results(), time.perf_counter() + seconds
+    results, end = Results(), time.perf_counter() + seconds
 
     async def client(number: int) -> None:
-        choose, connection = random.Random(number), Connection(port)
-        while time.perf_counter() < until:
-            await act(connection, choose.choice(clips), results, choose)  # type: ignore[misc]
+        dice, connection = random.Random(number), Connection(port)
+        while time.perf_counter() < end:
+            await act(connection, dice.choice(clips), results, dice)
         connection.close()
 
     await asyncio.gather(*map(client, range(clients)))
@@ -239,62 +229,64 @@ async def ask(
     connection: Connection, clip: ExpectedClip, results: Results, _: random.Random
 ) -> None:
     """Ask for a transcript, and compare it."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
         await connection.send(clip.request)
         status, body = await connection.receive()
     except (OSError, EOFError):
         connection.close()
-        results.kinds["lost"] += 1
+        results.outcomes["lost"] += 1
         return
-    results.latencies.append(time.perf_counter() - began)
+    results.latencies.append(time.perf_counter() - start)
     if status == 200:
-        right = json.loads(body)["text"] == clip.text
+        is_right = json.loads(body)["text"] == clip.text
         results.seconds += clip.seconds
-        results.kinds["right" if right else "wrong"] += 1
+        results.outcomes["right" if is_right else "wrong"] += 1
     else:
-        results.kinds[str(status)] += 1
+        results.outcomes[str(status)] += 1
 
 
 async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> int:
     """Let clients speak in real time, after one client that collects the expected texts."""
     results, expected = Results(), dict[Path, str]()
-    spoken = {file: read_audio(file, RATE) for file in files}
+    samples = {file: read_audio(file, RATE) for file in files}
 
-    async def say_each(clip_files: Iterable[Path], pace: float) -> None:
+    async def say_files(clip_files: Iterable[Path], pace: float) -> None:
         async with connect(f"ws://127.0.0.1:{port}/v1/realtime?intent=transcription") as socket:
-            options = {"audio": {"input": {"turn_detection": None}}}
-            await socket.send(json.dumps({"type": "session.update", "session": options}))
+            session = {"audio": {"input": {"turn_detection": None}}}
+            await socket.send(json.dumps({"type": "session.update", "session": session}))
             for file in clip_files:
-                text, seconds = await say(socket, spoken[file], pace)
+                text, seconds = await say(socket, samples[file], pace)
                 if expected.setdefault(file, text) != text:
-                    results.kinds["wrong"] += 1
+                    results.outcomes["wrong"] += 1
                 elif pace:
-                    results.kinds["right"] += 1
+                    results.outcomes["right"] += 1
                     results.latencies.append(seconds)
-                    results.seconds += len(spoken[file]) / RATE
+                    results.seconds += len(samples[file]) / RATE
 
-    def choices(number: int) -> Iterator[Path]:
-        choose, until = random.Random(number), time.perf_counter() + options.seconds
-        while time.perf_counter() < until:
-            yield choose.choice(files)
+    def random_files(number: int) -> Iterator[Path]:
+        dice, end = random.Random(number), time.perf_counter() + options.seconds
+        while time.perf_counter() < end:
+            yield dice.choice(files)
 
-    await say_each(files, 0.0)
-    before = batches(port)
-    await asyncio.gather(*(say_each(choices(n), 1.0) for n in range(options.clients)))
-    name = f"{options.clients} speakers"
-    print(describe(name, results, options.seconds, before, batches(port)))
-    return int(results.kinds["wrong"] > 0)
+    await say_files(files, 0.0)
+    before = read_metrics(port)
+    await asyncio.gather(*(say_files(random_files(n), 1.0) for n in range(options.clients)))
+    print(describe(f"{options.clients} speakers", results, options.seconds, before, port))
+    return int(results.outcomes["wrong"] > 0)
 
 
 async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[str, float]:
-    """Say a clip message by message; return its text, and the seconds until it arrived."""
-    began, num_sent = time.perf_counter(), 0
+    """Send a clip; return its text, and the seconds from the end of the clip to the text.
+
+    pace: 1 sends in real time, 0 at once.
+    """
+    start, num_sent = time.perf_counter(), 0
     for message in np.array_split(samples, 1 + len(samples) // MESSAGE_SAMPLES):
         audio = base64.b64encode(message.tobytes()).decode()
         await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
         num_sent += len(message)
-        await asyncio.sleep(pace * (began + num_sent / RATE - time.perf_counter()))
+        await asyncio.sleep(pace * (start + num_sent / RATE - time.perf_counter()))
     ended = time.perf_counter()
     await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
     while not (event := json.loads(await socket.recv()))["type"].endswith("completed"):
@@ -303,44 +295,41 @@ async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[
 
 
 async def misbehave(
-    connection: Connection, clip: ExpectedClip, results: Results, choose: random.Random
+    connection: Connection, clip: ExpectedClip, results: Results, dice: random.Random
 ) -> None:
-    """Ask as `ask` does, or misbehave."""
-    kind = choose.choice(("good", "good", "connect", "stall", "abort", "rubbish"))
-    if kind == "good":
-        await ask(connection, clip, results, choose)
+    """Ask for a transcript in a third of the calls; attack the server in the others."""
+    attack = dice.choice(("none", "none", *ATTACKS))
+    if attack == "none":
+        await ask(connection, clip, results, dice)
         return
     with suppress(OSError, EOFError):
-        if kind == "rubbish":
-            await connection.send(as_request(choose.randbytes(choose.randrange(50_000))))
+        if attack == "rubbish":
+            await connection.send(as_request(dice.randbytes(dice.randrange(50_000))))
             await connection.receive()
-        elif kind == "connect":
-            await connection.send(choose.randbytes(20))
+        elif attack == "connect":
+            await connection.send(dice.randbytes(20))
+        elif attack == "stall":
+            await connection.send(clip.request[: dice.randrange(len(clip.request))])
+            await asyncio.sleep(dice.uniform(0, 2))
         else:
-            part = choose.randrange(len(clip.request)) if kind == "stall" else None
-            await connection.send(clip.request[:part])
-            await asyncio.sleep(choose.uniform(0, 2 if kind == "stall" else 0.1))
-    results.kinds[kind] += 1
+            await connection.send(clip.request)
+            await asyncio.sleep(dice.uniform(0, 0.1))
+    results.outcomes[attack] += 1
     connection.close()
 
 
 def soak(port: int, clips: Sequence[ExpectedClip], options: argparse.Namespace) -> int:
-    """Attack the server; print how many good requests failed, and its memory over time."""
+    """Attack the server; print the outcomes of the requests, and the server's memory over time."""
     memory: list[float] = []
-    total, seconds = Counter[str](), options.seconds / NUM_SOAK_PARTS
+    outcomes, seconds = Counter[str](), options.seconds / NUM_SOAK_PARTS
     for _ in range(NUM_SOAK_PARTS):
         results = asyncio.run(run_clients(port, clips, options.clients, seconds, misbehave))
-        total += results.kinds
-        memory.append(metric(port, "process_resident_memory_bytes") / 1e6)
-    print(f"{options.seconds:g} s of {options.clients} clients: {dict(total)}")
+        outcomes += results.outcomes
+        memory.append(read_metrics(port)["process_resident_memory_bytes"] / 1e6)
+    print(f"{options.seconds:g} s of {options.clients} clients: {dict(outcomes)}")
     print(f"memory in MB over time: {', '.join(f'{mb:.0f}' for mb in memory)}")
-    bad = {"connect", "stall", "abort", "rubbish", "right"}
-    return int(bool(total.keys() - bad))
+    return int(not outcomes.keys() <= {"right", *ATTACKS})
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except KeyboardInterrupt as error:
-        code = exit_code(error)
-    sys.exit(code)
+    run_main(main)

@@ -1,12 +1,14 @@
-"""SpeechBrain's side of `tools/bench_train`: what its CommonVoice transformer recipe trains with.
+"""SpeechBrain's side of `tools/bench_train`: its CommonVoice transformer recipe.
 
-Its Brain, dynamic items (mp3 decoded and resampled every epoch), DynamicBatchSampler, Fbank,
+Brain, dynamic items (mp3 decoded and resampled every epoch), DynamicBatchSampler, Fbank,
 ConvolutionFrontEnd, Conformer encoder and Transformer decoder, joint CTC and attention loss, Adam
-and Noam. The text and its tokenizer are sbkit's, so that both learn the same labels.
+and Noam are the recipe's. The text and its tokenizer are sbkit's, so that both learn the same
+labels.
 """
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import count
 from typing import Any
 
 import speechbrain as sb
@@ -26,17 +28,19 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
+from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.text.tokenizer import Tokenizer
+from sbkit.train.run import Run
+from tools.bench_sides import items_of
 
 BLANK, UNKNOWN, BOS, EOS = 0, 1, 2, 3  # of sbkit's tokenizers
 RATE = 16_000
 
 
-class Joint(sb.Brain):  # type: ignore[misc]
+class JointBrain(sb.Brain):  # type: ignore[misc]
     """The Brain of the recipe."""
 
     def compute_forward(self, batch: Any, stage: sb.Stage) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the outputs of both heads from the audio."""
         audio, lengths = batch.sig
         features = self.modules.normalize(self.hparams.compute_features(audio), lengths)
         if stage is sb.Stage.TRAIN:
@@ -48,25 +52,23 @@ class Joint(sb.Brain):  # type: ignore[misc]
         return ctc, self.modules.seq_lin(decoded).log_softmax(-1), lengths
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: sb.Stage) -> Tensor:
-        """Weigh both losses."""
         ctc, seq, lengths = predictions
         tokens, token_lengths = batch.tokens
         attention = kldiv_loss(seq, *batch.tokens_eos, label_smoothing=0.1)
-        share: float = self.hparams.ctc_weight
-        one: Tensor = ctc_loss(ctc, tokens, lengths, token_lengths, BLANK)
-        loss: Tensor = share * one + (1 - share) * attention
+        weight: float = self.hparams.ctc_weight
+        ctc_part: Tensor = ctc_loss(ctc, tokens, lengths, token_lengths, BLANK)
+        loss: Tensor = weight * ctc_part + (1 - weight) * attention
         return loss
 
     def on_fit_batch_end(self, batch: Any, outputs: Any, loss: Any, should_step: bool) -> None:
-        """Set the rate for the next step."""
         if should_step:
             self.hparams.noam(self.optimizer)
 
 
 def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.ModuleDict:
-    """Build the parts of the recipe; the Conformer's d_ffn adjusts the number of parameters."""
+    """Build the recipe's model; the Conformer's d_ffn adjusts the number of parameters."""
     d_model = knobs["d_model"]
-    front = ConvolutionFrontEnd(
+    cnn = ConvolutionFrontEnd(
         input_shape=(8, 10, 80),
         num_blocks=2,
         num_layers_per_block=1,
@@ -93,7 +95,7 @@ def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.Mo
     return nn.ModuleDict(
         {
             "normalize": InputNormalization(norm_type="global", update_until_epoch=4),
-            "CNN": front,
+            "CNN": cnn,
             "Transformer": transformer,
             "ctc_lin": nn.Linear(d_model, vocab_size),
             "seq_lin": nn.Linear(d_model, vocab_size),
@@ -101,21 +103,23 @@ def make_modules(knobs: Mapping[str, Any], vocab_size: int, d_ffn: int) -> nn.Mo
     )
 
 
-def modules_of_size(knobs: Mapping[str, Any], vocab_size: int, parameters: int) -> nn.ModuleDict:
+def modules_of_size(
+    knobs: Mapping[str, Any], vocab_size: int, num_parameters: int
+) -> nn.ModuleDict:
     """Build a model with a given number of parameters, which grows linearly with d_ffn."""
     small, large = (
         sum(p.numel() for p in make_modules(knobs, vocab_size, width).parameters())
         for width in (8, 16)
     )
-    width = 8 + round((parameters - small) / (large - small) * 8)
+    width = 8 + round((num_parameters - small) / (large - small) * 8)
     return make_modules(knobs, vocab_size, width)
 
 
 def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
-    """Make a dataset that decodes, resamples and encodes items (wav, text, duration) lazily."""
+    """Make a dataset that reads the audio and encodes the text of items (wav, text, duration)."""
 
-    def text(words: str) -> Iterator[Tensor]:
-        ids = tokenizer.encode(words)
+    def encode(text: str) -> Iterator[Tensor]:
+        ids = tokenizer.encode(text)
         yield torch.LongTensor([BOS, *ids])
         yield torch.LongTensor([*ids, EOS])
         yield torch.LongTensor(ids)
@@ -123,66 +127,104 @@ def make_dataset(items: Mapping[str, Any], tokenizer: Tokenizer) -> Any:
     pipeline: Any = sb.utils.data_pipeline
     labels = ("tokens_bos", "tokens_eos", "tokens")
     pipelines = [
-        pipeline.takes("wav")(pipeline.provides("sig")(decode)),
-        pipeline.takes("text")(pipeline.provides(*labels)(text)),
+        pipeline.takes("wav")(pipeline.provides("sig")(read_wav)),
+        pipeline.takes("text")(pipeline.provides(*labels)(encode)),
     ]
     return DynamicItemDataset(items, pipelines, ["id", "sig", *labels, "duration"])
 
 
-def decode(wav: str) -> Tensor:
-    """Read a file, and resample it as the recipe does."""
+def read_wav(wav: str) -> Tensor:
+    """Read and resample a file as the recipe does."""
     info = sb.dataio.dataio.read_audio_info(wav)
     return torch.Tensor(Resample(info.sample_rate, RATE)(sb.dataio.dataio.read_audio(wav)))
 
 
-def make_loader(dataset: Any, seconds: float, workers: int) -> Any:
-    """Batch by seconds, as the recipe does."""
-    sampler = DynamicBatchSampler(
-        dataset,
-        max_batch_length=seconds,
-        num_buckets=200,
-        length_func=lambda item: item["duration"],
-        shuffle=True,
-        batch_ordering="random",
-        max_batch_ex=256,
-    )
-    return sb.dataio.dataloader.SaveableDataLoader(
-        dataset, batch_sampler=sampler, collate_fn=PaddedBatch, num_workers=workers
-    )
+class SpeechBrainSide:
+    """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels as sbkit."""
 
+    def __init__(self, run: Run) -> None:
+        self._tokenizer = run.prepare_labels()
+        self.brain = self.make_brain(run)
+        self.model = self.brain.modules.train()
+        self._dev_items = items_of(run, "dev")
+        dataset, dev_dataset = (
+            make_dataset(items, self._tokenizer)
+            for items in (items_of(run, "train"), self._dev_items)
+        )
+        self._loader = self.make_loader(dataset, run.knobs)
+        eval_knobs = {**run.knobs, "batch_seconds": run.knobs["eval_batch_seconds"]}
+        self._dev_loader = self.make_loader(dev_dataset, eval_knobs)
+        self.batches = self._batches()
 
-def make_brain(modules: nn.ModuleDict, *, device: str, precision: str, ctc_weight: float) -> Joint:
-    """Make the Brain, with the optimizer and the augmentation of the recipe."""
-    drop = partial(SpectrogramDrop, drop_count_low=2, drop_count_high=5, replace="zeros")
-    augment = Augmenter(
-        parallel_augment=False,
-        concat_original=False,
-        min_augmentations=2,
-        max_augmentations=2,
-        augmentations=[
-            drop(drop_length_low=5, drop_length_high=15, dim=1),
-            drop(drop_length_low=25, drop_length_high=35, dim=2),
-        ],
-    )
-    hparams = {
-        "compute_features": Fbank(sample_rate=RATE, n_fft=400, n_mels=80).to(device),
-        "augment": augment,
-        "ctc_weight": ctc_weight,
-        "noam": NoamScheduler(lr_initial=0.0008, n_warmup_steps=2000),
-    }
-    options = {"device": device, "precision": precision}
-    optimizer = partial(torch.optim.Adam, lr=0.0008, betas=(0.9, 0.98), eps=1e-9)
-    brain = Joint(dict(modules), optimizer, hparams, options)
-    brain.init_optimizers()
-    return brain
+    def make_brain(self, run: Run) -> Any:
+        """Make the recipe's Brain with as many parameters as the run's model."""
+        knobs, device = run.knobs, str(run.choose_placement().device)
+        num_parameters = sum(p.numel() for p in run.build_hparams()["model"].parameters())
+        modules = modules_of_size(knobs, self._tokenizer.vocabulary.size, num_parameters)
+        drop = partial(SpectrogramDrop, drop_count_low=2, drop_count_high=5, replace="zeros")
+        augment = Augmenter(
+            parallel_augment=False,
+            concat_original=False,
+            min_augmentations=2,
+            max_augmentations=2,
+            augmentations=[
+                drop(drop_length_low=5, drop_length_high=15, dim=1),
+                drop(drop_length_low=25, drop_length_high=35, dim=2),
+            ],
+        )
+        hparams = {
+            "compute_features": Fbank(sample_rate=RATE, n_fft=400, n_mels=80).to(device),
+            "augment": augment,
+            "ctc_weight": knobs["ctc_weight"],
+            "noam": NoamScheduler(lr_initial=0.0008, n_warmup_steps=2000),
+        }
+        options = {"device": device, "precision": knobs["precision"]}
+        optimizer = partial(torch.optim.Adam, lr=0.0008, betas=(0.9, 0.98), eps=1e-9)
+        brain = JointBrain(dict(modules), optimizer, hparams, options)
+        brain.init_optimizers()
+        return brain
 
+    def make_loader(self, dataset: Any, knobs: Mapping[str, Any]) -> Any:
+        """Make a loader whose batches have at most `batch_seconds`, as the recipe does."""
+        sampler = DynamicBatchSampler(
+            dataset,
+            max_batch_length=knobs["batch_seconds"],
+            num_buckets=200,
+            length_func=lambda item: item["duration"],
+            shuffle=True,
+            batch_ordering="random",
+            max_batch_ex=256,
+        )
+        return sb.dataio.dataloader.SaveableDataLoader(
+            dataset,
+            batch_sampler=sampler,
+            collate_fn=PaddedBatch,
+            num_workers=knobs["num_workers"],
+        )
 
-@torch.no_grad()
-def transcribe(brain: Joint, loader: Any, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """Decode the best CTC path of every utterance: its id and text."""
-    brain.modules.eval()
-    for batch in loader:
-        ctc, _, lengths = brain.compute_forward(batch.to(brain.device), sb.Stage.VALID)
-        for name, ids in zip(batch.id, ctc_greedy_decode(ctc, lengths, BLANK), strict=True):
-            yield name, tokenizer.decode(ids)
-    brain.modules.train()
+    def _batches(self) -> Iterator[Any]:
+        for epoch in count(1):
+            self._loader.batch_sampler.set_epoch(epoch)
+            yield from self._loader
+
+    def step(self, batch: Any) -> tuple[float, float]:
+        """Train one step, and return its seconds of audio without and with padding."""
+        brain = self.brain
+        brain.step += 1
+        loss = brain.fit_batch(batch)
+        brain.avg_train_loss = brain.update_average(loss, brain.avg_train_loss)
+        return float(batch.duration.sum()), batch.sig.data.numel() / RATE
+
+    @torch.no_grad()
+    def cer(self) -> float:
+        """Return the character error rate of the first validation set, greedy."""
+        brain, scored = self.brain, list[ScoredUtterance]()
+        brain.modules.eval()
+        for batch in self._dev_loader:
+            log_probs, _, lengths = brain.compute_forward(batch.to(brain.device), sb.Stage.VALID)
+            best = ctc_greedy_decode(log_probs, lengths, BLANK)
+            for id, tokens in zip(batch.id, best, strict=True):
+                text = self._tokenizer.decode(tokens)
+                scored.append(ScoredUtterance(id, self._dev_items[id]["text"], text))
+        brain.modules.train()
+        return total_scores(scored).cer

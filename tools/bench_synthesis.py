@@ -1,18 +1,17 @@
-"""Speak the sentences of a run's test clips, and print a table of figures beside the recordings.
+"""Speak the sentences of a run's test clips, and print a table that compares the recordings.
 
-python -m tools.bench_synthesis RUN [--recognizer BUNDLE] [--most N]
+python -m tools.bench_synthesis RUN [--recognizer BUNDLE] [--max-clips N]
 
-RUN is a folder of `hparams/tts.yaml`. Error rates are of a recognizer that knows the voice, with
-its own decoder and greedily. The pitch is compared in frames that are voiced in both, with the
-durations of the recording, which the voice's aligner finds; the length is compared with that of the
-recording without the silence around it. RTFx is by the seconds of one core.
+RUN is a run of `hparams/tts.yaml`. A recognizer that knows the voice gives the error rates, with
+its own decoder and with greedy decoding. For the pitch error, the voice speaks with the durations
+that its aligner finds in the recording; only frames that are voiced in both count. The length is
+relative to the recording without the silence around it. RTFx is seconds of audio per second of
+processor time.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,22 +22,21 @@ from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
 from recipes.synthesis.recipe import SEMITONES
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
+from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
-from sbkit.evaluate.wer import count_errors
 from sbkit.export.export import as_bundle
 from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from tools.bench_clips import error_rate, make_parser, read_clips, table_row
-
-Clips = Sequence[Samples]
+from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips, table_row
 
 
 def main() -> None:
     """Synthesize the sentences, and print the rows of the table."""
     options = make_parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    rows = read_clips(options.run, options.most)
+    rows = read_clips(options.run, options.max_clips)
+    recognizer = options.recognizer and load_bundle(options.recognizer)
     with as_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         bundle, rate = load_bundle(folder), voice.sample_rate
         collate = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
@@ -48,31 +46,45 @@ def main() -> None:
         print(f"{len(rows)} sentences, {seconds:.0f} s, {cpu_name()}")
         print("| | WER | CER | WER greedy | CER greedy | f0 RMSE | length | RTFx |")
         print(f"|{'---|' * 8}")
-        judge = partial(error_rates, rows, options.recognizer)
-        print(table_row("recordings", *judge([row["audio"] for row in rows]), "-", "1", "-"))
-        vocoded = [to_int16(by_vocoder(bundle, batch)) for batch in batches]
-        print(table_row("recordings, vocoded", *judge(vocoded), "-", "1", "-"), flush=True)
-        begun = time.process_time()
+        recorded = error_cells(recognizer, rows, [row["audio"] for row in rows])
+        print(table_row("recordings", *recorded, "-", "1", "-"))
+        vocoded = error_cells(recognizer, rows, [vocode(bundle, batch) for batch in batches])
+        print(table_row("recordings, vocoded", *vocoded, "-", "1", "-"), flush=True)
+        start = time.process_time()
         spoken = [to_int16(voice.speak(row["sentence"])) for row in rows]
-        used = time.process_time() - begun
-        seconds_made = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
-        error = pitch_error(bundle, batches)
-        figures = (f"{error:.2f}", f"{seconds_made / seconds:.3f}", f"{seconds_made / used:.0f}")
-        print(table_row("this voice", *judge(spoken), *figures))
-        print(f"first audio of {first_audio(voice, rows):.0f} ms (median of sentences)")
+        used = time.process_time() - start
+        spoken_seconds = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
+        ratios = (f"{spoken_seconds / seconds:.3f}", f"{spoken_seconds / used:.0f}")
+        error = f"{pitch_error(bundle, batches):.2f}"
+        print(table_row("this voice", *error_cells(recognizer, rows, spoken), error, *ratios))
+        print(f"first audio after {first_audio_ms(voice, rows):.0f} ms (median of sentences)")
 
 
-def by_vocoder(bundle: TorchBundle, batch: SpokenBatch) -> Any:
-    """Vocode the features of the recording itself: -> (S,)."""
+def error_cells(recognizer: TorchBundle | None, rows: Rows, clips: Sequence[Samples]) -> list[str]:
+    """Return the cells for WER and CER, with the recognizer's decoder and with greedy decoding."""
+    if recognizer is None:
+        return ["-"] * 4
+    cells: list[str] = []
+    for bundle in (recognizer, recognizer.with_decoder("greedy")):
+        scores = score_clips(bundle, rows, clips)
+        cells.append(error_rate([score.words for score in scores]))
+        cells.append(error_rate([score.characters for score in scores]))
+    return cells
+
+
+@torch.inference_mode()
+def vocode(bundle: TorchBundle, batch: SpokenBatch) -> Samples:
+    """Vocode the features of a recording: -> (S,)."""
     prediction = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
-    return prediction[0].numpy()
+    return to_int16(prediction[0].numpy())
 
 
 @torch.inference_mode()
 def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
     """Return the root mean square error of the pitch in semitones."""
     model, rate = bundle.model.network, bundle.config.sample_rate
-    frame, squares = model.features.frame, list[np.ndarray[Any, Any]]()
+    frame = model.features.frame
+    squares: list[np.ndarray[Any, Any]] = []
     for batch in batches:
         audio = batch.audio.float() / FULL_SCALE
         features, frames = model.features(audio, batch.audio_lengths)
@@ -80,44 +92,25 @@ def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
         _, durations = model.align(batch.symbols, batch.symbol_lengths, normalized, frames)
         states, _ = model.encode(batch.symbols)
         (spoken,) = model.decode(states, frame_index(durations, int(frames)))
-        short = max(0, audio.shape[1] - spoken.shape[1])
-        pitch = [
+        missing = max(0, audio.shape[1] - spoken.shape[1])
+        recorded_pitch, spoken_pitch = (
             track_pitch(to_int16(signal[0].numpy()), rate, frame)
-            for signal in (audio, pad(spoken, (0, short))[:, : audio.shape[1]])
-        ]
-        voiced = (pitch[0] > 0) & (pitch[1] > 0)
-        squares.append(np.square(np.log2(pitch[0][voiced] / pitch[1][voiced])))
+            for signal in (audio, pad(spoken, (0, missing))[:, : audio.shape[1]])
+        )
+        voiced = (recorded_pitch > 0) & (spoken_pitch > 0)
+        squares.append(np.square(np.log2(recorded_pitch[voiced] / spoken_pitch[voiced])))
     return SEMITONES * math.sqrt(np.concatenate(squares).mean())
 
 
-def error_rates(
-    rows: Sequence[Mapping[str, Any]], recognizer: Path | None, clips: Clips
-) -> list[str]:
-    """Return WER and CER of a recognizer, with its decoder and with greedy decoding."""
-    if recognizer is None:
-        return ["-"] * 4
-    bundle = load_bundle(recognizer)
-    normalize = bundle.normalizer()
-    cells = list[str]()
-    for decoded_bundle in (bundle, bundle.with_decoder("greedy")):
-        transcribe: Callable[..., list[str]] = decoded_bundle.transcribe
-        texts = [transcribe([clip])[0] for clip in clips]
-        pairs = zip(rows, texts, strict=True)
-        scores = [count_errors(normalize(row["text"]), text) for row, text in pairs]
-        cells += [error_rate([score.words for score in scores])]
-        cells += [error_rate([score.characters for score in scores])]
-    return cells
-
-
-def first_audio(voice: Synthesizer, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the median time to the audio of the first sentence, in milliseconds."""
-    waits = list[float]()
+def first_audio_ms(voice: Synthesizer, rows: Rows) -> float:
+    """Return the median time to the first audio of a text, in milliseconds."""
+    delays: list[float] = []
     for row in rows:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         next(iter(voice.stream(row["sentence"])))
-        waits.append(1000 * (time.perf_counter() - begun))
-    return float(np.median(waits))
+        delays.append(1000 * (time.perf_counter() - start))
+    return float(np.median(delays))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

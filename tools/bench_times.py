@@ -1,13 +1,11 @@
-"""Measure the errors of word times, given data whose column ``word_times`` holds the true ones.
+"""Measure the errors of word times on data whose column `word_times` has the true ones.
 
 python -m tools.bench_times BUNDLE|RUN DATA [--decoder greedy|beam|graph]
-python -m tools.bench_times BUNDLE DATA --fit    (fit the offsets and write them into the bundle)
+python -m tools.bench_times BUNDLE DATA --fit    (fits the offsets, and writes them into the bundle)
 
-The words that were recognized correctly are compared: median and mean of the absolute errors of
-their starts and ends, the share within 50 and 100 ms (McAuliffe et al., Interspeech 2017), and the
-signed medians of starts and ends.
-
-Legend: N words.
+Compares the words that were recognized correctly, then the words of the true text, aligned. Prints
+the median and mean absolute errors of starts and ends, the share within 50 and 100 ms (McAuliffe et
+al., Interspeech 2017), and the signed medians of starts and ends.
 """
 
 import argparse
@@ -41,23 +39,20 @@ Seconds = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TimeErrors:
-    """Measured minus true times in seconds, (N,) each.
-
-    words: the number of true words, of which N were recognized correctly.
-    """
+    """Measured minus true times of the N correct words, (N,) each; num_words: of the truth."""
 
     starts: Seconds
     ends: Seconds
-    words: int
+    num_words: int
 
     def __str__(self) -> str:
         if not len(self.starts):
-            return f"none of {self.words} words has times"
+            return f"none of {self.num_words} words has times"
         errors = MS * np.abs(np.concatenate([self.starts, self.ends]))
         within = ", ".join(f"{np.mean(errors <= ms):.1%} within {ms} ms" for ms in TOLERANCES_MS)
         start, end = (MS * np.median(signed) for signed in (self.starts, self.ends))
         return (
-            f"{len(self.starts)} of {self.words} words: median error of boundaries "
+            f"{len(self.starts)} of {self.num_words} words: median error of boundaries "
             f"{np.median(errors):.0f} ms, mean {errors.mean():.0f} ms, {within}; signed median of "
             f"starts {start:+.0f} ms, of ends {end:+.0f} ms"
         )
@@ -65,15 +60,15 @@ class TimeErrors:
 
 @dataclass(frozen=True)
 class TimedText:
-    """The words of one utterance with their times: true, recognized, and the true text aligned."""
+    """The words of one utterance with their times."""
 
     truth: tuple[Word, ...]
     recognized: tuple[Word, ...]
-    aligned: tuple[Word, ...]
+    aligned: tuple[Word, ...]  # the words of the truth, timed by the model
 
 
 def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
-    """Time the words of a source that has the column ``word_times``.
+    """Recognize and align the words of a source that has the column `word_times`.
 
     Raises:
         DataError: the source cannot be read, or its times do not match its words.
@@ -91,32 +86,31 @@ def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
         aligned = bundle.align(clips, [row["text"] for row in rows])
         return [TimedText(*words) for words in zip(truth, recognized, aligned, strict=True)]
 
-    timed: list[TimedText] = score_rows(bundle, rows, time_batch)
-    return timed
+    return score_rows(bundle, rows, time_batch)
 
 
 def fit_offsets(folder: Path, source: Path) -> WordOffsets:
     """Fit the word offsets of a bundle to the true times of a source, and write them into it.
 
-    Each offset is the median over the words with a pause before or after them.
+    Each offset is a median: of starts after a pause, and of ends before a pause.
 
     Raises:
         BundleError: the folder is not a bundle.
-        DataError: no word of the source has a pause beside it and is aligned.
+        DataError: the source has no such starts or ends.
     """
     bundle = load_bundle(folder)
-    plain = replace(bundle, config=replace(bundle.config, word_offsets=WordOffsets(0.0, 0.0)))
+    no_offsets = replace(bundle.config, word_offsets=WordOffsets(0.0, 0.0))
     starts: list[float] = []
     ends: list[float] = []
-    for text in time_source(plain, source):
-        gaps = [inf, *(after.start - word.end for word, after in pairwise(text.truth)), inf]
+    for text in time_source(replace(bundle, config=no_offsets), source):
+        pauses = [inf, *(after.start - word.end for word, after in pairwise(text.truth)), inf]
         for true_index, aligned_index in _matches(text.truth, text.aligned):
             true, aligned = text.truth[true_index], text.aligned[aligned_index]
-            if gaps[true_index] >= MIN_PAUSE_SECONDS:
+            if pauses[true_index] >= MIN_PAUSE_SECONDS:
                 starts.append(true.start - aligned.start)
-            if gaps[true_index + 1] >= MIN_PAUSE_SECONDS:
+            if pauses[true_index + 1] >= MIN_PAUSE_SECONDS:
                 ends.append(true.end - aligned.end)
-    if not starts:
+    if not (starts and ends):
         raise DataError(f"{source} has no words to fit offsets to. Use other data.")
     frame = samples_to_seconds(bundle.model.samples_per_frame, bundle.config.sample_rate)
     offsets = WordOffsets(*(round(median(errors) / frame, 2) for errors in (starts, ends)))
@@ -162,8 +156,8 @@ def _matches(truth: Sequence[Word], measured: Sequence[Word]) -> list[tuple[int,
 
 
 def main() -> None:
-    """Measure the errors of word times, after fitting the offsets if asked to."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    """Fit the offsets if asked to, then measure the errors of word times."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, metavar="BUNDLE|RUN")
     parser.add_argument("data", type=Path, metavar="DATA", help=f"a table with {TIMES_COLUMN}")
     parser.add_argument("--decoder", choices=("greedy", "beam", "graph"))

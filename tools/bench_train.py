@@ -1,26 +1,30 @@
-"""Train sbkit and others in alternating rounds, and compare them.
+"""Train sbkit and other toolkits in alternating rounds, and compare their speed.
 
-python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--alone] [--yaml FILE]
+python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--only-sbkit] [--yaml FILE]
     [--key=value of the YAML ...]
 
-The others are SpeechBrain's CommonVoice transformer recipe, or, of hparams/ctc_pretrained.yaml, its
-CTC recipe and Hugging Face's script, all with a wav2vec 2.0 `base` of random weights (--pretrained
-names another) and clips of at most 10 s. The same corpus (48 kHz mp3; without --data_folder the
-default corpus is converted), labels, precision, number of parameters within 1 % (4 % beside the CTC
-recipe, for its linear layers), and greatest seconds of audio in an update (mean ones of these two,
-which count clips). All sides are processes of this one; a side that has not its turn is stopped, so
-that none of its threads spins.
-Prints RTFx (seconds of audio trained on per second) by round, the medians and their ratio; update
-is the mean of the seconds of audio in one, which are fewer where a corpus is small: SpeechBrain's
-200 buckets fill only with many clips, and small batches are slower. TFLOP/s are those of
-the products of matrices, convolutions and attention, padding included, as torch counts them; on a
-GPU of the table below, MFU is their share of what it could do in bfloat16.
+By default, sbkit is compared with SpeechBrain's CommonVoice transformer recipe. With
+--yaml hparams/ctc_pretrained.yaml, it is compared with SpeechBrain's CTC recipe and Hugging Face's
+script: all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another) on clips
+of at most 10 s.
+
+All sides have the same corpus (48 kHz mp3; without --data_folder, the default corpus is converted),
+labels, precision, number of parameters within 1 % (4 % beside the CTC recipe, because of its linear
+layers), and maximum seconds of audio in an update (mean seconds when fine-tuning: there the others
+count clips). Each side is a process, suspended until its turn so that none of its threads spins.
+
+Prints RTFx (seconds of audio trained on per second) by round, the medians and their ratio. `update`
+is the mean number of seconds of audio in an update. A small corpus makes it low: SpeechBrain's 200
+buckets fill only with many clips, and small batches are slower. `tflops` counts matrix products,
+convolutions and attention, padding included, as torch does. On a GPU listed in PEAKS, `mfu` is its
+share of the GPU's peak in bfloat16.
 """
 
 import argparse
 import json
 import math
 import os
+import re
 import resource
 import signal
 import statistics
@@ -29,67 +33,59 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 WAITING = "OMP_WAIT_POLICY"
-SIDES = {  # what is compared, and the variables that each needs: sbkit chooses how threads wait
+YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
+# The sides, and the environment variables of each; sbkit itself chooses how its threads wait.
+SIDES = {
     "sbkit": {},
     "speechbrain active": {WAITING: "active"},
     "speechbrain passive": {WAITING: "passive"},
 }
-YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
 FINE_TUNING_SIDES = {
     "sbkit": {},
     "speechbrain": {WAITING: "active"},
     "huggingface": {WAITING: "active"},
 }
-JOINT = {  # of that YAML: the joint model of 2.8 million parameters
-    "num_encoder_layers": 4,
-    "num_decoder_layers": 2,
-    "d_ffn": 576,
-    "ctc_weight": 0.3,
-    "token_type": "bpe",
-    "vocab_size": 100,
-    "batch_seconds": 60.0,
-    "number_of_epochs": 11,  # of a corpus that lists every clip eight times
+DEFAULTS = {  # for the knobs of a YAML
+    YAML: (  # CTC and attention, 2.8 million parameters; the corpus lists every clip eight times
+        *("--num_encoder_layers=4", "--num_decoder_layers=2", "--d_ffn=576", "--ctc_weight=0.3"),
+        *("--token_type=bpe", "--vocab_size=100", "--batch_seconds=60.0", "--number_of_epochs=11"),
+    ),
+    # All sides compute all layers, and have the dropout of Hugging Face's script. With batches of
+    # 32 s, SpeechBrain ran out of 24 GiB.
+    FINE_TUNING: (
+        *("--layerdrop=0.0", "--dropout=0.0", "--activation_dropout=0.0"),
+        *("--batch_seconds=16.0", "--max_seconds=10.0", "--number_of_epochs=11"),
+    ),
 }
-BASE = {  # of the other YAML: all compute all layers, and drop what Hugging Face's script drops
-    "layerdrop": 0.0,
-    "dropout": 0.0,
-    "activation_dropout": 0.0,
-    "batch_seconds": 16.0,  # with 32 SpeechBrain's side ended early on 24 GiB
-    "max_seconds": 10.0,
-    "number_of_epochs": 11,
-}
-KNOBS: dict[str, dict[str, Any]] = {YAML: JOINT, FINE_TUNING: BASE}
-MAX_TIME_FACTOR = 6  # the other side may take this many times as long to the dev CER
+MAX_TIME_FACTOR = 6  # the race ends when the other side has taken this many times as long
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
 def main() -> None:
     """Run all sides, or act as one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in a round")
-    parser.add_argument("--to-cer", type=float, help="train on until dev CER is below this")
-    parser.add_argument("--yaml", default=YAML, help="another one is trained as it stands")
-    parser.add_argument("--alone", action="store_true", help="without the others")
+    parser.add_argument("--to-cer", type=float, help="then train until dev CER is below this")
+    parser.add_argument("--yaml", default=YAML, help="train this model")
+    parser.add_argument("--only-sbkit", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options, more = parser.parse_known_args()
+    options, overrides = parser.parse_known_args()
     if options.side:
-        serve(options, more)
+        run_side(options, overrides)
         return
     with tempfile.TemporaryDirectory() as folder:
-        compare(options, more, Path(folder))
-
-
-# -- the two sides, in turns -------------------------------------------------------------------
+        compare(options, overrides, Path(folder))
 
 
 class Side:
-    """A process that trains when it is its turn, and is suspended otherwise."""
+    """A process that works when it is asked, and is suspended otherwise."""
 
     def __init__(
         self,
@@ -99,9 +95,9 @@ class Side:
         module: str = "tools.bench_train",
     ) -> None:
         self.name, self.rounds = name, list[dict[str, float]]()
-        side = name.split()[0]
+        toolkit = name.split()[0]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, "--side", side, *arguments],
+            [sys.executable, "-m", module, "--side", toolkit, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -110,7 +106,7 @@ class Side:
         self.facts = self._read()
 
     def ask(self, **question: float) -> dict[str, Any]:
-        """Resume the process until it has answered."""
+        """Resume the process until it answers."""
         assert self._process.stdin is not None
         self._process.send_signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(question) + "\n")
@@ -122,25 +118,25 @@ class Side:
         return statistics.median(measured[figure] for measured in self.rounds)
 
     def close(self) -> None:
-        """End it."""
-        with self._process:  # which closes its pipes, too
+        """Kill the process, and close its pipes."""
+        with self._process:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
 
     def _read(self) -> dict[str, Any]:
-        """Read its next answer, and stop it."""
+        """Read the next answer of the process, and suspend it."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
                 self._process.send_signal(signal.SIGSTOP)
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise SystemExit(f"The side {self.name} must answer, but ended. Its error stands above.")
+        raise SystemExit(f"The process of {self.name} has ended. Its error is above.")
 
 
 def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
-    """Ask the sides in turns; store and print their answers."""
-    for number in range(rounds + 1):  # the first one warms up
+    """Ask the sides in turns; store and print their answers, after a round that warms up."""
+    for number in range(rounds + 1):
         for side in sides:
             answer = side.ask(**question)
             if number:
@@ -148,71 +144,88 @@ def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
                 print(f"round {number} {side.name}: {answer['rtfx']:.3g} RTFx", flush=True)
 
 
-def compare(options: argparse.Namespace, more: Sequence[str], folder: Path) -> None:
+def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
-    arguments = ["--yaml", options.yaml, "--folder", str(folder), *more]
-    compared = SIDES
+    arguments = ["--yaml", options.yaml, "--folder", str(folder)]
+    arguments += [*DEFAULTS.get(options.yaml, ()), *overrides]
+    variables_of_sides = SIDES
     if options.yaml == FINE_TUNING:
-        compared = FINE_TUNING_SIDES
-        if not any(option.startswith(("--pretrained=", "--encoder_config=")) for option in more):
+        variables_of_sides = FINE_TUNING_SIDES
+        names = {option.partition("=")[0] for option in overrides}
+        if names.isdisjoint(("--pretrained", "--encoder_config")):
             from tools.bench_pretrained import save_base
 
             arguments.append(f"--pretrained={save_base(folder / 'base')}")
-    sides = list[Side]()
-    try:
-        for name in list(compared)[: 1 if options.alone else None]:
-            side = Side(name, arguments, compared[name])
-            sides.append(side)  # which is stopped, and would stay so after an error of the next
+    with ExitStack() as stack:
+        sides: list[Side] = []
+        for name, variables in variables_of_sides.items():
+            side = stack.enter_context(closing(Side(name, arguments, variables)))
+            sides.append(side)
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
+            if options.only_sbkit:
+                break
         take_turns(sides, options.rounds, seconds=options.seconds)
         print(table(sides))
         if options.to_cer is not None:
             race(sides, options.to_cer, options.seconds)
-    finally:
-        for side in sides:
-            side.close()
 
 
 def table(sides: Sequence[Side]) -> str:
     """Write the medians, and the speed of the first side relative to the best other side."""
-    device = sides[0].facts["name"].split()
-    for peak in [flops for name, flops in PEAKS.items() if name in device]:
-        for side in sides:
-            side.rounds = [
-                {**measured, "mfu": measured["tflops"] / peak} for measured in side.rounds
-            ]
+    gpu_name = re.split(r"\W+", sides[0].facts["name"])  # "NVIDIA A100-SXM4-80GB"
+    peak = next((flops for name, flops in PEAKS.items() if name in gpu_name), None)
     columns = [name for name in sides[0].rounds[0] if name != "seconds"]
-    lines = [f"{'':20}" + "".join(f"{name:>12}" for name in columns)]
+    header = [*columns, "mfu"] if peak else columns
+    lines = [f"{'':20}" + "".join(f"{name:>12}" for name in header)]
     for side in sides:
-        figures = (f"{side.median(name):12.3g}" for name in columns)
-        lines.append(f"{side.name:20}" + "".join(figures))
-    if len(sides) == 1:
-        return "\n".join(lines)
-    ratio = sides[0].median("rtfx") / max(side.median("rtfx") for side in sides[1:])
-    return "\n".join([*lines, f"sbkit to the best of the others: {ratio:.2f}"])
+        figures = [side.median(name) for name in columns]
+        if peak:
+            figures.append(side.median("tflops") / peak)
+        lines.append(f"{side.name:20}" + "".join(f"{figure:12.3g}" for figure in figures))
+    if len(sides) > 1:
+        ratio = sides[0].median("rtfx") / max(side.median("rtfx") for side in sides[1:])
+        lines.append(f"sbkit to the best of the others: {ratio:.2f}")
+    return "\n".join(lines)
 
 
-def race(sides: Sequence[Side], limit: float, seconds: float) -> None:
-    """Train the first side, and then the fastest other one, until its dev CER is below the limit.
+def race(sides: Sequence[Side], target_cer: float, seconds: float) -> None:
+    """Train the first side, and then the fastest other one, until its dev CER is below the target.
 
     The other one may take MAX_TIME_FACTOR times as long.
     """
-    took: list[float] = []
+    durations: list[float] = []
     for side in [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]:
-        cer, spent = math.inf, sum(measured["seconds"] for measured in side.rounds)
-        while cer >= limit and (not took or spent < MAX_TIME_FACTOR * took[0]):
-            spent += side.ask(seconds=seconds)["seconds"]
+        cer, duration = math.inf, sum(measured["seconds"] for measured in side.rounds)
+        max_duration = MAX_TIME_FACTOR * durations[0] if durations else math.inf
+        while cer >= target_cer and duration < max_duration:
+            duration += side.ask(seconds=seconds)["seconds"]
             cer = side.ask(evaluate=1)["cer"]
-            print(f"{side.name}: dev CER {cer:.3f} after {spent:.0f} s", flush=True)
-        took.append(spent)
-    if len(took) > 1:
-        print(f"to dev CER {limit}: {took[1] / took[0]:.1f} times as fast", flush=True)
+            print(f"{side.name}: dev CER {cer:.3f} after {duration:.0f} s", flush=True)
+        durations.append(duration)
+    if len(durations) > 1:
+        more_than = "more than " if cer >= target_cer else ""
+        ratio = durations[1] / durations[0]
+        print(f"to dev CER {target_cer}: {more_than}{ratio:.1f} times as fast", flush=True)
 
 
-# -- one side ----------------------------------------------------------------------------------
+def make_side(options: argparse.Namespace, overrides: Sequence[str]) -> Any:
+    """Make a side; only its own toolkit is imported."""
+    from tools import bench_sides
+
+    if options.side == "sbkit":
+        make: Any = bench_sides.SbkitSide
+    elif options.yaml == FINE_TUNING:
+        from tools import bench_pretrained
+
+        make = bench_pretrained.SIDES[options.side]
+    else:
+        from tools import bench_speechbrain
+
+        make = bench_speechbrain.SpeechBrainSide
+    return bench_sides.make_side(make, Path(options.yaml), overrides, options.folder)
 
 
-def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
+def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Train and answer for each line of standard input."""
     from sbkit.base.allocator import keep_freed_memory
     from sbkit.base.openmp import ThreadWaiting
@@ -222,37 +235,27 @@ def serve(options: argparse.Namespace, more: Sequence[str]) -> None:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
-        from tools.bench_sides import Ours, Theirs, make_side
-
-        side_classes: dict[str, Any] = {"sbkit": Ours, "speechbrain": Theirs}
-        if options.yaml == FINE_TUNING and options.side != "sbkit":  # which is spared transformers
-            from tools.bench_pretrained import FineTunedTheirs, HuggingFace
-
-            side_classes = {"speechbrain": FineTunedTheirs, "huggingface": HuggingFace}
-
-        sizes = {**KNOBS.get(options.yaml, {}), "check": False}
-        side = make_side(
-            side_classes[options.side], Path(options.yaml), more, sizes, options.folder
-        )
+        side: Any = make_side(options, overrides)
         parameters = sum(p.numel() for p in side.model.parameters())
         device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         facts = {"parameters": parameters, "device": str(device), "name": name}
         print(json.dumps(facts), flush=True)
         with FlopCounterMode(display=False) as counter:
-            _, padded = side.step(next(side.batches))
-        flops = counter.get_total_flops() / padded
+            _, padded_seconds = side.step(next(side.batches))
+        flops_per_second = counter.get_total_flops() / padded_seconds
         for line in sys.stdin:
             question = json.loads(line)
             if "evaluate" in question:
                 answer = {"cer": side.cer()}
             else:
-                answer = train(side, question["seconds"], flops, on_gpu=device.type == "cuda")
+                on_gpu = device.type == "cuda"
+                answer = train(side, question["seconds"], flops_per_second, on_gpu=on_gpu)
             print(json.dumps(answer), flush=True)
 
 
-def train(side: Any, seconds: float, flops: float, *, on_gpu: bool) -> dict[str, float]:
-    """Train for some seconds and return the figures; flops: per padded second of audio."""
+def train(side: Any, seconds: float, flops_per_second: float, *, on_gpu: bool) -> dict[str, float]:
+    """Train for some seconds and return the figures; flops_per_second: of padded audio."""
     import torch
 
     audio = padded = waiting = 0.0
@@ -262,21 +265,23 @@ def train(side: Any, seconds: float, flops: float, *, on_gpu: bool) -> dict[str,
         asked = time.perf_counter()
         batch = next(side.batches)
         waiting += time.perf_counter() - asked
-        one, with_padding = side.step(batch)
-        audio, padded, updates = audio + one, padded + with_padding, updates + 1
+        audio_seconds, padded_seconds = side.step(batch)
+        audio += audio_seconds
+        padded += padded_seconds
+        updates += 1
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     if on_gpu:
         torch.cuda.synchronize()
         memory = torch.cuda.max_memory_allocated() / 2**30
-    took = time.perf_counter() - start
+    duration = time.perf_counter() - start
     return {
-        "seconds": took,
-        "rtfx": audio / took,
+        "seconds": duration,
+        "rtfx": audio / duration,
         "update": audio / updates,
         "padding": 1 - audio / padded,
-        "waiting": waiting / took,
+        "waiting": waiting / duration,
         "memory": memory,  # GB
-        "tflops": flops * padded / took / 1e12,
+        "tflops": flops_per_second * padded / duration / 1e12,
     }
 
 

@@ -2,11 +2,11 @@
 
 python -m tools.bench_transcribe BUNDLE DATA [--rounds 5]
 
-BUNDLE has the formats (`sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx,speechbrain`),
-DATA is a table as `sbkit score` takes it. All decode greedily, the same clips, in batches of like
-length: sbkit in its own, the others in those of BATCH_SECONDS. Each side is a process of its own
-that is stopped when it has not its turn. Prints seconds of audio per second by round, the medians,
-and their ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
+BUNDLE has the formats of `sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx,speechbrain`;
+DATA is a table as for `sbkit score`. All decode the same clips greedily, in batches of similar
+lengths: sbkit forms its own, the others get batches of BATCH_SECONDS. Each side is a process,
+suspended until its turn. Prints seconds of audio per second (RTFx) by round, the medians, and their
+ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,8 @@ import numpy.typing as npt
 
 from tools.bench_train import Side, take_turns
 
-MODULE = "tools.bench_transcribe"
-BASE = "speechbrain"
-SIDES = ("torch", "onnx", "onnx-int8", "sherpa-onnx", BASE)
+SPEECHBRAIN = "speechbrain"
+SIDES = ("torch", "onnx", "onnx-int8", "sherpa-onnx", SPEECHBRAIN)
 RATE, FULL_SCALE = 16_000, 32_768
 BATCH_SECONDS = 60.0  # of padded audio
 Clips = Sequence[npt.NDArray[np.int16]]
@@ -33,47 +33,45 @@ Transcribe = Callable[[Clips], list[str]]
 
 def main() -> None:
     """Run all sides, or act as one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        serve(options)
+        run_side(options)
         return
     arguments = [str(options.bundle), str(options.data)]
-    sides = [Side(name, arguments, {}, MODULE) for name in SIDES]
-    try:
+    with ExitStack() as stack:
+        started = (Side(name, arguments, {}, "tools.bench_transcribe") for name in SIDES)
+        sides = [stack.enter_context(closing(side)) for side in started]
         take_turns(sides, options.rounds)
-        base = next(side for side in sides if side.name == BASE).median("rtfx")
+        base = sides[-1].median("rtfx")
         for side in sides:
             rtfx = side.median("rtfx")
             print(
-                f"{side.name:12} {rtfx:8.0f} RTFx {rtfx / base:6.2f} x {BASE}'s, "
-                f"{side.facts['other']} of {side.facts['clips']} clips with other words"
+                f"{side.name:12} {rtfx:8.0f} RTFx {rtfx / base:6.2f} x {SPEECHBRAIN}'s, "
+                f"{side.facts['different']} of {side.facts['clips']} clips with other words"
             )
-    finally:
-        for side in sides:
-            side.close()
 
 
-def serve(options: argparse.Namespace) -> None:
+def run_side(options: argparse.Namespace) -> None:
     """Transcribe all clips for each line of standard input, and print the speed."""
     clips, expected = read_clips(options.bundle, options.data)
-    transcribe = MAKERS[options.side](options.bundle)
-    texts = transcribe(clips)
-    other = sum(one.split() != two.split() for one, two in zip(texts, expected, strict=True))
-    print(json.dumps({"clips": len(clips), "other": other}), flush=True)
+    transcribe = load(options.side, options.bundle)
+    pairs = zip(transcribe(clips), expected, strict=True)
+    different = sum(text.split() != expected_text.split() for text, expected_text in pairs)
+    print(json.dumps({"clips": len(clips), "different": different}), flush=True)
     seconds = sum(map(len, clips)) / RATE
     for _ in sys.stdin:
-        began = time.perf_counter()
+        start = time.perf_counter()
         transcribe(clips)
-        print(json.dumps({"rtfx": seconds / (time.perf_counter() - began)}), flush=True)
+        print(json.dumps({"rtfx": seconds / (time.perf_counter() - start)}), flush=True)
 
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
-    """Read all clips of the data, and transcribe them with the bundle itself."""
+    """Read all clips of the data, the shortest first, and transcribe them with the bundle."""
     from sbkit.commands.score import prepare_source
     from sbkit.export.test_sets import read_whole_clips
     from sbkit.runtime.torch_model import load_bundle
@@ -81,81 +79,79 @@ def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:
     bundle = load_bundle(folder).with_decoder("greedy")
     rows = prepare_source(bundle, data)
     clips = [row["audio"] for batch in read_whole_clips(rows, RATE) for row in batch.values()]
-    return clips, [text for batch in batches(clips) for text in bundle.transcribe(batch)]
+    return clips, in_batches(bundle.transcribe)(clips)
 
 
-def batches(clips: Clips) -> list[Clips]:
-    """Group clips by length into batches of at most BATCH_SECONDS of padded audio."""
-    groups: list[list[npt.NDArray[np.int16]]] = [[]]
-    for clip in clips:
-        if groups[-1] and len(clip) * (len(groups[-1]) + 1) > BATCH_SECONDS * RATE:
-            groups.append([])
-        groups[-1].append(clip)
-    return list(groups)
+def in_batches(transcribe: Transcribe) -> Transcribe:
+    """Cut clips, sorted by length, into batches of at most BATCH_SECONDS of padded audio."""
+
+    def transcribe_batches(clips: Clips) -> list[str]:
+        batches: list[list[npt.NDArray[np.int16]]] = [[]]
+        for clip in clips:
+            if batches[-1] and len(clip) * (len(batches[-1]) + 1) > BATCH_SECONDS * RATE:
+                batches.append([])
+            batches[-1].append(clip)
+        return [text for batch in batches for text in transcribe(batch)]
+
+    return transcribe_batches
 
 
-def of_sbkit(runtime: str, precision: str, folder: Path) -> Transcribe:
-    """Transcribe as `sbkit transcribe` does."""
+def load(side: str, folder: Path) -> Transcribe:
+    """Load the format of a side; return a function that transcribes clips with it."""
+    if side == SPEECHBRAIN:
+        return in_batches(load_speechbrain(folder / "speechbrain"))
+    if side == "sherpa-onnx":
+        return in_batches(load_sherpa(folder / "sherpa-onnx"))
     from sbkit.runtime.transcriber import Transcriber
 
+    runtime, _, precision = side.partition("-")
     loaded = Transcriber.load(
-        folder, runtime=runtime, precision=precision, decoder="greedy", device="cpu", times=False
+        folder,
+        runtime=runtime,
+        precision=precision or "fp32",
+        decoder="greedy",
+        device="cpu",
+        times=False,
     )
-    return lambda clips: [
-        transcript.text for transcript in loaded.transcribe_batch(list(clips), RATE)
-    ]
+    return lambda clips: [result.text for result in loaded.transcribe_batch(list(clips), RATE)]
 
 
-def of_sherpa(folder: Path) -> Transcribe:
-    """Transcribe by sherpa-onnx, features included, in batches."""
+def load_sherpa(folder: Path) -> Transcribe:
+    """Load sherpa-onnx, which computes the features itself."""
     from sbkit.base.imports import require_package
 
-    here, sherpa = folder / "sherpa-onnx", require_package("sherpa_onnx", extra="export")
+    sherpa = require_package("sherpa_onnx", extra="export")
     recognizer = sherpa.OfflineRecognizer.from_fire_red_asr_ctc(
-        model=str(here / "model.onnx"), tokens=str(here / "tokens.txt"), num_threads=2
+        model=str(folder / "model.onnx"), tokens=str(folder / "tokens.txt"), num_threads=2
     )
 
-    def transcribe(clips: Clips) -> list[str]:
-        texts = []
-        for batch in batches(clips):
-            streams = [recognizer.create_stream() for _ in batch]
-            for stream, clip in zip(streams, batch, strict=True):
-                stream.accept_waveform(RATE, clip / np.float32(FULL_SCALE))
-            recognizer.decode_streams(streams)
-            texts += [stream.result.text for stream in streams]
-        return texts
+    def transcribe(batch: Clips) -> list[str]:
+        streams = [recognizer.create_stream() for _ in batch]
+        for stream, clip in zip(streams, batch, strict=True):
+            stream.accept_waveform(RATE, clip / np.float32(FULL_SCALE))
+        recognizer.decode_streams(streams)
+        return [stream.result.text for stream in streams]
 
     return transcribe
 
 
-def of_speechbrain(folder: Path) -> Transcribe:
-    """Transcribe by SpeechBrain's `EncoderASR`, with the same weights."""
+def load_speechbrain(folder: Path) -> Transcribe:
+    """Load SpeechBrain's `EncoderASR`, with the same weights."""
     import torch
     from speechbrain.inference.ASR import EncoderASR
 
     from sbkit.audio.lengths import to_relative
 
-    recognizer: Any = EncoderASR.from_hparams(source=str(folder / "speechbrain"), savedir=None)
+    recognizer: Any = EncoderASR.from_hparams(source=str(folder), savedir=None)
 
-    def transcribe(clips: Clips) -> list[str]:
-        texts: list[str] = []
-        for batch in batches(clips):
-            rows = [torch.from_numpy(clip / np.float32(FULL_SCALE)) for clip in batch]
-            audio = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            lengths = torch.tensor([len(clip) for clip in batch])
-            texts += recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))[0]
-        return texts
+    def transcribe(batch: Clips) -> list[str]:
+        rows = [torch.from_numpy(clip / np.float32(FULL_SCALE)) for clip in batch]
+        audio = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor([len(clip) for clip in batch])
+        return [*recognizer.transcribe_batch(audio, to_relative(lengths, audio.shape[1]))[0]]
 
     return transcribe
 
-
-MAKERS: dict[str, Callable[[Path], Transcribe]] = {
-    "torch": lambda folder: of_sbkit("torch", "fp32", folder),
-    "onnx": lambda folder: of_sbkit("onnx", "fp32", folder),
-    "onnx-int8": lambda folder: of_sbkit("onnx", "int8", folder),
-    "sherpa-onnx": of_sherpa,
-    BASE: of_speechbrain,
-}
 
 if __name__ == "__main__":
     main()

@@ -1,14 +1,14 @@
-"""Compare a voice activity detector with webrtcvad, frame by frame, in noise.
+"""Compare a voice activity detector with webrtcvad in noise, by windows of 20 ms.
 
 python -m tools.bench_vad RUN|BUNDLE [--recognizer RUN|BUNDLE] [--languages en,it] [--silero]
 
 Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test splits of the default
-corpora, whose truth is the level of the clean clips (near words that --recognizer aligns), and
-that of FestvoxRu, another voice and language, whose truth are phone labels. Each clip has a second
-of silence before and after it, in noise at a ratio to the clip's speech. Babble is the
-speech of six other clips of the split at a time. Prints misses and false alarms in percent of the
-windows of 20 ms, with 95 % intervals over clips. A detector says speech where its probability
-reaches the onset.
+corpora and of FestvoxRu, another voice and language. The truth of the default corpora follows from
+the level of the clean clips (with --recognizer, speech is only near the words that it aligns), that
+of FestvoxRu from phone labels. Each clip has a second of silence before and after it, and noise at
+a given ratio to its speech. Babble is the speech of six other clips of the split at a time. A
+detector says speech where its probability reaches the onset. Prints misses and false alarms in
+percent of the windows, with 95 % intervals over clips.
 """
 
 import argparse
@@ -38,14 +38,16 @@ from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
+from sbkit.evaluate.intervals import Grouping, rate_interval
 from sbkit.export.export import as_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 from tools.bench_times import TIMES_COLUMN
 
 WINDOW = SAMPLE_RATE // WINDOWS_PER_SECOND
-PADDING = 1.0  # seconds of silence before and after a clip
-TALKERS, DRAWS = 6, 2000
-NOISES = [("clean", 99)] + [(kind, db) for kind in ("pink", "babble") for db in (20, 10, 5)]
+PADDING = WINDOWS_PER_SECOND  # windows of silence before and after a clip
+NUM_TALKERS = 6  # of babble
+NUM_DRAWS = 2000
+SNRS_DB = (20, 10, 5)
 FESTVOX = {"corpus": "recipes.FestvoxRu.corpus", "language": "ru"}
 
 Detector = Callable[[Samples], Windows]
@@ -54,18 +56,18 @@ Signal = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class LabeledClip:
-    """Clean audio in silence (S,), and which windows are speech (W,)."""
+    """Clean audio (S,) with silence around it, and whether each window is speech (W,)."""
 
     audio: Samples
     speech: Windows
 
     @property
     def spoken(self) -> Signal:
-        """The samples of speech, one after the other."""
+        """The samples of the speech windows, joined."""
         return self.audio[np.repeat(self.speech, WINDOW)].astype(np.float32)
 
     def noisy(self, noise: Signal, snr_db: float) -> Samples:
-        """Add noise (S,) at a given level in dB below the speech, in the band of the features."""
+        """Add noise (S,) at a ratio to the speech in dB, in the band of the features."""
         audio = torch.from_numpy(self.audio.astype(np.float32))[None]
         speech = torch.from_numpy(self.speech)[None]
         in_band = color(torch.from_numpy(noise)[: len(self.audio)], 0.0, SAMPLE_RATE)[None]
@@ -75,97 +77,104 @@ class LabeledClip:
         return clipped
 
 
-def read_test(**knobs: Any) -> Iterator[LabeledClip]:
-    """Yield the clips of a test split."""
-    declared = read_knobs(Path("hparams/vad.yaml"), {})
-    (split,) = prepare_speech({**declared, **knobs}).test.values()
-    around = round(PADDING * WINDOWS_PER_SECOND)
+def read_test(**overrides: Any) -> Iterator[LabeledClip]:
+    """Yield the clips of a test split that have speech."""
+    knobs = read_knobs(Path("hparams/vad.yaml"), {})
+    (split,) = prepare_speech({**knobs, **overrides}).test.values()
     for row in read_rows(split, range(len(split))):
-        count = len(row["audio"]) // WINDOW
+        num_windows = len(row["audio"]) // WINDOW
         times = {SPEECH: row[TIMES_COLUMN]} if TIMES_COLUMN in row else {}
         speech = bridge_pauses(speech_of({**row, **times}, SAMPLE_RATE))
         if speech.any():
-            audio = np.pad(row["audio"][: count * WINDOW], around * WINDOW)
-            yield LabeledClip(audio, np.pad(speech, around))
+            audio = np.pad(row["audio"][: num_windows * WINDOW], PADDING * WINDOW)
+            yield LabeledClip(audio, np.pad(speech, PADDING))
 
 
-def babble(clips: Sequence[LabeledClip], place: int, random: np.random.Generator) -> Signal:
-    """Mix the speech of six other clips to the length of a clip."""
-    total = np.zeros(len(clips[place].audio), np.float32)
-    other_clips = [n for n in range(len(clips)) if n != place]
-    for _ in range(TALKERS):
+def babble(clips: Sequence[LabeledClip], index: int, random: np.random.Generator) -> Signal:
+    """Mix the speech of six other clips at a time, as long as the clip at an index."""
+    total = np.zeros(len(clips[index].audio), np.float32)
+    other_clips = [n for n in range(len(clips)) if n != index]
+    for _ in range(NUM_TALKERS):
         parts = [clips[n].spoken for n in random.permutation(other_clips)[:20]]
         joined = np.concatenate([part / np.square(part).mean() ** 0.5 for part in parts])
         total += np.resize(np.roll(joined, random.integers(len(joined))), len(total))
     return total
 
 
-def webrtc(mode: int, audio: Samples) -> Windows:
-    """Run webrtcvad."""
+def detect_by_webrtc(mode: int, audio: Samples) -> Windows:
+    """Run webrtcvad on each window."""
     vad = require_package("webrtcvad", extra="webrtcvad-wheels").Vad(mode)
     windows = audio.reshape(-1, WINDOW)
     return np.array([vad.is_speech(window.tobytes(), SAMPLE_RATE) for window in windows], np.bool_)
 
 
-def frames_of(detector: VoiceDetector, audio: Samples) -> Windows:
+def detect(detector: VoiceDetector, audio: Samples) -> Windows:
     """Run a detector, and map its frames to windows of 20 ms."""
     model = detector.model
     padded = np.pad(audio, (0, (model.delay + 2) * model.step + model.overlap))
     frames = (len(padded) - model.overlap) // model.step
     outputs, _ = model.advance(padded[: frames * model.step + model.overlap], model.start())
-    places = np.arange(len(audio) // WINDOW) * WINDOW // model.step + model.delay
-    is_speech: Windows = outputs[places] >= detector.rules.onset
+    frame_of_window = np.arange(len(audio) // WINDOW) * WINDOW // model.step + model.delay
+    is_speech: Windows = outputs[frame_of_window] >= detector.rules.onset
     return is_speech
 
 
-def rate(pairs: Sequence[tuple[Windows, Windows]]) -> str:
-    """Return the percentage of wrong windows, with its interval over clips."""
-    counts = np.array([(int((wrong & of).sum()), int(of.sum())) for of, wrong in pairs]).T
-    drawn = np.random.default_rng(0).integers(len(pairs), size=(DRAWS, len(pairs)))
-    rates = 100 * counts[0][drawn].sum(1) / counts[1][drawn].sum(1)
-    low, high = np.percentile(rates, (2.5, 97.5))
-    return f"{100 * counts[0].sum() / counts[1].sum():.1f} ({low:.1f} to {high:.1f})"
+def error_cell(errors: Sequence[Windows], relevant: Sequence[Windows]) -> str:
+    """Return the percentage of the relevant windows that are errors, with its interval."""
+    counts = np.array([mask.sum() for mask in errors]), np.array([mask.sum() for mask in relevant])
+    clips = Grouping("clip", tuple(f"{number:06}" for number in range(len(errors))))
+    interval = rate_interval(*counts, clips, draws=NUM_DRAWS)
+    return f"{100 * counts[0].sum() / counts[1].sum():.1f} ({interval.format_ends()})"
+
+
+def conditions(clips: Sequence[LabeledClip]) -> Iterator[tuple[str, list[Samples]]]:
+    """Yield the name of each noise with its level, and the clips in it."""
+    yield "clean", [clip.audio for clip in clips]
+    random, longest = np.random.default_rng(0), max(len(clip.audio) for clip in clips)
+    white = torch.randn(longest, generator=torch.Generator().manual_seed(1))
+    noises = {
+        "pink": [color(white, 1.0, SAMPLE_RATE).numpy()] * len(clips),
+        "babble": [babble(clips, index, random) for index in range(len(clips))],
+    }
+    for name, noise in noises.items():
+        for db in SNRS_DB:
+            audio = [clip.noisy(signal, db) for clip, signal in zip(clips, noise, strict=True)]
+            yield f"{name}, {db} dB", audio
 
 
 def measure(clips: Sequence[LabeledClip], detectors: dict[str, Detector]) -> Iterator[str]:
     """Yield a table row for each noise and detector."""
-    random, longest = np.random.default_rng(0), max(len(clip.audio) for clip in clips)
-    white = torch.randn(longest, generator=torch.Generator().manual_seed(1))
-    noises = {"pink": [color(white, 1.0, SAMPLE_RATE).numpy()] * len(clips)}
-    noises["babble"] = [babble(clips, place, random) for place in range(len(clips))]
-    for kind, db in NOISES:
-        audio = [clip.audio for clip in clips]
-        if kind in noises:
-            audio = [c.noisy(n, db) for c, n in zip(clips, noises[kind], strict=True)]
-        for name, detect in detectors.items():
-            detections = [
-                (clip.speech, detect(samples)) for clip, samples in zip(clips, audio, strict=True)
-            ]
-            miss, alarm = (
-                rate([(s, ~f) for s, f in detections]),
-                rate([(~s, f) for s, f in detections]),
-            )
-            condition = f"{kind}, {db} dB" if kind in noises else kind
-            yield f"| {condition} | {name} | {miss} | {alarm} |"
+    speech = [clip.speech for clip in clips]
+    silence = [~windows for windows in speech]
+    for condition, audio in conditions(clips):
+        for name, detector in detectors.items():
+            detected = [detector(samples) for samples in audio]
+            misses = [s & ~d for s, d in zip(speech, detected, strict=True)]
+            alarms = [s & d for s, d in zip(silence, detected, strict=True)]
+            cells = error_cell(misses, speech), error_cell(alarms, silence)
+            yield f"| {condition} | {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Print a table for each corpus."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--recognizer", type=Path)
     parser.add_argument("--languages", default="en")
     parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
     with as_bundle(options.model) as folder:
-        detectors: dict[str, Detector] = {"own": partial(frames_of, VoiceDetector.load(folder))}
-    detectors |= {f"webrtcvad, mode {mode}": partial(webrtc, mode) for mode in (3, 2, 1)}
+        detectors: dict[str, Detector] = {"own": partial(detect, VoiceDetector.load(folder))}
+    detectors |= {f"webrtcvad, mode {mode}": partial(detect_by_webrtc, mode) for mode in (3, 2, 1)}
     if options.silero:
-        detectors["silero-vad"] = partial(frames_of, VoiceDetector.load(SILERO))
-    languages = options.languages.split(",")
-    for knobs in [*({"recognizer": options.recognizer, "language": x} for x in languages), FESTVOX]:
-        clips = list(read_test(**knobs))
-        print(f"\n{knobs}: {len(clips)} clips\n\n| noise | detector | miss % | false alarm % |")
+        detectors["silero-vad"] = partial(detect, VoiceDetector.load(SILERO))
+    corpora = [
+        {"recognizer": options.recognizer, "language": language}
+        for language in options.languages.split(",")
+    ]
+    for corpus in [*corpora, FESTVOX]:
+        clips = list(read_test(**corpus))
+        print(f"\n{corpus}: {len(clips)} clips\n\n| noise | detector | miss % | false alarm % |")
         print("|---|---|---|---|", *measure(clips, detectors), sep="\n", flush=True)
 
 

@@ -1,9 +1,9 @@
-"""Build the source distribution and the wheel of the tracked files: the same bytes each time.
+"""Build the source distribution and the wheel of the tracked files, with the same bytes each time.
 
-    python -m tools.build --out dist
+python -m tools.build --out dist
 
-Setuptools keeps the permissions of files and, in a source distribution, the time of the clock. So
-files are copied with plain permissions, and that archive is rewritten with the time of the commit.
+Setuptools copies the permissions of files and, into a source distribution, the current time. So the
+files are copied with normal permissions first, and the archive is rewritten with the commit's time.
 """
 
 import argparse
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[1]
 
 def main() -> None:
     """Build into the folder that the command line names, and check the metadata."""
-    os.umask(0o022)  # of the files that setuptools makes
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    os.umask(0o022)  # for the files that setuptools creates
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("dist"))
     build(parser.parse_args().out)
 
@@ -53,14 +53,14 @@ def build(out: Path) -> None:
 
 
 def rewrite(archive: Path, time: int) -> None:
-    """Write a .tar.gz again: members by name, of no user, all with one time."""
+    """Rewrite a .tar.gz with sorted members that have no user and the same time."""
     content = BytesIO()
     with tarfile.open(archive) as old, tarfile.open(fileobj=content, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
-            plain = tarfile.TarInfo(member.name)
-            plain.size, plain.mtime, plain.type = member.size, time, member.type
-            plain.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
-            new.addfile(plain, old.extractfile(member) if member.isfile() else None)
+            info = tarfile.TarInfo(member.name)
+            info.size, info.mtime, info.type = member.size, time, member.type
+            info.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            new.addfile(info, old.extractfile(member) if member.isfile() else None)
     archive.write_bytes(gzip.compress(content.getvalue(), mtime=time))
 
 

@@ -1,17 +1,18 @@
-# Sourced by the tools: goes to the root of the checkout and makes its `.venv`, once.
+# The tools source this file. It goes to the root of the checkout and defines `environment`, which
+# makes a virtual environment unless it exists, and puts it first in PATH:
 #
-#   environment                    installs what a run needs, in the versions of constraints.txt
-#   environment test,export        and these extras of setup.cfg
-#   environment test,export lowest in `.venv-lowest`, with the lowest versions that setup.cfg allows
-#   environment test,export newest in `.venv-newest`, with the newest
+#   environment                      .venv with sbkit, in the versions of constraints.txt
+#   environment test,export          .venv with these extras of setup.cfg, too
+#   environment test,export lowest   .venv-lowest, with the lowest versions that setup.cfg allows
+#   environment test,export newest   .venv-newest, with the newest versions
 #
-# and puts it first in PATH: `python`, `torchrun` and `sbkit` are its own. uv installs where it is
-# present, else pip.
+# uv installs the packages if it is present, otherwise pip.
 
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 root=$(pwd -P)
-# Images of containers set it, and each process compiles sbkit's 300 files again (0.7 s of 5.4).
+# Container images set this variable. Each process would then compile sbkit's 300 files again, in 0.7
+# of the 5.4 s of its start.
 unset PYTHONDONTWRITEBYTECODE
 
 fail() {
@@ -31,11 +32,11 @@ find_python() {
             return
         fi
     done
-    fail "sbkit needs Python 3.11, 3.12 or 3.13, but here is" \
-        "$(python3 --version 2>/dev/null || echo 'no python3'). Install one of them, on Debian or Ubuntu: apt-get install python3-venv"
+    fail "sbkit needs Python 3.11, 3.12 or 3.13, but this machine has" \
+        "$(python3 --version 2>/dev/null || echo 'no python3'). On Debian or Ubuntu: apt-get install python3-venv"
 }
 
-# A copied or moved checkout holds a .venv whose scripts still call the old place.
+# The scripts of a .venv contain its path, so it is useless after the checkout was copied or moved.
 usable() {
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 &&
         grep -qF -- " $root/$venv" "$venv/pyvenv.cfg" && supported "$venv/bin/python"
@@ -45,14 +46,13 @@ create() {
     local python
     python=$(find_python)
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$python must come with the modules venv and ensurepip, but has not both." \
-            "Install them, on Debian or Ubuntu: apt-get install" \
+        fail "$python lacks the module venv or ensurepip. On Debian or Ubuntu: apt-get install" \
             "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
     printf 'making %s with %s\n' "$venv" "$("$python" --version)"
     "$python" -m venv --clear "$venv"
 }
 
-# The mark of an installation: it changes with what these files ask for.
+# Names the file that marks a finished installation; changed requirements give another name.
 stamp() {
     printf '%s/installed-%s\n' "$venv" \
         "$({ cat setup.cfg pyproject.toml constraints.txt && printf '%s' "$1"; } | sha256sum | cut -c -64)"
@@ -66,16 +66,22 @@ install() {
     fi
 }
 
-# The lowest or the newest versions of setup.cfg's ranges, those of their own dependencies included.
+# Writes the lowest or the newest versions that setup.cfg allows to $venv/versions.txt, with their
+# dependencies: resolve EXTRAS lowest|newest
 resolve() {
-    local extra options=(--upgrade)
-    command -v uv >/dev/null || install uv
+    local options=(--upgrade)
     [ "$2" = newest ] || options+=(--resolution lowest-direct)
+    compile "$1" --python "$venv/bin/python" "${options[@]}" --output-file "$venv/versions.txt"
+}
+
+# Runs `uv pip compile` on setup.cfg with extras: compile EXTRAS [OPTION ...]
+compile() {
+    local extra extras=()
+    command -v uv >/dev/null || install uv
     for extra in ${1//,/ }; do
-        options+=(--extra "$extra")
+        extras+=(--extra "$extra")
     done
-    PATH=$venv/bin:$PATH uv pip compile setup.cfg --quiet --no-header --no-annotate \
-        --python "$venv/bin/python" "${options[@]}" --output-file "$venv/versions.txt"
+    PATH=$venv/bin:$PATH uv pip compile setup.cfg --quiet --no-header --no-annotate "${extras[@]}" "${@:2}"
 }
 
 environment() {
@@ -83,7 +89,7 @@ environment() {
     venv=.venv${versions:+-$versions}
     usable || create
     if [ ! -e "$(stamp "$extras")" ]; then
-        printf 'installing sbkit%s: some minutes and 5 GB the first time\n' "$extras"
+        printf 'installing sbkit%s: the first time takes some minutes and 5 GB\n' "$extras"
         if [ -n "$versions" ]; then
             resolve "$1" "$versions"
             constraints=$venv/versions.txt

@@ -2,9 +2,9 @@
 
 python -m tools.prove_resume [--kills 20] [--seed 0] [YAML [--knob=value ...]]
 
-The run is small; knobs make it another. It takes SIGKILL, half of the times while a checkpoint is
-being written, and the same command again until it has ended; then another run, until there were
-enough kills. The exit code is 1 when a loss or a parameter is not bit for bit the same.
+The run is small; knobs change it. SIGKILL ends it, in half of the cases while it writes a
+checkpoint, and the same command resumes it until it has finished. Then another run starts, until
+there were enough kills. The exit code is 1 if a loss or a parameter differs in a bit.
 """
 
 import argparse
@@ -34,41 +34,34 @@ from sbkit.logs.run_log import LOG_FILE, Record, read_log
 ROOT = Path(__file__).parents[1]
 YAML = "hparams/ctc.yaml"
 SMALL = (
-    "--device=cpu",
-    "--cnn_channels=32",
-    "--d_model=32",
-    "--nhead=2",
-    "--d_ffn=64",
-    "--num_encoder_layers=2",
-    "--max_seconds=2",
-    "--check=False",
-    "--number_of_epochs=10",
+    *("--device=cpu", "--cnn_channels=32", "--d_model=32", "--nhead=2", "--d_ffn=64"),
+    *("--num_encoder_layers=2", "--max_seconds=2", "--check=False", "--number_of_epochs=10"),
     "--log_every=1",
 )
-CLOCK = ("rtfx", "waiting")  # figures that no two runs share
-SAVE_SECONDS = 0.02  # the small model takes 20 to 60 ms, on two busy cores
-WATCH_SECONDS = 0.0005
+CLOCK_FIGURES = ("rtfx", "waiting")  # they differ between any two runs
+SAVE_SECONDS = 0.02  # a save of the small model takes 20 to 60 ms on two busy cores
+POLL_SECONDS = 0.0005
 
 
 def start(arguments: Sequence[str], run: Path) -> subprocess.Popen[bytes]:
     """Start or resume the run in a folder."""
-    with run.with_suffix(".out").open("ab") as printed:
+    with run.with_suffix(".out").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "train.py", *arguments, f"--output_folder={run}"],
             cwd=ROOT,
             env={"OMP_NUM_THREADS": "1", **os.environ},
-            stdout=printed,
-            stderr=printed,
+            stdout=output,
+            stderr=output,
         )
 
 
 def finish(process: subprocess.Popen[bytes], run: Path) -> None:
     """Wait for the end of a run; raise SbkitError if it failed."""
     if process.wait() != 0:
-        printed = run.with_suffix(".out").read_text(errors="replace")
+        output = run.with_suffix(".out").read_text(errors="replace")
         raise SbkitError(
-            f"{printed}\ntrain.py must reach its end, but left with {process.returncode}, as "
-            f"above. The run is in {run}."
+            f"{output}\ntrain.py failed with exit code {process.returncode}; its output is above. "
+            f"The run is in {run}."
         )
 
 
@@ -78,35 +71,33 @@ def is_saving(run: Path) -> bool:
 
 
 def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: random.Random) -> bool:
-    """Kill a run within a time limit; in half of the calls, during the next save.
+    """Kill a run after a random part of the seconds; in half of the calls, during the next save.
 
-    Return whether it was still there.
+    Return False if the run has finished before.
     """
-    moment, save = dice.uniform(0, seconds), dice.uniform(0, SAVE_SECONDS)
-    in_save, started = dice.random() < 0.5, time.monotonic()
-    while time.monotonic() < started + moment or (in_save and not is_saving(run)):
+    delay, delay_in_save = dice.uniform(0, seconds), dice.uniform(0, SAVE_SECONDS)
+    in_save, start = dice.random() < 0.5, time.monotonic()
+    while time.monotonic() < start + delay or (in_save and not is_saving(run)):
         if process.poll() is not None:
             return False
-        time.sleep(WATCH_SECONDS)
-    time.sleep(save if in_save else 0)
+        time.sleep(POLL_SECONDS)
+    time.sleep(delay_in_save if in_save else 0)
     process.kill()
     return process.wait() == -signal.SIGKILL
 
 
 def differences(run: Path, other: Path) -> list[str]:
     """Name the first record and all parameters that differ between two runs."""
-    pairs = zip_longest(timeless(run), timeless(other))
+    logs = (read_log(folder / LOG_FILE) for folder in (run, other))
+    pairs = zip_longest(*(map(without_clock, log) for log in logs))
     records = [f"logged {mine}, not {theirs}" for mine, theirs in pairs if mine != theirs]
     mine, theirs = parameters(run), parameters(other)
     return records[:1] + [name for name in mine if not torch.equal(mine[name], theirs[name])]
 
 
-def timeless(run: Path) -> list[Record]:
-    """Read a log without the fields that depend on the clock."""
-    records = read_log(run / LOG_FILE)
-    return [
-        {name: value for name, value in record.items() if name not in CLOCK} for record in records
-    ]
+def without_clock(record: Record) -> Record:
+    """Leave out the figures that depend on the clock."""
+    return {name: value for name, value in record.items() if name not in CLOCK_FIGURES}
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
@@ -118,22 +109,16 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
 
 
 def with_frequent_saves(yaml: Path, folder: Path) -> Path:
-    """Write a YAML that saves every other step; the interval has no knob on the command line."""
+    """Write a YAML that saves every other step; the command line cannot change the interval."""
     text = resolve(yaml, {}).one_file
     copy = folder / yaml.name
     copy.write_text(re.sub(r"(?m)^ckpt_interval_minutes:.*", "ckpt_interval_steps: 2", text))
     return copy
 
 
-def known(options: Sequence[str], yaml: Path) -> list[str]:
-    """Return the options whose keys are in the YAML: not every model has a `d_model`."""
-    keys = read_document(yaml).root
-    return [option for option in options if option.strip("-").partition("=")[0] in keys]
-
-
 def main() -> int:
     """Print a line for each kill and difference, and the verdict; return 1 for a difference."""
-    parser = argparse.ArgumentParser("prove_resume", description="Kill, resume and compare a run.")
+    parser = argparse.ArgumentParser("prove_resume", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--knob=value ...]")
@@ -141,10 +126,12 @@ def main() -> int:
     dice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="prove_resume_"))
     yaml, *knobs = options.training or [YAML]
     copy = with_frequent_saves(ROOT / yaml, folder)
-    arguments = (str(copy), *known(SMALL, copy), *knobs)
-    reference, began = folder / "never_stopped", time.monotonic()
+    keys = read_document(copy).root  # not every model has a `d_model`
+    small = [option for option in SMALL if option.strip("-").partition("=")[0] in keys]
+    arguments = (str(copy), *small, *knobs)
+    reference, start_time = folder / "never_stopped", time.monotonic()
     finish(start(arguments, reference), reference)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_time
 
     kills, mismatches = 0, list[str]()
     while kills < options.kills:
@@ -159,9 +146,7 @@ def main() -> int:
     if mismatches:
         print(*mismatches, "DIFFERENT from the uninterrupted run", sep="\n")
         return 1
-    print(
-        f"{kills} kills; every loss and parameter equals that of the uninterrupted run, bit for bit"
-    )
+    print(f"{kills} kills; all losses and parameters equal the uninterrupted run's, bit for bit")
     shutil.rmtree(folder)
     return 0
 

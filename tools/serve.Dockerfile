@@ -1,4 +1,4 @@
-# `sbkit serve` by ONNX Runtime, without torch. Bundles and further options follow the image's name:
+# `sbkit serve` with ONNX Runtime, without torch. The image takes bundles and options of `sbkit serve`:
 #
 #     docker build -f tools/serve.Dockerfile -t sbkit-serve .
 #     docker run --read-only --tmpfs /tmp -v "$PWD/my-model:/my-model:ro" \
@@ -13,6 +13,7 @@ RUN pip install --no-cache-dir -c /tools/constraints.txt -r /tools/runtime.txt -
 RUN --mount=from=build,source=/wheels,target=/wheels pip install --no-cache-dir --no-deps /wheels/*.whl
 USER 65534:65534
 EXPOSE 8000
-# Ready is what has run every shape once: seconds for a small model, minutes for a large one.
+# The server is ready after it has run every shape once: seconds for a small model, minutes for a
+# large one.
 HEALTHCHECK --start-period=10m --interval=10s CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health/ready')"]
 ENTRYPOINT ["sbkit", "serve", "--runtime", "onnx", "--host", "0.0.0.0"]

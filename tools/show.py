@@ -2,11 +2,11 @@
 
 python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
 python -m tools.show clip RUN
-python -m tools.show row RUN    (of the README's table of results)
+python -m tools.show row RUN    (a row of the tables of results)
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ def folder(arguments: Sequence[str]) -> str:
 
 
 def clip(arguments: Sequence[str]) -> str:
-    """Name the clip of the test split with the longest text and, after a tab, that normalized."""
-    # These import torch and datasets, which take seconds, and nothing else here needs them.
+    """Name the test clip with the longest text and, after a tab, this text, normalized."""
+    # Only this command needs torch and datasets, whose imports take seconds.
     from recipes.AsteriskPrompts.corpus import prepare_prompts
     from recipes.CommonVoice.corpus import find_release
     from sbkit.data.cache import default_cache
@@ -37,25 +37,25 @@ def clip(arguments: Sequence[str]) -> str:
     )
     test = find_release(release, language) / "test.tsv"
     clips = read_release(test, TableOptions(language=language))
-    chosen = max(clips, key=lambda clip: len(clip.sentence))
-    return f"{chosen.path}\t{normalize(chosen.sentence, language)}"
+    longest = max(clips, key=lambda clip: len(clip.sentence))
+    return f"{longest.path}\t{normalize(longest.sentence, language)}"
 
 
 def row(arguments: Sequence[str]) -> str:
-    """Write a run's lines of the README's table of results, for each test set and decoder."""
-    from sbkit.checkpoint.provenance import require_current_results  # imports torch, as above
+    """Write a run's rows of the tables of results, for each test set and decoder."""
+    from sbkit.checkpoint.provenance import require_current_results  # imports torch
 
     require_current_results(Path(arguments[0]))
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))
-    rows = []
+    rows: list[str] = []
     for test in summary["test"].values():
-        greedy = test.get("greedy")
-        rows += [_row(summary, test, test["decoder"] if greedy else "greedy")]
-        rows += [_row(summary, greedy, "greedy")] if greedy else []
+        if "greedy" in test:
+            rows.append(_row(summary, test, test["decoder"]))
+        rows.append(_row(summary, test.get("greedy", test), "greedy"))
     return "\n".join(rows)
 
 
-def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
+def _row(summary: dict[str, Any], test: dict[str, Any], decoder: str) -> str:
     machine = summary["machine"]
     units = {"CER": "character", "WER": "word"}
     rates = {
@@ -65,7 +65,7 @@ def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
     }
     cells = [
         f"{summary['parameters'] / 1e6:.1f} M",
-        how,
+        decoder,
         rates["CER"],
         rates.get("WER", "none"),
         f"{summary['train_seconds'] / 60:.1f} min",
@@ -78,8 +78,12 @@ def _row(summary: dict[str, Any], test: dict[str, Any], how: str) -> str:
 
 def main() -> None:
     """Print what the first argument names."""
-    shows = {"folder": folder, "clip": clip, "row": row}
-    print(shows[sys.argv[1]](sys.argv[2:]))
+    commands = {"folder": folder, "clip": clip, "row": row}
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("command", choices=commands)
+    parser.add_argument("target", help="YAML of a run to come, or RUN")
+    options, knobs = parser.parse_known_args()
+    print(commands[options.command]([options.target, *knobs]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-# Training, for a cluster: a project of `sbkit new` in /work, with the versions of constraints.txt.
+# An image for training on a cluster: /work is a project of `sbkit new`, with the versions of constraints.txt.
 #
 #     docker build -f tools/train.Dockerfile -t sbkit-train .
 #     docker run --gpus all --shm-size=16g -v /data:/data sbkit-train torchrun --nproc_per_node=gpu \

@@ -3,7 +3,7 @@
 #
 #   tools/launch/one_node.sh hparams/ctc.yaml [--knob=value ...]
 #
-# SIGTERM, SIGUSR1 and Ctrl-C: it saves, and leaves with 75; the same command goes on.
+# On SIGTERM, SIGUSR1 or Ctrl-C it saves a checkpoint and exits with code 75; the same command resumes.
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
 [ $# -ge 1 ] || fail "usage: tools/launch/one_node.sh YAML [--knob=value ...]"

@@ -4,13 +4,13 @@
 #SBATCH --open-mode=append
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@120
-# Train on the nodes of a SLURM job; two minutes before its time is up, save, leave, and queue again.
-# From the root of the checkout:
+# Train on the nodes of a SLURM job. Two minutes before its time is up, the job saves a checkpoint,
+# ends, and queues itself again. From the root of the checkout:
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-gpu=8 --time=12:00:00 \
 #       tools/launch/slurm.sh hparams/ctc.yaml [--knob=value ...]
 #
-# `scancel --signal=USR1 --batch JOB` asks for the same at any time.
+# `scancel --signal=USR1 --batch JOB` makes it do so at any time.
 set -euo pipefail
 
 fail() {
@@ -22,24 +22,24 @@ fail() {
 for name in SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR; do
     [ -n "${!name:-}" ] || fail "slurm.sh must run as a SLURM job, but $name is not set. Submit it: sbatch tools/launch/slurm.sh $*"
 done
-# SLURM runs a copy of this file, so that its own place says nothing.
-cd -- "$SLURM_SUBMIT_DIR" 2>/dev/null || fail "slurm.sh must be submitted from a folder that all nodes have, but $SLURM_SUBMIT_DIR is not here."
-[ -x tools/launch/several_nodes.sh ] || fail "slurm.sh must be submitted from the root of the checkout, but was from $PWD."
+# SLURM runs a copy of this file in another folder.
+cd -- "$SLURM_SUBMIT_DIR" 2>/dev/null || fail "This node has no $SLURM_SUBMIT_DIR. Submit slurm.sh from a folder that all nodes share."
+[ -x tools/launch/several_nodes.sh ] || fail "Submit slurm.sh from the root of the checkout, not from $PWD."
 
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 endpoint=$first:$((10000 + SLURM_JOB_ID % 20000))
 
-# One task a node, which starts a process for each GPU there: all cores of the job are its own. When it
-# fails on one node, the others do not wait for it.
+# One task per node has all cores of the job there, and starts a process for each GPU. When a task
+# fails, --kill-on-bad-exit ends the others.
 srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
     tools/launch/several_nodes.sh "$SLURM_JOB_NUM_NODES" "$endpoint" "$SLURM_JOB_ID" "$@" &
 step=$!
 
 asked=
-trap 'trap "" USR1; asked=yes; kill -USR1 "$step" || true' USR1 # srun hands it on to every node
+trap 'trap "" USR1; asked=yes; kill -USR1 "$step" || true' USR1 # srun passes it on to every node
 
 code=0
-wait "$step" || code=$? # ended by the signal, or by the step
+wait "$step" || code=$? # the signal interrupts it
 if [ -n "$asked" ]; then
     code=0
     wait "$step" || code=$?
