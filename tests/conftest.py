@@ -4,6 +4,8 @@ import fcntl
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +20,8 @@ from torch import Tensor
 
 from recipes.AsteriskPrompts.corpus import prepare_prompts
 from sbkit.data.cache import default_cache
-from tests.runs import Workplace, make_workplace
-from tests.runtime.bundles import export_all, export_streaming
+from tests.runs import ROOT, Workplace, make_workplace
+from tests.runtime.bundles import export_all, export_streaming, export_tasks
 
 # Imports create a million objects that are never garbage. Scanning them took 4.5 s during the
 # imports, and a tenth of the time of tests that train.
@@ -119,6 +121,28 @@ def exported(shared_folder: Path, asterisk_english: Path) -> Path:
 def streaming(shared_folder: Path) -> Path:
     """Return a bundle of a streaming model, for torch and onnxruntime."""
     return exported_once(shared_folder / "streaming", export_streaming)
+
+
+@pytest.fixture(scope="session")
+def task_bundles(shared_folder: Path, workplace: Workplace) -> Path:
+    """Return a folder of bundles by the name of their YAML, one for each task but recognition."""
+    bundles = shared_folder / "task_bundles"
+    with locked(shared_folder / "task_bundles.lock"):
+        if not bundles.exists():
+            export_tasks(workplace, bundles)
+    return bundles
+
+
+@pytest.fixture(scope="session")
+def wheel(shared_folder: Path) -> Path:
+    """Return the wheel of the tracked files, which one worker builds."""
+    folder = shared_folder / "dist"
+    with locked(shared_folder / "wheel.lock"):
+        if not folder.exists():
+            command = [sys.executable, "-m", "tools.build", "--out", folder]
+            subprocess.run(command, check=True, cwd=ROOT)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 @pytest.fixture(scope="session")

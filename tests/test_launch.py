@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml as yaml_module
+from kubeflow_trainer_api import models
 
 from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT
 from sbkit.base.machine import usable_cores
@@ -369,6 +371,17 @@ def test_launcher_names_the_machines_that_did_not_join(tmp_path: Path) -> None:
         assert job.wait() == BAD_INPUT
     (sentence,) = job.output().splitlines()
     assert "2 machines must meet at localhost:0 as `alone`" in sentence
+
+
+def test_kubernetes_manifest_has_the_fields_of_its_kinds() -> None:
+    """Reading it by the operator's own classes and writing it again drops nothing."""
+    claim, job = yaml_module.safe_load_all((LAUNCH / "kubernetes.yaml").read_text())
+    for document, kind in (
+        (claim, models.IoK8sApiCoreV1PersistentVolumeClaim),
+        (job, models.TrainerV1alpha1TrainJob),
+    ):
+        read = kind.from_dict(document)
+        assert read is not None and read.to_dict() == document
 
 
 @pytest.mark.slow(40)

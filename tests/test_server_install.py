@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +57,8 @@ def copy_source(folder: Path) -> Path:
 
 
 @pytest.mark.slow(40)
-def test_server_install_transcribes_and_serves_without_torch(
-    exported: Path, tmp_path: Path
+def test_server_install_runs_and_serves_bundles_without_torch(
+    exported: Path, task_bundles: Path, tmp_path: Path
 ) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100)
     soundfile.write(tmp_path / "talk.flac", noise, 44_100)
@@ -90,22 +91,31 @@ def test_server_install_transcribes_and_serves_without_torch(
     result = call(*command, "--runtime", "onnx", "--format", "json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["effective"]["runtime"] == "onnx"
+    codec, voice = task_bundles / "codec", task_bundles / "tts"
+    for words in (
+        ("encode", codec, "talk.flac", "--out", "talk.codes"),
+        ("decode", codec, "talk.codes", "--out", "talk.wav"),
+        ("speak", voice, "hello", "--out", "hello.wav"),
+    ):
+        result = call(scripts / "sbkit", *words, "--runtime", "onnx", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
     refused = call(scripts / "sbkit", "check", "run.yaml", cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr
     assert "needs the package" in refused.stderr
     assert "Traceback" not in refused.stderr
-    serve_without_torch(scripts / "sbkit", exported, tmp_path / "talk.flac")
+    serve_without_torch(scripts / "sbkit", [exported, voice], tmp_path / "talk.flac")
     print(f"{size / 1e6:.0f} MB")
 
 
-def serve_without_torch(sbkit: Path, bundle: Path, audio: Path) -> None:
-    """Serve with the entry point of the image until SIGTERM."""
+def serve_without_torch(sbkit: Path, bundles: Sequence[Path], audio: Path) -> None:
+    """Serve a recognizer and a voice with the entry point of the image until SIGTERM."""
     (entry,) = re.findall(r"^ENTRYPOINT (.*)", DOCKERFILE, re.MULTILINE)
     words = [sbkit if word == "sbkit" else word for word in json.loads(entry)]
     words[words.index("0.0.0.0")] = "127.0.0.1"
-    with subprocess.Popen(
-        [*words, bundle, "--port", "0"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
-    ) as server:
+    server = subprocess.Popen(
+        [*words, *bundles, "--port", "0"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    try:
         assert server.stderr is not None
         url = server.stderr.readline().split()[-1]
         while subprocess.run(["curl", "-sf", f"{url}/health/ready"], check=False).returncode:
@@ -113,5 +123,12 @@ def serve_without_torch(sbkit: Path, bundle: Path, audio: Path) -> None:
         ask = ["curl", "-sS", f"{url}/v1/audio/transcriptions", "-F", f"file=@{audio}"]
         answer = subprocess.run(ask, capture_output=True, check=True)
         assert set(json.loads(answer.stdout)) == {"text", "usage"}
+        speech = {"input": "hello", "model": "tts-1", "voice": "alloy", "response_format": "wav"}
+        ask = ["curl", "-sS", f"{url}/v1/audio/speech", "--json", json.dumps(speech)]
+        answer = subprocess.run(ask, capture_output=True, check=True)
+        assert answer.stdout[:4] == b"RIFF", answer.stdout[:200]
         server.terminate()
         assert server.wait(120) == 0
+    finally:
+        server.kill()
+        server.communicate()

@@ -64,6 +64,9 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
+    is_text = bool(unknown) and not unknown[0].startswith("-")
+    if options.command == "speak" and options.text is None and is_text:
+        options.text = unknown.pop(0)  # Python 3.11 ignores TEXT in `speak VOICE --out FILE TEXT`
     if unknown and options.command not in TAKES_OVERRIDES:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = unknown
@@ -342,6 +345,10 @@ def _add_task_commands(add_command: AddCommand) -> None:
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     doctor = "print which devices, packages and formats work on this machine"
+    completion = "print a script that completes sbkit's commands in a shell"
+    add = add_command("completion", _print_completion, completion)
+    add("shell", choices=("bash", "zsh"))
+
     add = add_command("doctor", _imported("doctor.doctor"), doctor, _import)
     add("bundle", metavar="BUNDLE", type=Path, nargs="?", help="try the formats of this bundle")
 
@@ -448,6 +455,11 @@ def _serve(options: Namespace) -> int:
     with ExitStack() as stack:
         bundles = [_open_bundle(folder, options.user_modules) for folder in options.bundles]
         return serve(names, list(map(stack.enter_context, bundles)), options)
+
+
+def _print_completion(options: Namespace) -> None:
+    shtab = require_package("shtab", extra="completion")
+    print(shtab.complete(build_parser(), options.shell))
 
 
 def _run_task(options: Namespace) -> int:

@@ -1,6 +1,7 @@
 """The command line: quick to answer, quiet about its own code, and a sentence for bad input."""
 
 import argparse
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,18 @@ def test_wrong_arguments_exit_with_2(
         run(arguments)
     assert exited.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_is_a_script_of_the_shell(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    assert "--attention-rescoring" in script.read_text()
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", script], check=True)
 
 
 def test_option_accepts_underscores(capsys: pytest.CaptureFixture[str]) -> None:

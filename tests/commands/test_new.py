@@ -1,9 +1,5 @@
-"""`sbkit new`, from a wheel: projects that train, and what a newer sbkit changed in them."""
+"""`sbkit new`: the files of a project, and what a newer sbkit changed in them."""
 
-import os
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,10 +7,6 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.base.versions import __version__
 from sbkit.commands.cli import run as sbkit
-from tests.runs import ROOT, Workplace
-from tests.test_server_install import copy_source
-
-MAX_WHEEL_BYTES = 2e6
 
 
 def test_new_writes_only_the_files_of_a_recipe(
@@ -53,35 +45,3 @@ def test_new_diff_needs_one_version(tmp_path: Path, versions: list[str], says: s
         (tmp_path / ".sbkit" / version).mkdir(parents=True)
     with pytest.raises(SbkitError, match=says):
         sbkit(["new", "--diff", str(tmp_path)])
-
-
-@pytest.mark.slow(60)
-@pytest.mark.ddp
-def test_project_of_a_wheel_trains_and_exports_in_an_empty_folder(
-    workplace: Workplace, tmp_path: Path
-) -> None:
-    source, target = copy_source(tmp_path / "source"), tmp_path / "installed"
-    wheel = tmp_path / f"sbkit-{__version__}-py3-none-any.whl"
-    for command in (
-        ("wheel", "--no-deps", "-w", tmp_path, source),
-        ("install", "--no-deps", "--target", target, wheel),
-    ):
-        subprocess.run([sys.executable, "-m", "pip", "-q", *command], check=True, cwd=tmp_path)
-    assert wheel.stat().st_size < MAX_WHEEL_BYTES
-    assert {"sbkit/py.typed", "sbkit/project/train.py"} <= {*zipfile.ZipFile(wheel).namelist()}
-    environment = {**os.environ, "PYTHONPATH": str(target), "SBKIT_CACHE": str(workplace.cache)}
-
-    def call(*words: object, cwd: Path) -> None:
-        command = [sys.executable, "-m", *map(str, words)]
-        process = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
-        )
-        assert process.returncode == 0, process.stderr
-        assert str(ROOT) not in process.stdout + process.stderr
-
-    call("sbkit", "new", "mine", cwd=tmp_path)
-    options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1")
-    launcher = ("torch.distributed.run", "--standalone")
-    call(*launcher, "train.py", *options, cwd=tmp_path / "mine")
-    call("sbkit", "export", tmp_path / "run", "--out", "model", cwd=tmp_path / "mine")
-    assert (tmp_path / "mine/model/model.safetensors").exists()

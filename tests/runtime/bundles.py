@@ -18,6 +18,7 @@ from sbkit.export.parity import Grid
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalization import table_to_store
 from sbkit.text.tokenizer import ensure_tokenizer
+from tests.runs import TINY_VOICE, Workplace, rows_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
@@ -100,6 +101,38 @@ def export_streaming(folder: Path) -> None:
     run = make_live_run(folder / "run", **WITHOUT_DATA)
     grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
+
+
+def export_tasks(workplace: Workplace, folder: Path) -> None:
+    """Train a tiny model of each task but recognition; export it, with ONNX if it has graphs."""
+    tables = []
+    for split in ("train", "dev", "test"):
+        rows = rows_of(workplace.release / f"{split}.tsv")
+        lines = [
+            f"{workplace.release / 'clips' / row['path']},{('even', 'odd')[number % 2]}"
+            for number, row in enumerate(rows)
+        ]
+        table = workplace.release.parent / f"parity_{split}.csv"
+        table.write_text("\n".join(["path,parity", *lines]) + "\n")
+        tables += ["--manifest", f"{split}={table}"]
+    layers = [f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")]
+    sizes = ["--cnn_channels=16", "--d_model=16", "--nhead=2", "--d_ffn=32", "--attention_dim=8"]
+    options = {
+        "codec": ["--d_model=16", "--d_ffn=32", "--discriminator_channels=2", *layers],
+        "tts": [],
+        "vad": [],
+        "language_id": [*tables, "--text_column=False", "--data_folder=null", "--label=parity"]
+        + [*sizes, "--num_encoder_layers=1"],
+    }
+    for name, more in options.items():
+        run = folder.parent / f"run_of_{name}"
+        tiny = TINY_VOICE if name == "tts" else ("--device=cpu", "--batch_seconds=6")
+        yaml = f"hparams/{name}.yaml"
+        assert workplace.train_here(run, "--number_of_epochs=1", *more, yaml=yaml, tiny=tiny) == 0
+        formats = ["onnx"] if name in ("codec", "tts") else []
+        export_run(
+            run, folder / name, formats=formats, grid=Grid(batches=(1, 3), seconds=(0.3, 1.0))
+        )
 
 
 def parity_report(bundle: Path, name: str) -> dict[str, Any]:
