@@ -23,7 +23,7 @@ from sbkit.models.loss import Loss
 from sbkit.train.ddp import ComputeLoss, DdpStep, Forward, ForwardLoss, Objective
 from sbkit.train.model_state import MovingAverage, RunningStatistics
 from sbkit.train.nonfinite import NonFiniteRecorder
-from sbkit.train.optimizers import Freezing, clip, parameters_with_gradient, step_unless
+from sbkit.train.optimizers import Freezing, clip_gradients, parameters_with_gradient, step_unless
 
 ONLY_LOSS = "loss"  # the name of a single loss
 
@@ -166,7 +166,7 @@ class TrainingStep:
         stepping = [optimizer for optimizer in optimizers if [*parameters_with_gradient(optimizer)]]
         for optimizer in stepping:
             scaler.unscale_(optimizer)
-        norms = [clip(optimizer, max_grad_norm) for optimizer in stepping]
+        norms = [clip_gradients(optimizer, max_grad_norm) for optimizer in stepping]
         skipped = ~torch.stack([torch.zeros_like(self._num_bad), *norms]).isfinite().all()
         for optimizer in stepping:
             step_unless(skipped, optimizer, scaler)
