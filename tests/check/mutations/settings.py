@@ -107,7 +107,7 @@ UNREAD = [
     ),
     mutation(
         "freezing for a number of steps that is text",
-        error("optimizers", "mutated.yaml:1", "`freeze` must be a list", "'10000'"),
+        error("brain", "freeze", "`freeze` must be a list", "'10000'"),
         options=("--freeze={CNN: '10000'}",),
     ),
 ]
