@@ -184,8 +184,7 @@ def declared_lengths(module: nn.Module, lengths: Tensor) -> Tensor | None:
     """Count frames as the module declares; None if it does not: (B,) -> (B,)."""
     count_frames = getattr(module, "frame_lengths", None)
     if callable(count_frames):
-        counted: Tensor = count_frames(lengths)
-        return counted
+        return count_frames(lengths)
     samples_per_frame = getattr(module, "samples_per_frame", None)
     if isinstance(samples_per_frame, int | np.integer):
         return lengths // int(samples_per_frame)
