@@ -97,7 +97,9 @@ class CodecBrain(Brain):
 
         Each frame's mel distance counts once for each of its samples.
         """
-        knobs, audio, decoded = self.hparams, outputs.audio, outputs.decoded
+        knobs = self.hparams
+        audio = outputs.audio
+        decoded = outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
         samples_per_frame = self.codec.features.frame
         generator_loss = knobs.mel_weight * outputs.mel_distance_sum * samples_per_frame
@@ -204,7 +206,8 @@ def draw_codes(counts: Counts, values: Mapping[str, float]) -> bytes:
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for codebook, occurrences in enumerate(counts):
-        usage, perplexity = values[f"usage_{codebook}"], values[f"perplexity_{codebook}"]
+        usage = values[f"usage_{codebook}"]
+        perplexity = values[f"perplexity_{codebook}"]
         label = f"codebook {codebook}: {usage:.0%} used, perplexity {perplexity:.0f}"
         axes.plot(np.sort(occurrences)[::-1], label=label)
     axes.set_yscale("symlog", linthresh=1)

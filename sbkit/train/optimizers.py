@@ -64,8 +64,9 @@ def named_parameters(modules: nn.Module, hparams: Mapping[str, Any]) -> dict[str
 
 def named_modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of the model by their paths."""
-    parts, model = part_names_of_model(hparams), hparams["model"]
-    for name, module in model.named_modules(remove_duplicate=False):  # two parts may share one
+    parts = part_names_of_model(hparams)
+    named = hparams["model"].named_modules(remove_duplicate=False)  # two parts may share one
+    for name, module in named:
         if name:
             yield to_part_name(name, parts), module
 
@@ -98,15 +99,18 @@ def check_paths(
     """
     if not declared:
         return {}
-    rename = "or give the recipe's own key another name."
     if not isinstance(declared, Mapping) or not all(
         isinstance(path, str) and value in values for path, value in declared.items()
     ):
-        raise ConfigError(f"`{key}` must be {kind}, but is {declared!r}. Correct it, {rename}")
+        raise ConfigError(
+            f"`{key}` must be {kind}, but is {declared!r}. Correct it, or give the recipe's own "
+            "key another name."
+        )
     if not isinstance(hparams.get("model"), nn.Module):
         raise ConfigError(
             f"`{key}` names modules in `model`, but `model` is "
-            f"{type(hparams.get('model')).__name__}. Declare a ModuleList as `model`, {rename}"
+            f"{type(hparams.get('model')).__name__}. Declare a ModuleList as `model`, or give the "
+            "recipe's own key another name."
         )
     return declared
 
@@ -246,10 +250,12 @@ def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:
     Source: Clark et al. 2020 (ELECTRA).
     """
     kind = "a mapping of paths in `model` to numbers of at least 0"
-    declared_scales, decays = (
-        check_paths(key, hparams.get(key), hparams, kind=kind, values=RATE_FACTOR)
-        for key in ("lr_scale", "layer_decay")
-    )
+
+    def read(key: str) -> Mapping[str, float]:
+        return check_paths(key, hparams.get(key), hparams, kind=kind, values=RATE_FACTOR)
+
+    declared_scales = read("lr_scale")
+    decays = read("layer_decay")
     scale_by_id = {
         id(parameter): float(declared_scales[path])
         for path in sorted(declared_scales, key=depth)
