@@ -215,18 +215,18 @@ def _to_table(
     columns: dict[str, pa.Array] = {}
     for name in names:
         values = rows[name].to_pylist()
-        if name == audio_column:
-            texts = [_to_path(value, write_audio) for value in values]
-        else:
-            try:
+        try:
+            if name == audio_column:
+                texts = [_to_path(value, write_audio) for value in values]
+            else:
                 texts = [_to_text(value) for value in values]
-            except UnicodeDecodeError as error:
-                if name != text_column:  # such as a picture or an embedding
-                    continue
+        except UnicodeDecodeError as error:
+            if name == text_column:
                 raise DataError(
                     f"The column {name} of {file} holds bytes that are not UTF-8 text ({error}). "
                     "Convert it to strings, or name another column with --text_column."
                 ) from error
+            continue  # a column of other data, such as pictures, is left out
         columns[name] = pa.array(texts, "string")
     return Table(file, pa.table(columns), range(first_row, first_row + len(rows)))
 
