@@ -80,7 +80,7 @@ class CodecBrain(Brain):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         features = self.codec.features
-        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+        self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: Batch, stage: Stage) -> CodedBatch:
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)

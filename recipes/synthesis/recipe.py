@@ -132,7 +132,7 @@ class SynthesisBrain(Brain):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         features = self.model.features
-        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+        self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
         """Align, and synthesize with the recorded durations; in training also with its pitch."""

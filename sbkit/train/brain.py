@@ -647,7 +647,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
         return self.evaluator.error()
 
-    def measure_features(self, compute: ComputeFeatures | None) -> None:
+    def measure_normalization(self, compute: ComputeFeatures | None) -> None:
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
