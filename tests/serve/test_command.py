@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -54,9 +54,11 @@ def say(session: Any, clip: Samples) -> str:
 
 
 @contextmanager
-def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
+def serving(
+    bundle: Path, *options: str, more_bundles: Sequence[Path] = ()
+) -> Iterator[tuple[httpx2.Client, Any]]:
     """Start the command; once it is ready, yield a client and the process."""
-    words = ["-m", "sbkit", "serve", bundle, "--port", "0", "--device", "cpu"]
+    words = ["-m", "sbkit", "serve", bundle, *more_bundles, "--port", "0", "--device", "cpu"]
     words += ["--drain-seconds", "0", *options]
     process = processes.Process(words)
     try:
