@@ -90,7 +90,7 @@ class AsrBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_features(self.asr_model.encoder.features)
+        self.measure_normalization(self.asr_model.encoder.features)
 
     # -- evaluation ---------------------------------------------------------------------------
 

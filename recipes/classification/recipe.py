@@ -100,7 +100,7 @@ class ClassificationBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_features(self.classifier.encoder.features)
+        self.measure_normalization(self.classifier.encoder.features)
 
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Classified]:
         """Compare the most probable class with the true one."""

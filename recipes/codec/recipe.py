@@ -1,4 +1,6 @@
-"""A codec: audio to codes and back, trained on any corpus by the distance of spectra.
+"""Train a codec, which turns audio into codes and back, on any corpus.
+
+The loss compares the spectra of the decoded audio with those of the recording.
 
 Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
@@ -34,7 +36,11 @@ from sbkit.train.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 PARTS = ("compute_features", "encoder", "quantizer", "decoder")
-MIN_USAGE_SHARE = 0.5  # of the codes that as many equally likely draws would reach
+SUMMARY = ("mel_distance", "usage", "perplexity", "entropy")  # metrics shown after a validation
+REAL = 1.0  # the discriminator's score of recorded audio
+FAKE = 0.0  # of decoded audio
+# Below this share of the usage expected of equally likely codes, a note is logged.
+MIN_USAGE_SHARE = 0.5
 
 
 class CodedBatch(NamedTuple):
@@ -44,20 +50,20 @@ class CodedBatch(NamedTuple):
     lengths: Tensor  # (B,)
     decoded: Tensor  # (B, S) from the codes
     codes: Tensor  # (B, U, G)
-    frames: Tensor  # (B,)
-    distance: Tensor  # (B,) of log-mel features, summed over frames
+    num_frames: Tensor  # (B,)
+    mel_distance_sum: Tensor  # (B,) over frames
 
 
 class CodedUtterance(NamedTuple):
-    """The codes of an utterance and their error."""
+    """The codes of an utterance, and the error of the audio decoded from them."""
 
-    distance: float  # of log-mel features, mean over frames
+    mel_distance_per_frame: float
     codes: Codes
-    size: int  # of a codebook
+    codebook_size: int
 
 
 class CodecBrain(Brain):
-    """Train by the distance of features and spectra, optionally with a discriminator."""
+    """Train on the distance of mel features and of spectra, optionally with a discriminator."""
 
     metrics: ClassVar[Metrics] = TASK.metrics
 
@@ -74,89 +80,111 @@ class CodecBrain(Brain):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         features = self.codec.features
-        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+        self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: Batch, stage: Stage) -> CodedBatch:
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float() / FULL_SCALE
-        decoded, codes, frames = self.codec.forward(audio, lengths)
+        decoded, codes, num_frames = self.codec.forward(audio, lengths)
         decoded = decoded * length_mask(lengths, audio.shape[1], audio.device)
         distance = mel_distance(self.codec.features, decoded, audio, lengths)
-        return CodedBatch(audio, lengths, decoded, codes, frames, distance)
+        return CodedBatch(audio, lengths, decoded, codes, num_frames, distance)
 
     def compute_objectives(
         self, outputs: CodedBatch, batch: Batch, stage: Stage
     ) -> Loss | dict[str, Loss]:
-        """Sum the losses over samples, for the mean per sample; add the discriminator's own."""
-        knobs, audio, decoded = self.hparams, outputs.audio, outputs.decoded
+        """Return the codec's loss, as a sum over samples, and the discriminator's if there is one.
+
+        Each frame's mel distance counts once for each of its samples.
+        """
+        knobs = self.hparams
+        audio = outputs.audio
+        decoded = outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
-        sums = knobs.mel_weight * outputs.distance * self.codec.features.frame
-        sums = sums + knobs.spectral_weight * spectral_distance(decoded, audio, lengths)
-        counts = lengths * batch.weights
+        samples_per_frame = self.codec.features.frame
+        generator_loss = knobs.mel_weight * outputs.mel_distance_sum * samples_per_frame
+        spectral = spectral_distance(decoded, audio, lengths)
+        generator_loss = generator_loss + knobs.spectral_weight * spectral
+        num_samples = lengths * batch.weights
         if not knobs.adversarial_weight:
-            return Loss(sums * batch.weights, counts)
+            return Loss(generator_loss * batch.weights, num_samples)
         discriminator = knobs.discriminator
-        sums = sums + knobs.adversarial_weight * lengths * discriminator(decoded, lengths, 1.0)
-        recorded_error = discriminator(audio, lengths, 1.0)
-        errors = recorded_error + discriminator(decoded.detach(), lengths, 0.0)
+        adversarial = discriminator(decoded, lengths, REAL)
+        generator_loss = generator_loss + knobs.adversarial_weight * lengths * adversarial
+        real_loss = discriminator(audio, lengths, REAL)
+        discriminator_loss = real_loss + discriminator(decoded.detach(), lengths, FAKE)
         return {
-            "generator": Loss(sums * batch.weights, counts),
-            "discriminator": Loss(errors * batch.weights, batch.weights),
+            "generator": Loss(generator_loss * batch.weights, num_samples),
+            "discriminator": Loss(discriminator_loss * batch.weights, batch.weights),
         }
 
     def score(self, outputs: CodedBatch, batch: Batch) -> list[CodedUtterance]:
-        """Keep the distance of each utterance's features, and its codes."""
-        space, codes = self.codec.quantizer.space, outputs.codes.cpu().numpy()
+        """Return the codes of each utterance, checked, and its mel distance per frame."""
+        space = self.codec.quantizer.space
+        distance_sums = outputs.mel_distance_sum.tolist()
         utterances = zip(
-            outputs.distance.tolist(), codes, outputs.frames.tolist(), batch.ids, strict=True
+            batch.ids,
+            outputs.codes.cpu().numpy(),
+            outputs.num_frames.tolist(),
+            distance_sums,
+            strict=True,
         )
         return [
-            CodedUtterance(distance / frames, space.check(padded[:frames], subject=id), space.size)
-            for distance, padded, frames, id in utterances
+            CodedUtterance(
+                mel_distance_per_frame=distance_sum / num_frames,
+                codes=space.check(padded[:num_frames], subject=id),
+                codebook_size=space.size,
+            )
+            for id, padded, num_frames, distance_sum in utterances
         ]
 
     def measure(self, results: Sequence[CodedUtterance]) -> Mapping[str, float]:
-        """Return the mel distance per frame, and figures of the codes: means, and per codebook.
+        """Return the mel distance per frame; usage, perplexity and entropy of the codes.
 
-        Usage is the share of codes that occur; entropy (in bits) and perplexity are those of their
-        frequencies.
+        Usage is the share of a codebook's codes that occur. Entropy (in bits) and perplexity are
+        those of the frequencies of the codes. Each of the three is returned for each codebook, such
+        as `usage_0`, and as the mean over the codebooks.
         """
-        frames = [len(result.codes) for result in results]
-        distance = float(np.average([result.distance for result in results], weights=frames))
+        num_frames = [len(result.codes) for result in results]
+        distances = [result.mel_distance_per_frame for result in results]
         counts = count_codes(results)
         shares = counts / counts.sum(1, keepdims=True)
         entropy = -(shares * np.log2(np.where(shares > 0, shares, 1))).sum(1)
         figures = {"usage": (counts > 0).mean(1), "perplexity": 2**entropy, "entropy": entropy}
-        means = {name: float(values.mean()) for name, values in figures.items()}
-        per_codebook = {
-            f"{name}_{codebook}": float(value)
-            for name, values in figures.items()
-            for codebook, value in enumerate(values)
-        }
-        return {"mel_distance": distance, **means, **per_codebook}
+        measured = {"mel_distance": float(np.average(distances, weights=num_frames))}
+        for name, values in figures.items():
+            measured[name] = float(values.mean())
+        for name, values in figures.items():
+            for codebook, value in enumerate(values):
+                measured[f"{name}_{codebook}"] = float(value)
+        return measured
 
     def describe(self, results: Sequence[CodedUtterance]) -> str:
-        """Write the means over all codebooks."""
+        """Write the mel distance, and the means over all codebooks."""
         values = self.measure(results)
-        means = {name: value for name, value in values.items() if not name[-1].isdecimal()}
-        return ", ".join(describe_values(self.metrics, means))
+        return ", ".join(describe_values(self.metrics, {name: values[name] for name in SUMMARY}))
 
     def report(
         self, split: str, results: Sequence[CodedUtterance], folder: Path
     ) -> Mapping[str, Any]:
-        """Write `codes_SPLIT.tsv`, the count of each code, and its picture; return the figures.
+        """Write the count of each code as `codes_SPLIT.tsv` and as a picture; return the metrics.
 
-        Log a note for each codebook with mostly dead codes.
+        Log a note for each codebook in which most codes do not occur.
         """
-        values, counts = self.measure(results), count_codes(results)
+        values = self.measure(results)
+        counts = count_codes(results)
         rows = [["code", *map(str, range(len(counts)))]]
         rows += [[str(code), *map(str, row)] for code, row in enumerate(counts.T.tolist())]
         table = "".join("\t".join(row) + "\n" for row in rows)
         write_text_atomically(folder / f"codes_{split}.tsv", table)
         write_picture(folder / f"codes_{split}.png", lambda: draw_codes(counts, values))
-        reachable = 1 - (1 - 1 / counts.shape[1]) ** counts[0].sum()
+        codebook_size = counts.shape[1]
+        num_draws = counts[0].sum()
+        # A code of K equally likely ones is missing in n draws with probability (1 - 1/K)^n.
+        expected_usage = 1 - (1 - 1 / codebook_size) ** num_draws
         for codebook in range(len(counts)):
-            if (usage := values[f"usage_{codebook}"]) < MIN_USAGE_SHARE * reachable:
+            usage = values[f"usage_{codebook}"]
+            if usage < MIN_USAGE_SHARE * expected_usage:
                 logger.info(
                     f"note: most codes of codebook {codebook} are dead in {split} ({usage:.0%} "
                     "occur). Try a lower lr or fewer levels."
@@ -165,9 +193,10 @@ class CodecBrain(Brain):
 
 
 def count_codes(results: Sequence[CodedUtterance]) -> Counts:
-    """Count the occurrences of each codebook's codes: -> (G, size)."""
+    """Count the occurrences of each codebook's codes: -> (G, codebook_size)."""
     codes = np.concatenate([result.codes for result in results])
-    return np.stack([np.bincount(column, minlength=results[0].size) for column in codes.T])
+    size = results[0].codebook_size
+    return np.stack([np.bincount(column, minlength=size) for column in codes.T])
 
 
 def draw_codes(counts: Counts, values: Mapping[str, float]) -> bytes:
@@ -177,13 +206,15 @@ def draw_codes(counts: Counts, values: Mapping[str, float]) -> bytes:
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     for codebook, occurrences in enumerate(counts):
-        usage, perplexity = values[f"usage_{codebook}"], values[f"perplexity_{codebook}"]
+        usage = values[f"usage_{codebook}"]
+        perplexity = values[f"perplexity_{codebook}"]
         label = f"codebook {codebook}: {usage:.0%} used, perplexity {perplexity:.0f}"
         axes.plot(np.sort(occurrences)[::-1], label=label)
     axes.set_yscale("symlog", linthresh=1)
     axes.set(xlabel="codes, by frequency", ylabel="frames", ylim=(0, None))
     axes.legend()
-    figure.savefig(png := io.BytesIO(), format="png", dpi=120)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=120)
     return png.getvalue()
 
 

@@ -38,7 +38,7 @@ from sbkit.models.synthesis import (
     SynthesisModel,
     expand,
     find_misaligned,
-    forward_sum,
+    forward_sum_loss,
     frame_index,
     mean_by_symbol,
 )
@@ -132,7 +132,7 @@ class SynthesisBrain(Brain):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         features = self.model.features
-        self.measure_features(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
+        self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
         """Align, and synthesize with the recorded durations; in training also with its pitch."""
@@ -157,7 +157,7 @@ class SynthesisBrain(Brain):
         distance = mel_distance(model.features, decoded, segment, lengths)
         features = model.mel_decoder(frame_states, mask) * mask
         if stage is Stage.TEST:
-            restored = model.mel_decoder.restore(features[:NUM_EXAMPLES])
+            restored = model.mel_decoder.denormalize(features[:NUM_EXAMPLES])
             examples = model.vocode(restored, mask[:NUM_EXAMPLES])
         else:
             examples = audio[:0]
@@ -219,7 +219,7 @@ class SynthesisBrain(Brain):
         acoustic = (
             acoustic + knobs.duration_weight * timing.sum(1) + knobs.variance_weight * square.sum(1)
         )
-        alignment = forward_sum(aligned.scores, outputs.frames, batch.symbol_lengths)
+        alignment = forward_sum_loss(aligned.scores, outputs.frames, batch.symbol_lengths)
         lengths = outputs.segment_lengths.to(frames.device)
         spectral = spectral_distance(outputs.decoded, outputs.segment, lengths)
         vocoder = frames * (outputs.distance + spectral / lengths)

@@ -136,7 +136,7 @@ class VoiceActivityBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_features(self.detector.features)
+        self.measure_normalization(self.detector.features)
 
     def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
         detected, speech, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask

@@ -198,7 +198,7 @@ class RealSteps:
         optimizers = (self.brain.optimizers_dict or {}).values()
         states = [state for optimizer in optimizers for state in optimizer.state.values()]
         tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
-        tensors += self.brain.training_step.moving_average.others.values()
+        tensors += self.brain.training_step.moving_average.shadow.values()
         return _tensor_bytes(self.brain.modules) + sum(t.nbytes for t in tensors)
 
 

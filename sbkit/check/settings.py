@@ -1,8 +1,8 @@
 """Checks of the values, the machine and the run folder.
 
-A `Knobs` remembers which keys code has read from it. A key has no effect if the dry run did not
-read it and no reference names it. But the dry run does not call the hooks at the end of a stage, so
-a key also counts as read if the source of the recipe mentions it.
+A `Knobs` records which keys have been read from it. A key has no effect if the dry run did not
+read it and no reference names it. However, the dry run does not call the hooks at the end of a
+stage, so a key also counts as read if the source of the recipe mentions it.
 """
 
 import ast
@@ -23,7 +23,6 @@ from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import (
     Document,
-    Keys,
     did_you_mean,
     nearest,
     read_document,
@@ -38,102 +37,130 @@ from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import plain_parts
 from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
-from sbkit.train.optimizers import ALWAYS, FREEZE
+from sbkit.train.optimizers import ALWAYS, FREEZE, FREEZE_STEPS
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
-LIBRARIES = {*sys.stdlib_module_names, "sbkit", "speechbrain", "torch"}  # read no key of a recipe's
+# Packages whose source does not mention the keys that a recipe adds.
+LIBRARY_PACKAGES = {*sys.stdlib_module_names, "sbkit", "speechbrain", "torch"}
 MIN_STEPS = 4  # in an epoch; with fewer, many epochs change little
 MAX_EMPTY_SHARE = 0.1  # micro-batches without an utterance
-INITIAL_WEIGHTS = "initial weights"  # among a planned run's results: lines about loaded weights
+# `PlannedRun.results` holds the log lines about loaded weights under this key.
+INITIAL_WEIGHTS = "initial weights"
 
 
 def check_ranges(planned: PlannedRun) -> Iterator[Finding]:
-    """Find each knob, and each argument of a class that declares its ranges, out of its range."""
+    """Find hyperparameters out of range, and arguments out of the range that their class declares.
+
+    An argument is not reported again if the key that holds it is out of range.
+    """
     ranges = dict(RANGES)
     with suppress(MissingPartError):
         ranges |= planned.load_recipe().ranges
-    refusals = out_of_range(planned.knobs, ranges)
-    problems: dict[Keys, str] = {(name,): problem for name, problem in refusals}
-    resolved = resolve(planned.yaml_file, planned.overrides)
-    arguments = resolved.arguments_out_of_range()
-    problems |= {keys: text for keys, text in arguments.items() if keys[:1] not in problems}
-    for keys, problem in problems.items():
-        yield planned.finding(*keys, problem=problem.rstrip("."))
+    knob_problems = dict(out_of_range(planned.knobs, ranges))
+    for key, problem in knob_problems.items():
+        yield planned.finding(key, problem=problem.rstrip("."))
+    argument_problems = resolve(planned.yaml_file, planned.overrides).arguments_out_of_range()
+    for keys, problem in argument_problems.items():
+        if keys[0] not in knob_problems:
+            yield planned.finding(*keys, problem=problem.rstrip("."))
 
 
 def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     """Find the keys that no reference and no code reads.
 
-    A key of a base YAML counts only if the YAML itself or the command line sets it.
-    If a step failed, the code after it has not run. Then a key counts only if it looks like one
-    whose absence made the step fail.
+    A key of a base YAML is reported only if the YAML itself or the command line sets it.
+    If a step fails, the code after it does not run and reads nothing. Then only the keys that look
+    like a misspelling of a missing key are reported.
     """
     with suppress(MissingPartError):
         planned.make_optimizers()
         dry_run(planned)
-    names = planned.knobs.names_read | planned.results.get("hparams", planned.knobs).names_read
+    names_read = planned.knobs.names_read | planned.results.get("hparams", planned.knobs).names_read
     if "brain" in planned.results:
-        names |= names_in_code(type(planned.make_cpu_brain()))
-    missing = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
+        names_read |= names_in_code(type(planned.make_cpu_brain()))
+    set_by_user = {*planned.document.own_keys, *planned.user_overrides}
+    unread_keys = [
+        key for key in find_unread_keys(planned.document, names_read) if key in set_by_user
+    ]
     is_complete = not planned.faults and dry_run(planned).error is None
-    candidates = names - set(planned.document.root) if is_complete else missing
-    declared = {*planned.document.own_keys, *planned.user_overrides}
-    for key in unread(planned.document, names):
-        if key in declared and (is_complete or nearest(key, missing)):
-            yield planned.finding(
-                key,
-                problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
-                fix=f"Correct its name, or take it out.{did_you_mean(key, candidates)}",
-            )
+    if is_complete:
+        candidates = names_read - set(planned.document.root)
+    else:
+        candidates = {e.name for e in planned.faults.values() if isinstance(e, MissingKnobError)}
+        unread_keys = [key for key in unread_keys if nearest(key, candidates)]
+    for key in unread_keys:
+        yield planned.finding(
+            key,
+            problem=f"Nothing reads `{key}`, neither a reference nor code: it has no effect",
+            fix=f"Correct its name, or take it out.{did_you_mean(key, candidates)}",
+        )
 
 
 def names_in_code(brain: type) -> set[str]:
-    """Return all attributes and strings in the source of a Brain, and of the modules in its folder.
+    """Return every attribute name and every string in the source of a Brain.
 
-    A Brain may have bases in other folders, which count, too, unless they are of `LIBRARIES`.
-    Raises MissingPartError for a Brain without a source file, as in a REPL.
+    The source includes its bases, except for those in `LIBRARY_PACKAGES`, and all modules imported
+    from the same folders. Raises MissingPartError for a Brain without a source file, as in a REPL.
     """
-    files = {
-        name: Path(vars(module).get("__file__") or name).absolute()
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType)
-    }
-    modules = {class_.__module__ for class_ in brain.__mro__}
-    own_files = [files[name] for name in modules if name.partition(".")[0] not in LIBRARIES]
-    if not all(file.is_file() for file in own_files):
-        raise MissingPartError("source")
-    folders = {file.parent for file in own_files}
+    folders: set[Path] = set()
+    for module_name in {class_.__module__ for class_ in brain.__mro__}:
+        if module_name.partition(".")[0] not in LIBRARY_PACKAGES:
+            file = source_file(module_name)
+            if file is None:
+                raise MissingPartError("source")
+            folders.add(file.parent)
+    module_files = {source_file(module_name) for module_name in list(sys.modules)}
     names: set[str] = set()
-    for file in {*files.values()}:
-        if file.parent in folders and file.suffix == ".py":
-            for node in ast.walk(ast.parse(file.read_bytes())):
-                if isinstance(node, ast.Attribute):
-                    names.add(node.attr)
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    names.add(node.value)
+    for file in module_files:
+        if file is None or file.parent not in folders or file.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
     return names
 
 
-def unread(document: Document, names_read: Set[str]) -> Iterator[str]:
+def source_file(module_name: str) -> Path | None:
+    """Return the file of an imported module; None if it has none."""
+    module = sys.modules.get(module_name)
+    if not isinstance(module, ModuleType):
+        return None
+    name = vars(module).get("__file__")  # an attribute access could import a lazy module
+    if name is None or not Path(name).is_file():
+        return None
+    return Path(name).absolute()
+
+
+def find_unread_keys(document: Document, names_read: Set[str]) -> Iterator[str]:
     """Yield the keys that no reference names and no code has read.
 
     Only keys of the root are tested: a class refuses arguments that it does not take.
     """
-    referred = {str(keys[0]) for _, node in walk(document.root) for keys in referenced(node)}
-    used = names_read | referred | COMMAND_KEYS
+    referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
+    used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
-        is_call = tag_of(node).startswith("!apply:")  # whose effect may be all that is wanted
+        # An `!apply:` may be there for its side effect alone.
+        is_call = tag_of(node).startswith("!apply:")
         if not (key in used or key.startswith("_") or is_call):
             yield key
 
 
 def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen for more steps than the run has, as with a small corpus."""
+    """Find parts that stay frozen for the whole run, because the corpus makes too few steps.
+
+    Training itself refuses values that are not in `FREEZE_STEPS`.
+    """
     frozen_steps = planned.knobs.get(FREEZE)
     if not isinstance(frozen_steps, Mapping):
         return
     num_steps = len(planned.require_sampler().steps()) * planned.knobs["number_of_epochs"]
-    parts = [part for part, end in frozen_steps.items() if end != ALWAYS and end >= num_steps]
+    parts = [
+        part
+        for part, end in frozen_steps.items()
+        if end in FREEZE_STEPS and end != ALWAYS and end >= num_steps
+    ]
     if parts:
         yield planned.finding(
             FREEZE,
@@ -159,12 +186,12 @@ def check_placement(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_batches(planned: PlannedRun) -> Iterator[Finding]:
     """Find batches too large for an epoch, or too small to share among the machine's processes."""
-    steps, batch_seconds = planned.require_sampler().steps(), planned.knobs["batch_seconds"]
+    steps = planned.require_sampler().steps()
+    batch_seconds = planned.knobs["batch_seconds"]
     num_processes = planned.count_processes()
     micro_batches_per_step = num_processes * planned.accumulation
-    seconds = samples_to_seconds(
-        int(sample_counts(planned.prepare_splits().train).sum()), planned.knobs["sample_rate"]
-    )
+    num_samples = int(sample_counts(planned.prepare_splits().train).sum())
+    seconds = samples_to_seconds(num_samples, planned.knobs["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
         yield planned.finding(
             "batch_seconds",
@@ -192,7 +219,7 @@ def check_run_folder(planned: PlannedRun) -> None:
     """Refuse, as training does, a run folder that belongs to another run."""
     folder = planned.run_folder / CHECKPOINTS
     if folder.is_dir():
-        with quiet():  # training logs which ones are damaged
+        with quiet():  # training itself logs which checkpoints are damaged
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
             planned.prepare_labels()  # writes the label file, which is compared too
@@ -208,7 +235,8 @@ def check_initial_weights(planned: PlannedRun) -> None:
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Find parts that `sbkit export` would refuse, because they are not plain data."""
-    file, task = planned.folder / RESOLVED, planned.load_recipe().task
+    file = planned.folder / RESOLVED
+    task = planned.load_recipe().task
     save_resolved(file, planned.yaml_file, planned.overrides)
     try:
         load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))

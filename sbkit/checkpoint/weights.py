@@ -232,11 +232,11 @@ def part_names_of_yaml(root: CommentedMap) -> list[str]:
 
 
 def to_part_name(name: str, parts: Sequence[str]) -> str:
-    """Turn `0.conv1.weight` into `CNN.conv1.weight`."""
-    index, _, path = name.partition(".")
+    """Turn `0.conv1.weight` into `CNN.conv1.weight`, and `0` into `CNN`."""
+    index, dot, path = name.partition(".")
     if not index.isdecimal() or int(index) >= len(parts):
         return name
-    return f"{parts[int(index)]}.{path}"
+    return f"{parts[int(index)]}{dot}{path}"
 
 
 def tensors_by_part(hparams: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,17 +1,19 @@
-"""Manifests that a user names: tables, Kaldi's folders, saved datasets, parquet and remote tables.
+"""Read manifests that a user names: tables, Kaldi folders, saved datasets and remote tables.
 
-A source is read as one manifest. Remote tables, parquet or JSON Lines in a folder or at a URL, are
-read in batches, for corpora that fit neither into memory nor on the disk.
+A source is one file or folder. Remote tables are parquet or JSON Lines, in a folder or at a URL.
+They are read in batches, because such a corpus may fit neither into memory nor on the disk.
 """
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import datasets
 import fsspec
@@ -25,8 +27,11 @@ from sbkit.data.cache import EMBEDDED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.tables import (
+    PATH_COLUMNS,
+    TEXT_COLUMNS,
     Table,
     TableOptions,
+    find_column,
     join_tables,
     locate,
     read_objects,
@@ -41,20 +46,21 @@ REMOTE_SUFFIXES = (".parquet", ".jsonl")
 REMOTE_REQUIREMENT = "be parquet or JSON Lines in UTF-8"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 
-SaveAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
+WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
     """Read sources, in their order, as one manifest: all forms except remote tables."""
     parts = [(source.name, _read_source(source, options)) for source in sources]
-    return Manifest.join_named(parts, *map(_embedded_folder, sources), sources[0].parent)
+    folders = [_embedded_folder(source) for source in sources]
+    return Manifest.join_named(parts, *folders, sources[0].parent)
 
 
 def _read_source(source: Path, options: TableOptions) -> Manifest:
     if is_kaldi(source):
         return Manifest.of(_read_kaldi(source, options))
-    if is_saved_dataset(source):
-        table = _read_saved_dataset(source)
+    if is_arrow_dataset(source):
+        table = _read_arrow_dataset(source, options)
     elif source.is_dir():
         raise DataError(
             f"{source} is neither a data folder of Kaldi (wav.scp and text) nor a dataset saved by "
@@ -85,19 +91,19 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
             f"{folder} cuts its recordings by the file segments, but each recording must be one "
             "utterance. Cut them into files first (in Kaldi: extract-segments)."
         )
-    audio = _read_pairs(folder / "wav.scp")
+    audio = _read_lines(folder / "wav.scp")
     has_text = options.text_column is not False
-    sentences = dict(_read_pairs(folder / "text")) if has_text else {}
+    sentences = _read_values(folder / "text") if has_text else {}
     columns = {
-        name: dict(_read_pairs(folder / file))
+        name: _read_values(folder / file)
         for file, name in KALDI_COLUMNS.items()
         if (folder / file).is_file()
     }
     if (folder / "spk2gender").is_file():
-        genders = dict(_read_pairs(folder / "spk2gender"))
+        genders = _read_values(folder / "spk2gender")
         speakers = columns.get("speaker", {})
         columns.setdefault("gender", {id: genders.get(s, "") for id, s in speakers.items()})
-    for number, (id, name) in enumerate(audio, start=1):
+    for number, id, name in audio:
         position = f"wav.scp line {number}"
         if name.endswith("|") or name.startswith("|"):
             raise DataError(
@@ -105,35 +111,51 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
                 "run. Write its audio to files and name those."
             )
         if not name:
-            yield Excluded(position, "no path", f"{id or 'the line'} has no path")
+            yield Excluded(position, "no path", f"{id} has no path")
         elif sentences and id not in sentences:
             yield Excluded(position, "no transcript", f"text has no line for {id}")
         else:
             values = {column: by_id.get(id, "") for column, by_id in columns.items()}
             values.setdefault("language", options.language)
             yield Clip(id, folder / name, sentences.get(id, ""), values)
-    for id in sorted(sentences.keys() - {key for key, _ in audio}):
+    for id in sorted(sentences.keys() - {line.key for line in audio}):
         yield Excluded(id, "no audio file", "text has a line for it, wav.scp has none")
 
 
-def _read_pairs(file: Path) -> list[tuple[str, str]]:
+class KaldiLine(NamedTuple):
+    """A line "KEY VALUE" of a Kaldi file."""
+
+    number: int  # 1 for the first line
+    key: str
+    value: str
+
+
+def _read_lines(file: Path) -> list[KaldiLine]:
+    """Return the lines of a Kaldi file, without blank lines."""
     subject = f"The file {file.name} of a data folder of Kaldi"
-    pairs: list[tuple[str, str]] = []
-    for line in read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject):
-        key, value, *_ = [*line.strip().split(maxsplit=1), "", ""]
-        pairs.append((key, value))
-    return pairs
+    lines: list[KaldiLine] = []
+    text = read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
+    for number, line in enumerate(text, start=1):
+        fields = line.strip().split(maxsplit=1)
+        if fields:
+            value = fields[1] if len(fields) > 1 else ""
+            lines.append(KaldiLine(number, fields[0], value))
+    return lines
+
+
+def _read_values(file: Path) -> dict[str, str]:
+    return {line.key: line.value for line in _read_lines(file)}
 
 
 # Datasets of Hugging Face, and parquet
 
 
-def is_saved_dataset(source: Path) -> bool:
+def is_arrow_dataset(source: Path) -> bool:
     """Check whether a source is a dataset of ``save_to_disk``, or a parquet file."""
     return source.suffix == ".parquet" or any((source / file).is_file() for file in DATASET_FILES)
 
 
-def _read_saved_dataset(source: Path) -> Table:
+def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
     """Return the rows as text without decoding audio: an audio column becomes its path.
 
     Audio bytes in the dataset are written to files in the cache.
@@ -145,15 +167,18 @@ def _read_saved_dataset(source: Path) -> Table:
             f"them, such as {source / names[0] if names else source}."
         )
     datasets.disable_progress_bars()
-    base = source / "data" if source.is_dir() else source  # paths are relative to its folder
-    save = partial(_save_in_cache, source)
+    # Paths in a table are relative to the folder of its file. A dataset is a folder, without one
+    # file: "data" stands for it.
+    file = source / "data" if source.is_dir() else source
+    write_audio = partial(_cache_audio, source)
     try:
         if source.is_file():
             batches: Iterator[pa.Table] = pq.ParquetFile(source).iter_batches(BATCH_ROWS)
         else:
             dataset = datasets.load_from_disk(str(source)).with_format("arrow")
             batches = dataset.iter(BATCH_ROWS)
-        table = join_tables((_to_table(batch, base, save) for batch in batches), base)
+        tables = [_to_table(batch, file, options, write_audio) for batch in batches]
+        table = join_tables(tables, file)
     except SbkitError:
         raise
     except Exception as error:  # damage and unknown types raise many kinds of errors
@@ -165,11 +190,16 @@ def _read_saved_dataset(source: Path) -> Table:
 
 
 def _to_table(
-    rows: pa.Table | pa.RecordBatch, file: Path, save_audio: SaveAudio, first: int = 1
+    rows: pa.Table | pa.RecordBatch,
+    file: Path,
+    options: TableOptions,
+    write_audio: WriteAudio,
+    first_row: int = 1,
 ) -> Table:
-    """Return rows as text, numbered from ``first``; audio becomes the path of a file.
+    """Return rows as text, numbered from ``first_row``.
 
-    A `datasets.ClassLabel` becomes the name of the class; -1, no class, becomes "".
+    Audio bytes become the path of a file that ``write_audio`` writes. A `datasets.ClassLabel`
+    becomes the name of the class; -1, no class, becomes "".
     """
     if b"huggingface" in (rows.schema.metadata or {}):
         features = datasets.Features.from_arrow_schema(rows.schema)
@@ -177,38 +207,84 @@ def _to_table(
             if isinstance(feature, datasets.ClassLabel):
                 classes = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
                 rows = rows.set_column(index, name, pc.take(pa.array(feature.names), classes))
-    columns = {
-        name: pa.array([_to_text(value, save_audio) for value in rows[name].to_pylist()], "string")
-        for name in rows.schema.names
-    }
-    return Table(file, pa.table(columns), range(first, first + len(rows)))
+    names = rows.schema.names
+    audio_column = find_column(names, options.path_column, PATH_COLUMNS)
+    text_column = None
+    if options.text_column is not False:
+        text_column = find_column(names, options.text_column, TEXT_COLUMNS)
+    columns: dict[str, pa.Array] = {}
+    for name in names:
+        values = rows[name].to_pylist()
+        try:
+            if name == audio_column:
+                texts = [_to_path(value, write_audio) for value in values]
+            else:
+                texts = [_to_text(value) for value in values]
+        except UnicodeDecodeError as error:
+            if name == text_column:
+                raise DataError(
+                    f"The column {name} of {file} holds bytes that are not UTF-8 text ({error}). "
+                    "Convert it to strings, or name another column with --text_column."
+                ) from error
+            continue  # a column of other data, such as pictures, is left out
+        columns[name] = pa.array(texts, "string")
+    return Table(file, pa.table(columns), range(first_row, first_row + len(rows)))
 
 
-def _to_text(value: object, save_audio: SaveAudio) -> str:
+def _to_path(value: object, write_audio: WriteAudio) -> str:
+    """Return the path in a value of the audio column; write a file if there are audio bytes."""
+    if isinstance(value, bytes) and not _is_path(value):
+        return str(write_audio(value, ""))
+    if isinstance(value, Mapping) and value.get("bytes") is not None:
+        return str(write_audio(value["bytes"], str(value.get("path") or "")))
+    return _to_text(value)
+
+
+def _is_path(value: bytes) -> bool:
+    """Check whether bytes are a path, as in a parquet file of Spark, or else an audio file.
+
+    A path is text without NUL. The header of an audio file has a NUL, or is not UTF-8.
+    """
+    try:
+        return "\0" not in value.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def _to_text(value: object) -> str:
+    """Return a value as text; of an audio file, only its path.
+
+    Spark and Impala write strings as bytes, unless they are told otherwise.
+    """
+    if value is None:
+        return ""
     if isinstance(value, bytes):
-        value = {"path": None, "bytes": value}
+        return value.decode()
     if isinstance(value, Mapping) and {"path", "bytes"} <= value.keys():
-        path, content = str(value["path"] or ""), value["bytes"]
-        return path if content is None else str(save_audio(content, path))
-    return "" if value is None else str(value)
+        return str(value["path"] or "")
+    return str(value)
 
 
 def _embedded_folder(source: Path) -> Path:
-    """Return the folder of the cache for the audio bytes of a dataset."""
+    """Return the cache folder to which the audio bytes of a dataset are written."""
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
     return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:
-    """Return the path of a file for some audio bytes, in a folder of its own.
+    """Return the path for an audio file with these bytes.
 
-    Its name, which becomes the clip's id, is the one that the dataset gives or else a hash.
+    The file has a folder of its own, named by a hash. The name of the file becomes the clip's id:
+    the name in ``path``, or the hash if there is none.
     """
-    digest, name = hashlib.sha256(content).hexdigest()[:16], Path(path).name
-    return folder / digest[:2] / digest / (name if name not in ("", "..") else digest)
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    name = Path(path).name
+    if name in ("", ".."):
+        name = digest
+    return folder / digest[:2] / digest / name
 
 
-def _save_in_cache(source: Path, content: bytes, path: str) -> Path:
+def _cache_audio(source: Path, content: bytes, path: str) -> Path:
     folder = _embedded_folder(source)
     file = _audio_file(folder, content, path)
     if not file.is_file():
@@ -229,23 +305,37 @@ class RemoteTables:
     files: tuple[str, ...]
     options: TableOptions
 
-    def read(self, file: str, scratch: Path, start: int) -> Iterator[Manifest]:
-        """Yield the batches of a file, from batch ``start`` on.
+    def read(self, file: str, scratch: Path, start_batch: int) -> Iterator[Manifest]:
+        """Yield the batches of a file from batch ``start_batch`` on.
 
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
-        with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
-            for rows, first in islice(_read_batches(file), start, None):
-                with TemporaryDirectory(dir=scratch) as folder:
-                    yield self._to_manifest(rows, first, file, Path(folder))
+        with (
+            reading(file, REMOTE_REQUIREMENT, fix="Correct it."),
+            TemporaryDirectory(dir=scratch) as temporary,
+        ):
+            audio_folder = Path(temporary) / "audio"
+            for table in self._read_batches(file, audio_folder, start_batch):
+                yield self._to_manifest(table, file, audio_folder)
+                shutil.rmtree(audio_folder, ignore_errors=True)
 
-    def _to_manifest(
-        self, rows: Table | pa.RecordBatch, first: int, file: str, folder: Path
-    ) -> Manifest:
-        save = partial(_save, folder)
-        table = rows if isinstance(rows, Table) else _to_table(rows, Path(file), save, first)
+    def _read_batches(self, file: str, audio_folder: Path, start_batch: int) -> Iterator[Table]:
+        if file.endswith(".jsonl"):
+            with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
+                tables = read_objects(Path(file), lines, BATCH_ROWS)
+                yield from islice(tables, start_batch, None)
+            return
+        write_audio = partial(_write_audio, audio_folder)
+        first_row = 1
+        with fsspec.open(file, "rb") as stream:
+            for index, rows in enumerate(pq.ParquetFile(stream).iter_batches(BATCH_ROWS)):
+                if index >= start_batch:
+                    yield _to_table(rows, Path(file), self.options, write_audio, first_row)
+                first_row += len(rows)
+
+    def _to_manifest(self, table: Table, file: str, audio_folder: Path) -> Manifest:
         if len(table.rows):
-            manifest = to_manifest(table, self.options, partial(_fetch, file, folder))
+            manifest = to_manifest(table, self.options, partial(_fetch_audio, file, audio_folder))
         else:
             manifest = Manifest.of(table.excluded)
         name = Path(file).name
@@ -259,44 +349,40 @@ def remote_tables(source: str) -> list[str]:
 
 
 def file_version(file: str) -> str:
-    """Return text that changes when a file does."""
+    """Return text that changes when the file does, such as a hash of its size and time."""
     with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
-        system, path = fsspec.url_to_fs(file)
-        return str(system.ukey(path))
+        filesystem, path = fsspec.url_to_fs(file)
+        return str(filesystem.ukey(path))
 
 
-def _read_batches(file: str) -> Iterator[tuple[Table | pa.RecordBatch, int]]:
-    """Yield batches of rows, each with the number of its first row; parquet keeps its types."""
-    if file.endswith(".jsonl"):
-        with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
-            yield from ((table, 1) for table in read_objects(Path(file), lines, BATCH_ROWS))
-        return
-    with fsspec.open(file, "rb") as stream:
-        first = 1
-        for batch in pq.ParquetFile(stream).iter_batches(BATCH_ROWS):
-            yield batch, first
-            first += len(batch)
-
-
-def _save(folder: Path, content: bytes, path: str) -> Path:
+def _write_audio(folder: Path, content: bytes, path: str) -> Path:
     file = _audio_file(folder, content, path)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     return file
 
 
-def _fetch(file: str, folder: Path, name: str) -> str | Excluded:
-    """Return the path of a clip that a row of ``file`` names; fetch it first if it is remote.
+def _fetch_audio(file: str, audio_folder: Path, name: str) -> str | Excluded:
+    """Return the path of the audio that a row of ``file`` names; fetch remote audio first.
 
-    A row of a remote file may name neither a file on this machine nor one of another protocol.
+    A row of a remote file can only name files that are reached in the same way: neither a file on
+    this machine nor one of another protocol.
     """
-    if "://" not in file or name.startswith(f"{folder}/"):  # local, or already saved
+    is_local = "://" not in file
+    is_written = name.startswith(f"{audio_folder}/")
+    if is_local or is_written:
         return locate(Path(file).parent, name)
     url = name if "://" in name else f"{file.rpartition('/')[0]}/{name}"
-    if name and "::" not in name and url.startswith(file[: file.index("://")]):
+    if name and "::" not in name and _protocol_of(url) == _protocol_of(file):
         try:
             with fsspec.open(url, "rb") as stream:
-                return str(_save(folder, stream.read(), name))
-        except FileNotFoundError:
+                return str(_write_audio(audio_folder, stream.read(), name))
+        except (FileNotFoundError, IsADirectoryError):
             pass
     return Excluded("", "no audio file", name)
+
+
+def _protocol_of(url: str) -> str:
+    """Return the protocol of a URL, with https as http."""
+    protocol = url.partition("://")[0]
+    return "http" if protocol == "https" else protocol

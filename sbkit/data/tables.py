@@ -219,10 +219,10 @@ def to_manifest(
         folder: where `find_audio` looks for plain relative paths. A table with only such paths is
             read by whole columns, three times as fast. None: `find_audio` is called for each row.
     """
-    path = _find_column(table, options.path_column, PATH_COLUMNS, "path_column")
+    path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
     text = ""
     if options.text_column is not False:
-        text = _find_column(table, options.text_column, TEXT_COLUMNS, "text_column")
+        text = _require_column(table, options.text_column, TEXT_COLUMNS, "text_column")
     lower = {column.lower(): column for column in table.rows.column_names}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
     rows, excluded, clips = table.rows, [*table.excluded], dict[str, pa.Array]()
@@ -238,18 +238,24 @@ def to_manifest(
     return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
-def _find_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
+def find_column(columns: Sequence[str], name: str | None, usual: Sequence[str]) -> str | None:
     """Return the column that the YAML names, or the first with a usual name; ignore case."""
-    columns: list[str] = table.rows.column_names
-    names = [name] if name else usual
     lower = {column.lower(): column for column in columns}
-    for candidate in names:
-        if column := lower.get(candidate.lower()):
-            return column
+    for candidate in [name] if name else usual:
+        if candidate.lower() in lower:
+            return lower[candidate.lower()]
+    return None
+
+
+def _require_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
+    columns: list[str] = table.rows.column_names
+    column = find_column(columns, name, usual)
+    if column:
+        return column
     raise DataError(
-        f"{table.file} has none of the columns {', '.join(names)}; its first line names "
-        f"{listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with --{key}, or "
-        "add a header."
+        f"{table.file} has none of the columns {', '.join([name] if name else usual)}; its first "
+        f"line names {listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with "
+        f"--{key}, or add a header."
         + " For data without transcripts, pass --text_column=False."
         * (key == "text_column")
     )

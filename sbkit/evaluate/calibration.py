@@ -1,4 +1,7 @@
-"""The quality of confidences: do they separate right from wrong words, and are they calibrated?
+"""Measure the quality of word confidences.
+
+Good confidences are higher for right words than for wrong ones. Calibrated confidences equal the
+share of right words: of the words with 0.9, nine in ten are right.
 
 Legend: N words.
 """
@@ -20,7 +23,7 @@ class Bin(NamedTuple):
 
     words: int
     confidence: float
-    right: float
+    right_share: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,7 @@ class Calibration:
         NCE: normalized cross entropy: at most 1, 0 for confidences that all equal the share of
             right words, negative for less informative ones; None like AUC.
         ECE: expected calibration error, the mean distance of confidence and share of right words.
+        words, right: the number of words, and of right words.
 
     >>> print(measure_calibration([0.9, 0.8, 0.2], [True, True, False]))
     AUC 1.0, NCE 0.7, ECE 0.17 (2 right / 3 words)
@@ -51,53 +55,66 @@ class Calibration:
         return f"{text} ({self.right} right / {self.words} words)"
 
 
-def measure_calibration(confidences: Sequence[float], right: Sequence[bool]) -> Calibration | None:
+def measure_calibration(
+    confidences: Sequence[float], is_right: Sequence[bool]
+) -> Calibration | None:
     """Compare confidences, between 0 and 1 exclusive, with the truth of each word: (N,), (N,).
 
     Returns None if there are no words. Source of the ECE: Naeini, Cooper and Hauskrecht (2015,
     "Obtaining well calibrated probabilities using Bayesian binning").
     """
-    values, is_right = np.array(confidences, np.float64), np.array(right, np.bool_)
-    if not len(values):
+    num_words = len(confidences)
+    if not num_words:
         return None
-    has_both = is_right.any() and not is_right.all()
-    bins = reliability_bins(confidences, right)
+    values = np.array(confidences, np.float64)
+    right_mask = np.array(is_right, np.bool_)
+    num_right = int(right_mask.sum())
+    has_both = 0 < num_right < num_words
+    bins = reliability_bins(confidences, is_right)
     return Calibration(
-        AUC=_auc(values, is_right) if has_both else None,
-        NCE=_nce(values, is_right) if has_both else None,
-        ECE=sum(b.words * abs(b.confidence - b.right) for b in bins) / len(values),
-        words=len(is_right),
-        right=int(is_right.sum()),
+        AUC=_auc(values, right_mask) if has_both else None,
+        NCE=_nce(values, right_mask) if has_both else None,
+        ECE=sum(b.words * abs(b.confidence - b.right_share) for b in bins) / num_words,
+        words=num_words,
+        right=num_right,
     )
 
 
-def reliability_bins(confidences: Sequence[float], right: Sequence[bool]) -> tuple[Bin, ...]:
+def reliability_bins(confidences: Sequence[float], is_right: Sequence[bool]) -> tuple[Bin, ...]:
     """Sort words into tenths of the confidence scale; return the bins with words: (N,), (N,)."""
-    values, is_right = np.array(confidences, np.float64), np.array(right, np.bool_)
+    values = np.array(confidences, np.float64)
+    right_mask = np.array(is_right, np.bool_)
     tenths = np.minimum((values * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    return tuple(
-        Bin(int(inside.sum()), float(values[inside].mean()), float(is_right[inside].mean()))
-        for inside in (tenths == tenth for tenth in np.unique(tenths))
-    )
+    bins: list[Bin] = []
+    for tenth in np.unique(tenths):
+        inside = tenths == tenth
+        bins.append(
+            Bin(
+                words=int(inside.sum()),
+                confidence=float(values[inside].mean()),
+                right_share=float(right_mask[inside].mean()),
+            )
+        )
+    return tuple(bins)
 
 
-def _auc(values: Float64s, right: Bools) -> float:
+def _auc(values: Float64s, is_right: Bools) -> float:
     """Compare every right word with every wrong one; equal confidences count half."""
-    wrong = np.sort(values[~right])
-    below = np.searchsorted(wrong, values[right], "left")
-    not_above = np.searchsorted(wrong, values[right], "right")
-    return float((below + not_above).mean() / (2 * len(wrong)))
+    wrong = np.sort(values[~is_right])
+    num_wrong_below = np.searchsorted(wrong, values[is_right], "left")
+    num_wrong_at_or_below = np.searchsorted(wrong, values[is_right], "right")
+    return float((num_wrong_below + num_wrong_at_or_below).mean() / (2 * len(wrong)))
 
 
-def _nce(values: Float64s, right: Bools) -> float:
-    """Compute the normalized cross entropy as NIST's sclite does.
+def _nce(values: Float64s, is_right: Bools) -> float:
+    """Compute the normalized cross entropy as NIST's sclite does: (H + E) / H.
 
-    (H + sum of log2 p of the right words + sum of log2 (1 - p) of the wrong ones) / H, where H is
-    the entropy of the share of right words (documentation of sclite in NIST SCTK; Siu, Gish and
-    Richardson, 1997, "Improved estimation, evaluation and applications of confidence measures for
-    speech recognition").
+    H is the entropy of all words if each is right with the mean probability. E is the sum of
+    log2(p) over the right words and log2(1 - p) over the wrong words, with their confidences p.
+    Sources: the documentation of sclite in NIST SCTK; Siu, Gish and Richardson (1997, "Improved
+    estimation, evaluation and applications of confidence measures for speech recognition").
     """
-    share = right.mean()
-    entropy = -(right.sum() * np.log2(share) + (~right).sum() * np.log2(1 - share))
-    evidence = np.log2(values[right]).sum() + np.log2(1 - values[~right]).sum()
+    share = is_right.mean()
+    entropy = -(is_right.sum() * np.log2(share) + (~is_right).sum() * np.log2(1 - share))
+    evidence = np.log2(values[is_right]).sum() + np.log2(1 - values[~is_right]).sum()
     return float((entropy + evidence) / entropy)

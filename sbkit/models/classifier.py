@@ -41,8 +41,8 @@ class UtteranceClassifier(AcousticModel):
             encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
             heads={"pooling": pooling, "label_lin": label_lin},
         )
-        _, form = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
-        if form is not absolute_lengths:
+        argument = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
+        if argument is None or argument.convert is not absolute_lengths:
             raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
         if outputs != classes:

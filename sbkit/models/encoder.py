@@ -84,7 +84,7 @@ class FeatureEncoder(Encoder):
 
         On an accelerator, T is padded to one of a few lengths, unless a part depends on padding.
         """
-        if self.front_end.accepts_lengths and self.backbone.accepts_lengths:
+        if self.front_end.takes_absolute_lengths and self.backbone.takes_absolute_lengths:
             features = pad_to_bucket(features)
         return self.front_end(features, frame_lengths)
 

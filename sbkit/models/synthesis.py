@@ -1,10 +1,8 @@
-"""The parts of a TTS model, from text to audio, and the alignment of the two.
+"""The parts of a TTS model, from text to audio, and the alignment of text and audio.
 
-Legend: B utterances, L symbols, U frames of 25 ms, M mel bins (of two hops: 2 M), D model width,
-S samples.
+Legend: B utterances, L symbols, U frames of 25 ms, M mel bins, D model width, S samples. A frame
+consists of two hops, so that its features have 2 M values.
 """
-
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,45 +17,53 @@ from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
-IMPOSSIBLE = -1e4  # a log-probability
+IMPOSSIBLE_LOG_PROB = -1e4
 MAX_SPELLED_SYMBOLS = 4  # in a text that may be an abbreviation
-MAX_SHORT_SHARE = 0.6  # of symbols with a single frame
+MAX_SHORT_SHARE = 0.6  # of symbols with at most one frame
 MAX_SYMBOL_FRAMES = 80.0  # the longest predicted duration: two seconds
 NUM_VARIANCES = 2  # pitch and energy
 
 
-def forward_sum(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
-    """Sum over all monotonic alignments: (B, U, L) unnormalized, (B,), (B,) -> (B,).
+def forward_sum_loss(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
+    """Return the negative log-probability of all monotonic alignments together.
 
+    (B, U, L) unnormalized log-probabilities of the symbols in each frame, (B,), (B,) -> (B,).
     Source: Badlani et al. 2021, One TTS Alignment To Rule Them All (arXiv 2108.10447).
     """
     with_blank = pad(log_probs.float(), (1, 0), value=BLANK_LOG_PROB).log_softmax(2)
     classes = torch.arange(1, log_probs.shape[2] + 1).expand(len(log_probs), -1)
-    inputs = with_blank.transpose(0, 1), classes.to(log_probs.device), frame_lengths, symbol_lengths
-    return ctc_loss(*inputs, reduction="none", zero_infinity=True)
+    return ctc_loss(
+        with_blank.transpose(0, 1),
+        classes.to(log_probs.device),
+        frame_lengths,
+        symbol_lengths,
+        reduction="none",
+        zero_infinity=True,
+    )
 
 
-@lru_cache(maxsize=4096)
-def diagonal_prior(frames: int, symbols: int) -> Tensor:
+def diagonal_prior(num_frames: int, num_symbols: int) -> Tensor:
     """Return log-probabilities that prefer the diagonal: (U, L), each row a beta-binomial."""
-    frame = torch.arange(1, frames + 1).unsqueeze(1).double()
-    symbol, count = torch.arange(symbols).double(), symbols - 1.0
-    a, b = frame, frames + 1 - frame
+    log_gamma = torch.arange(num_frames + num_symbols + 1).double().lgamma()
 
     def log_beta(x: Tensor, y: Tensor) -> Tensor:
-        return x.lgamma() + y.lgamma() - (x + y).lgamma()
+        return log_gamma[x] + log_gamma[y] - log_gamma[x + y]
 
-    log_binomial = -log_beta(count - symbol + 1, symbol + 1) - float(np.log(count + 1))
-    return (log_binomial + log_beta(symbol + a, count - symbol + b) - log_beta(a, b)).float()
+    a = torch.arange(1, num_frames + 1).unsqueeze(1)  # (U, 1)
+    b = num_frames + 1 - a
+    symbol = torch.arange(num_symbols)
+    num_trials = num_symbols - 1
+    log_binomial = -log_beta(num_trials - symbol + 1, symbol + 1) - float(np.log(num_symbols))
+    return (log_binomial + log_beta(symbol + a, num_trials - symbol + b) - log_beta(a, b)).float()
 
 
-def diagonal_priors(scores: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
-    """Return the prior of each utterance, IMPOSSIBLE past its lengths: -> (B, U, L)."""
-    priors = torch.full(scores.shape, IMPOSSIBLE)
+def diagonal_priors(shape: torch.Size, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
+    """Return the prior of each utterance, IMPOSSIBLE_LOG_PROB past its lengths: -> (B, U, L)."""
+    priors = torch.full(shape, IMPOSSIBLE_LOG_PROB)
     lengths = zip(frame_lengths.tolist(), symbol_lengths.tolist(), strict=True)
-    for prior, (frames, symbols) in zip(priors, lengths, strict=True):
-        prior[:frames, :symbols] = diagonal_prior(frames, symbols)
-    return priors.to(scores.device)
+    for prior, (num_frames, num_symbols) in zip(priors, lengths, strict=True):
+        prior[:num_frames, :num_symbols] = diagonal_prior(num_frames, num_symbols)
+    return priors
 
 
 def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Tensor) -> Tensor:
@@ -66,18 +72,20 @@ def find_durations(log_probs: Tensor, frame_lengths: Tensor, symbol_lengths: Ten
     Each symbol has at least one frame; with more symbols than frames, the last symbols have none.
     """
     scores = log_probs.detach().float().cpu().numpy().transpose(1, 0, 2)  # (U, B, L)
-    frames, utterances, symbols = scores.shape
+    num_frames, num_utterances, num_symbols = scores.shape
     advances = np.zeros(scores.shape, bool)  # whether the path comes from the symbol before
-    best = np.full((utterances, symbols), 2 * IMPOSSIBLE * frames)
+    best = np.full((num_utterances, num_symbols), 2 * IMPOSSIBLE_LOG_PROB * num_frames)
     best[:, 0] = scores[0, :, 0]
-    for frame in range(1, frames):
+    for frame in range(1, num_frames):
         previous = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)
         advances[frame] = previous > best
         best = np.maximum(previous, best) + scores[frame]
-    durations = np.zeros((utterances, symbols), np.int64)
-    lengths, utterance = frame_lengths.numpy(), np.arange(utterances)
+    # Follow each path back from its last symbol.
+    durations = np.zeros((num_utterances, num_symbols), np.int64)
+    lengths = frame_lengths.numpy()
+    utterance = np.arange(num_utterances)
     symbol = np.minimum(symbol_lengths.numpy(), lengths) - 1
-    for frame in range(frames - 1, -1, -1):
+    for frame in range(num_frames - 1, -1, -1):
         within = frame < lengths
         durations[utterance[within], symbol[within]] += 1
         symbol = symbol - (within & advances[frame, utterance, symbol])
@@ -89,12 +97,14 @@ def find_misaligned(
 ) -> Tensor:
     """Check each utterance for durations that no speech has: (B, L), (B,), (B, L) -> (B,).
 
-    If the text does not match the audio, a letter has more than ``max_frames`` frames, or most
-    symbols have one. In a text of few letters, a letter may be a word, as in "DVD".
+    If the text does not match the audio, the best path gives a symbol more than ``max_frames``
+    frames, or gives most symbols at most one. Pauses may be long. In a text of few letters, a
+    letter may also be long: it may be spoken as a word, as in "DVD".
     """
     counts = symbol_lengths.to(durations.device)
     is_long = durations.masked_fill(is_pause, 0).amax(1) > max_frames
-    is_short = (durations == 1).sum(1) > MAX_SHORT_SHARE * counts
+    num_short = counts - (durations > 1).sum(1)
+    is_short = num_short > MAX_SHORT_SHARE * counts
     return (is_long & (counts > MAX_SPELLED_SYMBOLS)) | is_short
 
 
@@ -103,10 +113,11 @@ def expand(states: Tensor, index: Tensor) -> Tensor:
     return states.gather(1, index.unsqueeze(2).expand(-1, -1, states.shape[2]))
 
 
-def frame_index(durations: Tensor, frames: int) -> Tensor:
+def frame_index(durations: Tensor, num_frames: int) -> Tensor:
     """Return the symbol index of each frame: (B, L) -> (B, U); past the end, the last index."""
     ends = durations.cumsum(1)
-    frame = torch.arange(frames, device=durations.device).expand(len(durations), -1).contiguous()
+    frame = torch.arange(num_frames, device=durations.device)
+    frame = frame.expand(len(durations), -1).contiguous()
     return torch.searchsorted(ends, frame, right=True).clamp(max=durations.shape[1] - 1)
 
 
@@ -128,7 +139,7 @@ class TextEncoder(nn.Module):
     def __init__(
         self,
         *,
-        symbols: int,
+        num_symbols: int,
         symbol_type: str,
         d_model: int,
         d_ffn: int,
@@ -137,7 +148,7 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.symbol_type = symbol_type
-        self.embedding = nn.Embedding(symbols, d_model)
+        self.embedding = nn.Embedding(num_symbols, d_model)
         self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
         self.norm = nn.LayerNorm(d_model)
 
@@ -151,9 +162,9 @@ class DurationAligner(nn.Module):
     (B, L), (B, L, 1), (B, U, 2 M) -> (B, U, L), unnormalized. Source: arXiv 2108.10447.
     """
 
-    def __init__(self, *, symbols: int, n_mels: int, d_align: int) -> None:
+    def __init__(self, *, num_symbols: int, n_mels: int, d_align: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(symbols, d_align)
+        self.embedding = nn.Embedding(num_symbols, d_align)
         self.text_conv = FrameConv(d_align, 2 * d_align, 3, padding=1)
         self.text_proj = nn.Linear(2 * d_align, d_align)
         self.frame_conv = FrameConv(FRAME_HOPS * n_mels, 2 * d_align, 3, padding=1)
@@ -177,7 +188,8 @@ class VarianceAdaptor(nn.Module):
     def __init__(self, *, d_model: int, num_layers: int, dropout: float) -> None:
         super().__init__()
         self.blocks = ConvNeXt(num_layers, d_model, d_model, dropout)
-        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, 1 + NUM_VARIANCES)
+        self.norm = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, 1 + NUM_VARIANCES)
         self.embed = FrameConv(NUM_VARIANCES, d_model, 3, padding=1)
 
     def predict(self, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,17 +211,22 @@ class MelDecoder(nn.Module):
         super().__init__()
         self.normalize = GlobalNorm(n_mels=FRAME_HOPS * n_mels)
         self.blocks = ConvNeXt(num_layers, d_model, d_ffn, dropout)
-        self.norm, self.proj = nn.LayerNorm(d_model), nn.Linear(d_model, FRAME_HOPS * n_mels)
+        self.norm = nn.LayerNorm(d_model)
+        self.proj = nn.Linear(d_model, FRAME_HOPS * n_mels)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         return self.proj(self.norm(self.blocks(states, mask)))
 
-    def restore(self, features: Tensor) -> Tensor:
+    def denormalize(self, features: Tensor) -> Tensor:
         return features * self.normalize.std + self.normalize.mean
 
 
 class SynthesisModel:
-    """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder."""
+    """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
+
+    `encode`, `decode` and `speak` are exported as graphs of these names, and a graph returns a
+    tuple, even of a single tensor.
+    """
 
     def __init__(
         self,
@@ -228,9 +245,14 @@ class SynthesisModel:
                 f"`vocoder_decoder` has a hop of {vocoder_decoder.hop}, but `compute_features` has "
                 f"{compute_features.hop}. Let both refer to one key."
             )
-        self.model, self.features, self.aligner = model, compute_features, aligner
-        self.text_encoder, self.adaptor, self.mel_decoder = text_encoder, adaptor, mel_decoder
-        self.vocoder_encoder, self.vocoder_decoder = vocoder_encoder, vocoder_decoder
+        self.model = model
+        self.features = compute_features
+        self.aligner = aligner
+        self.text_encoder = text_encoder
+        self.adaptor = adaptor
+        self.mel_decoder = mel_decoder
+        self.vocoder_encoder = vocoder_encoder
+        self.vocoder_decoder = vocoder_decoder
 
     @property
     def settings(self) -> dict[str, object]:
@@ -246,33 +268,43 @@ class SynthesisModel:
         """
         mask = length_mask(symbol_lengths, symbols.shape[1], symbols.device).unsqueeze(2).float()
         scores = self.aligner(symbols, mask, features).float()
-        scores = scores.masked_fill(mask.transpose(1, 2) == 0, IMPOSSIBLE).log_softmax(2)
-        scores = scores + diagonal_priors(scores, frames, symbol_lengths)
+        scores = scores.masked_fill(mask.transpose(1, 2) == 0, IMPOSSIBLE_LOG_PROB).log_softmax(2)
+        priors = diagonal_priors(scores.shape, frames, symbol_lengths)
+        scores = scores + priors.to(scores.device)
         return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states of symbols, and durations in unrounded frames: -> (B, L, D), (B, L)."""
+        """Encode symbols: (B, L) -> states (B, L, D), durations in frames, not rounded (B, L)."""
         mask = torch.ones_like(symbols, dtype=torch.float32).unsqueeze(2)
         states = self.text_encoder(symbols, mask)
         durations, variances = self.adaptor.predict(states, mask)
         return self.adaptor(states, variances, mask), durations.exp().clamp(max=MAX_SYMBOL_FRAMES)
 
     def decode(self, states: Tensor, index: Tensor) -> tuple[Tensor]:
-        """Return audio between -1 and 1: (B, L, D), frame-to-symbol index (B, U) -> (B, S)."""
+        """Turn states into audio between -1 and 1: (B, L, D), (B, U) -> (B, S).
+
+        index: the symbol of each frame.
+        """
         mask = torch.ones_like(index, dtype=torch.float32).unsqueeze(2)
         features = self.mel_decoder(expand(states, index), mask)
-        return (self.vocode(self.mel_decoder.restore(features), mask),)
+        return (self.vocode(self.mel_decoder.denormalize(features), mask),)
 
     def speak(
         self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
     ) -> tuple[Tensor]:
-        """Return the audio of one text, with VITS's inputs: (1, L), four times (1,) -> (1, S)."""
+        """Synthesize one text: (1, L) -> (1, S).
+
+        The inputs are those of a VITS model in sherpa-onnx; the other four are of shape (1,).
+        ``count``, ``noise`` and ``noise_w`` have no effect.
+        """
         states, durations = self.encode(symbols)
         ends = (durations * length_scale).double().cumsum(1).round().long()
-        frames = ends[0, -1].clamp(min=2).item()
-        # int(frames) would become a constant of the graph, and one frame is traced differently.
-        assume(frames > 1)
-        frame = torch.arange(frames, device=ends.device)
+        # `num_frames` stays symbolic in an exported graph: int() would make it a constant. It is at
+        # least 2, because torch.export takes a size of 1 for a constant.
+        num_frames = ends[0, -1].clamp(min=2).item()
+        assume(num_frames > 1)
+        frame = torch.arange(num_frames, device=ends.device)
+        # The same as frame_index(), whose searchsorted PyTorch cannot export to ONNX.
         index = (frame.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
         return self.decode(states, index)
 

@@ -55,7 +55,7 @@ from sbkit.train.evaluation import (
     seconds_after_training,
 )
 from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, profiled
-from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_features
+from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_normalization
 from sbkit.train.nonfinite import explained_memory, ids_of
 from sbkit.train.optimizers import (
     Freezing,
@@ -67,7 +67,7 @@ from sbkit.train.optimizers import (
 from sbkit.train.schedule import Position, Validation, read_schedule, set_rate
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
-from sbkit.train.watchdog import NullWatchdog, Watchdog
+from sbkit.train.watchdog import AnyWatchdog, NullWatchdog, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             steps=self.ckpt_interval_steps,
         )
         self.signals = self.save_or_leave.signals
-        self.watchdog = NullWatchdog()
+        self.watchdog: AnyWatchdog = NullWatchdog()
         if checkpointer is not None:
             self._add_recoverables()
         self._reset_position()
@@ -586,7 +586,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """
         self.evaluator.start(loaders)
         self.modules.eval()
-        self.training_step.moving_average.apply()
+        self.training_step.moving_average.swap_in()
         agree_on_buffers(self.modules)
         losses: list[Loss] = []
         for batch in self._evaluated_batches(loaders, phase):
@@ -647,14 +647,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
         return self.evaluator.error()
 
-    def measure_features(self, compute: ComputeFeatures | None) -> None:
+    def measure_normalization(self, compute: ComputeFeatures | None) -> None:
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
         """
         if self.loaders is not None and compute is not None:
             batches = self.watched(self.loaders.measure, "measure")
-            measure_features(self.modules, compute, batches, self.device)
+            measure_normalization(self.modules, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
 
@@ -737,7 +737,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             within_epoch=self.step > 0,
         )
 
-    def _watch(self) -> NullWatchdog:
+    def _watch(self) -> AnyWatchdog:
         seconds, folder = self._hparam("stall_seconds", STALL_SECONDS), self.run_folder
         if folder is None or not seconds:
             return NullWatchdog()
@@ -762,7 +762,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         agree_on_buffers(self.modules)  # only one rank's are saved
         self._read_skipped()
         self.training_metrics.unread = self.training_metrics.meter.peek()
-        with self.training_step.moving_average.applied():
+        with self.training_step.moving_average.swapped_in():
             super()._save_intra_epoch_ckpt()
         self.training_metrics.unread = NO_TOTALS
 

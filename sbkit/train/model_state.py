@@ -1,4 +1,8 @@
-"""State of a model beside its weights: their moving average, running and feature statistics."""
+"""A model's state besides its weights.
+
+This is a moving average of the weights, the running statistics of normalization layers, and the
+mean and deviation of the features.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,72 +23,92 @@ ComputeFeatures = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @register_checkpoint_hooks
 class MovingAverage:
-    """An exponential moving average of the parameters that learn, which can replace them.
+    """An exponential moving average of the learning parameters, which can be swapped with them.
 
-    A run is validated, tested and exported with the averages. A parameter joins with the first
-    step in which it learns. With a ``decay`` of 0 nothing is averaged. In a checkpoint, the file of
-    the model holds the averages, and the file of this class holds the weights.
+    A run is validated, tested and exported with the averages. The average of a parameter starts
+    with the first step in which the parameter learns. With a ``decay`` of 0 nothing is averaged.
+    In a checkpoint, the file of the model holds the averages, and the file of this class holds the
+    weights.
     Source: Polyak and Juditsky 1992; the decay is lower in the first steps, as in TensorFlow's
     `ExponentialMovingAverage`, so that the initial weights are soon forgotten.
 
     Attributes:
-        decay: the share of the average that each step keeps.
-        others: the average of each parameter by its index; its weights while averages are applied.
+        decay: the weight of the old average in each step; the new parameter has the rest.
+        shadow: averages by the index of their parameter. While the averages are swapped into the
+            modules, it holds the weights instead.
     """
 
     def __init__(self, modules: nn.Module, decay: float) -> None:
-        self._modules, self.decay = modules, decay
-        self.others: dict[int, Tensor] = {}
-        self._is_applied = False
+        self._modules = modules
+        self.decay = decay
+        self.shadow: dict[int, Tensor] = {}
+        self._swapped = False
 
     @torch.no_grad()
     def update(self, step: int, skipped: Tensor) -> None:
-        """Add the weights after a step (from 1), unless it was ``skipped`` (), on the device."""
+        """Update the averages after step ``step``, counted from 1.
+
+        ``skipped`` () is on the device. If it is true, the averages do not change.
+        """
         if not self.decay:
             return
-        share = 1 - min(self.decay, (1 + step) / (10 + step))
-        weight = torch.where(skipped, 0.0, share)
+        new_weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        weight = torch.where(skipped, 0.0, new_weight)
         for index, parameter in enumerate(self._modules.parameters()):
-            if index in self.others:
-                self.others[index].lerp_(parameter, weight.to(parameter.dtype))
+            if index in self.shadow:
+                self.shadow[index].lerp_(parameter, weight.to(parameter.dtype))
             elif parameter.requires_grad:
-                self.others[index] = parameter.clone()
+                self.shadow[index] = parameter.clone()
+
+    def swap_in(self) -> None:
+        """Put the averages into the modules, unless they are there."""
+        if not self._swapped:
+            self._swap()
+
+    def swap_out(self) -> None:
+        """Put the weights back into the modules, unless they are there."""
+        if self._swapped:
+            self._swap()
 
     @torch.no_grad()
-    def apply(self, to: bool = True) -> None:
-        """Put the averages into the modules, or the weights back if ``to`` is false."""
-        if to is self._is_applied:
-            return
+    def _swap(self) -> None:
         for index, parameter in enumerate(self._modules.parameters()):
-            if index in self.others:
-                other, self.others[index] = self.others[index], parameter.clone()
-                parameter.copy_(other)
-        self._is_applied = to
+            if index in self.shadow:
+                before = parameter.clone()
+                parameter.copy_(self.shadow[index])
+                self.shadow[index] = before
+        self._swapped = not self._swapped
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Apply the averages within a `with` statement."""
-        was_applied = self._is_applied
-        self.apply()
-        yield
-        self.apply(was_applied)
+    def swapped_in(self) -> Iterator[None]:
+        """Put the averages into the modules within a `with` statement."""
+        was_swapped = self._swapped
+        self.swap_in()
+        try:
+            yield
+        finally:
+            if not was_swapped:
+                self.swap_out()
 
     @mark_as_saver  # type: ignore[untyped-decorator]
     def _save(self, path: Path) -> None:
-        torch.save({"others": self.others, "is_applied": self._is_applied}, path)
+        torch.save({"others": self.shadow, "is_applied": self._swapped}, path)
 
     @mark_as_loader  # type: ignore[untyped-decorator]
     def _load(self, path: Path, end_of_epoch: bool) -> None:
         device = next(self._modules.parameters()).device
         saved = torch.load(path, device, weights_only=True)
-        self.others, self._is_applied = saved["others"], saved["is_applied"]
+        self.shadow = saved["others"]
+        self._swapped = saved["is_applied"]
 
 
-class RunningStatistics:
-    """Restore the tensors that a skipped step wrote to, such as batch normalization's.
+class BufferSnapshot:
+    """Restore buffers and other tensors that a skipped step has changed, such as running means.
 
-    Otherwise a batch that is not finite would stay in them for ever. All are copied before each
-    step, because the host does not wait to learn whether it was skipped.
+    Without this, a batch that is not finite would stay in the statistics of a batch normalization
+    for ever. All tensor attributes of the modules are copied before each step, because the host
+    does not wait to learn whether the step was skipped. Tensors on another device than the step are
+    left out: SpeechBrain's STFT, for example, keeps its window on the CPU.
     """
 
     def __init__(self, modules: nn.Module) -> None:
@@ -93,23 +117,22 @@ class RunningStatistics:
 
     @torch.no_grad()
     def save(self) -> None:
-        """Copy the tensors, before the first micro-batch of a step."""
-        self._before = [
-            (module, name, value.clone())
-            for module in self._modules.modules()
-            for name, value in [
-                *module.named_buffers(recurse=False, remove_duplicate=False),
-                *vars(module).items(),
-            ]
-            if isinstance(value, Tensor)
-        ]
+        """Copy the tensors before the first micro-batch of a step."""
+        self._before = []
+        for module in self._modules.modules():
+            buffers = dict(module.named_buffers(recurse=False, remove_duplicate=False))
+            for name, value in (buffers | vars(module)).items():
+                if isinstance(value, Tensor):
+                    self._before.append((module, name, value.clone()))
 
     @torch.no_grad()
     def restore(self, skipped: Tensor) -> None:
         """Undo the changes of the step if ``skipped`` () is true."""
         for module, name, before in self._before:
-            now = getattr(module, name, None)  # a module may have another tensor by now
-            if isinstance(now, Tensor) and now.shape == before.shape:
+            now = getattr(module, name, None)
+            if not isinstance(now, Tensor) or now.shape != before.shape:
+                continue  # the module replaced it with something else
+            if before.device == now.device == skipped.device:
                 now.copy_(torch.where(skipped, before.to(now.dtype), now))
 
 
@@ -134,7 +157,7 @@ def agree_on_buffers(modules: nn.Module) -> None:
 
 
 @torch.no_grad()
-def measure_features(
+def measure_normalization(
     model: nn.Module,
     compute: ComputeFeatures,
     batches: Iterable[Batch],
@@ -142,8 +165,8 @@ def measure_features(
 ) -> None:
     """Set the mean and deviation of every GlobalNorm that has none yet, in one exact pass.
 
-    Each rank reads its share of the batches. The sums are in float64, so that the order of a
-    million utterances does not matter. A model that was measured before stays as it is.
+    Each rank reads its own batches. The sums are in float64, so that the order of a million
+    utterances does not matter. A GlobalNorm that has a mean keeps it.
 
     Args:
         model: the modules.
@@ -152,11 +175,11 @@ def measure_features(
         device: the device of the model.
     """
     norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
-    fresh = [norm for norm in norms if int(norm.frames) == 0]
-    if not fresh:
+    unmeasured = [norm for norm in norms if int(norm.frames) == 0]
+    if not unmeasured:
         return
     frames = torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.zeros(2, len(fresh[0].mean), dtype=widest_float(device), device=device)
+    sums = torch.zeros(2, len(unmeasured[0].mean), dtype=widest_float(device), device=device)
     for host_batch in batches:
         batch = host_batch.to(device)
         features, lengths = compute(batch.audio.float(), batch.audio_lengths)
@@ -165,5 +188,5 @@ def measure_features(
         frames += lengths.sum()
     sum_over_ranks(sums)
     sum_over_ranks(frames)
-    for norm in fresh:
+    for norm in unmeasured:
         norm.set_statistics(sums, frames)

@@ -1,4 +1,4 @@
-"""Optimizers by parameter path: which one steps a part, at which rate, and which parts are frozen.
+"""Choose for each parameter by its path: its optimizer, its learning rate, and when it is frozen.
 
 A path begins with a key of the YAML and continues as in PyTorch: `CNN`, `Transformer.encoder.0`,
 `Transformer.encoder.0.norm.weight`.
@@ -7,24 +7,25 @@ A path begins with a key of the YAML and continues as in PyTorch: `CNN`, `Transf
         generator: {parts: [generator], opt_class: !name:torch.optim.AdamW {lr: 0.0002}}
         discriminator: {parts: [discriminator], opt_class: !name:torch.optim.AdamW {lr: 0.0001}}
 
-`compute_objectives` then returns a loss for each of them, by name. Each optimizer steps its own
-parts by the gradient of its own loss, all in the same step: the discriminator's loss does not move
-the generator, nor the other way round. A single loss moves all. In `parts`, `*` matches anything;
-the optimizer without `parts` takes all other parameters.
+`compute_objectives` then returns a dictionary with a loss for each optimizer. All optimizers step
+at the same time, each with the gradient of its own loss: the discriminator's loss does not change
+the generator, nor the generator's loss the discriminator. If `compute_objectives` returns a single
+loss, all optimizers use it. In `parts`, `*` matches anything; the optimizer without `parts` takes
+all other parameters.
 
 `freeze` names modules that do not learn, for the whole run or for its first steps:
 
     freeze: [CNN, Transformer.encoder.0]
     freeze: {CNN: always, Transformer: 10000}  # steps of the optimizer
 
-A frozen module computes in training as in inference: without gradients, dropout and new
-statistics. If nothing before it learns, it keeps no activations.
+During training, a frozen module computes as in inference: without gradients or dropout, and with
+its normalization statistics unchanged. If no earlier module learns, it stores no activations.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,41 +42,157 @@ from sbkit.train.schedule import SPEECHBRAIN_SCHEDULERS
 
 Groups = Iterable[nn.Parameter] | Sequence[dict[str, Any]]
 OptimizerClass = Callable[[Groups], Optimizer]
-Named = Mapping[str, nn.Parameter]
+NamedParameters = Mapping[str, nn.Parameter]
 
-RATE_FACTOR = Range(advice="Pass 1 for the rate of the run.")
+FREEZE = "freeze"
+ALWAYS = "always"
+FREEZE_STEPS = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
+RATE_FACTOR = Range(low=0, advice="Pass 1 for the rate of the run.")  # below 0, training climbs
+
+
+# Paths
+
+
+def named_parameters(modules: nn.Module, hparams: Mapping[str, Any]) -> dict[str, nn.Parameter]:
+    """Return all parameters by their paths; without `model`, paths begin with a module's name."""
+    if not isinstance(hparams.get("model"), nn.ModuleList):
+        return dict(modules.named_parameters())
+    parts = part_names_of_model(hparams)
+    named = hparams["model"].named_parameters(remove_duplicate=False)
+    return {to_part_name(name, parts): parameter for name, parameter in named}
+
+
+def named_modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of the model by their paths."""
+    parts = part_names_of_model(hparams)
+    named = hparams["model"].named_modules(remove_duplicate=False)  # two parts may share one
+    for name, module in named:
+        if name:
+            yield to_part_name(name, parts), module
+
+
+def matches_path(name: str, path: str) -> bool:
+    """Return whether a parameter is at a path or below it."""
+    return fnmatchcase(name, path) or fnmatchcase(name, f"{path}.*")
+
+
+def parameters_at(path: str, hparams: Mapping[str, Any], key: str) -> list[nn.Parameter]:
+    """List the parameters at or below a path; a module may have none."""
+    named = named_parameters(hparams["model"], hparams)
+    modules = [name for name, _ in named_modules(hparams)]
+    if path not in modules and path not in named:
+        raise ConfigError(
+            f"`{key}` must name modules of the model by their path, but there is no `{path}`."
+            f"{did_you_mean(path, [*modules, *named])} Its parts are "
+            f"{', '.join(part_names_of_model(hparams))}."
+        )
+    return [parameter for name, parameter in named.items() if matches_path(name, path)]
+
+
+def check_paths(
+    key: str, declared: Any, hparams: Mapping[str, Any], *, kind: str, values: Range
+) -> Mapping[str, Any]:
+    """Return a mapping of paths to values, as declared; an empty mapping if nothing is declared.
+
+    Raises ConfigError if it is no such mapping: a SpeechBrain recipe may use the same key for
+    something else. ``kind`` describes in the error what is allowed.
+    """
+    if not declared:
+        return {}
+    if not isinstance(declared, Mapping) or not all(
+        isinstance(path, str) and value in values for path, value in declared.items()
+    ):
+        raise ConfigError(
+            f"`{key}` must be {kind}, but is {declared!r}. Correct it, or give the recipe's own "
+            "key another name."
+        )
+    if not isinstance(hparams.get("model"), nn.Module):
+        raise ConfigError(
+            f"`{key}` names modules in `model`, but `model` is "
+            f"{type(hparams.get('model')).__name__}. Declare a ModuleList as `model`, or give the "
+            "recipe's own key another name."
+        )
+    return declared
+
+
+def depth(path: str) -> int:
+    """Return how far below its part a module is."""
+    return path.count(".")
+
+
+# Several optimizers
 
 
 def make_optimizers(
     declared: Mapping[str, Mapping[str, Any]],
-    named: Named,
+    named: NamedParameters,
     hparams: Mapping[str, Any],
     *,
     remove_vector_weight_decay: bool,
 ) -> dict[str, Optimizer]:
-    """Make the optimizers of the knob `optimizers`, each over its parts.
+    """Make the optimizers of the key `optimizers`, each with its own parameters.
 
-    Raises ConfigError for a part that does not exist, and for a parameter in no optimizer or two.
+    Raises ConfigError as `assign_parameters` and `with_lr_scale` do.
     """
     optimizers = {}
     for name, parameters in assign_parameters(declared, named).items():
         groups: Any = parameters
         if remove_vector_weight_decay:
+            # As SpeechBrain does for a single optimizer; scalars keep their weight decay.
             vectors = [p for p in parameters if p.ndim == 1]
-            matrices = [p for p in parameters if p.ndim != 1]
-            groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices}]
+            decayed = [p for p in parameters if p.ndim != 1]
+            groups = [{"params": vectors, "weight_decay": 0.0}, {"params": decayed}]
         optimizers[name] = with_lr_scale(declared[name]["opt_class"], hparams)(groups)
     return optimizers
 
 
 def assign_parameters(
-    declared: Mapping[str, Mapping[str, Any]], named: Named
+    declared: Mapping[str, Mapping[str, Any]], named: NamedParameters
 ) -> dict[str, list[nn.Parameter]]:
-    """Return the unfrozen parameters of each optimizer; raises ConfigError as `make_optimizers`."""
+    """Return the parameters of each optimizer, without those that are frozen for the whole run.
+
+    Raises ConfigError for `parts` that are no list or match nothing, for a parameter in two
+    optimizers or in none, and for an optimizer without parameters.
+    """
+    owner = _owners(declared, named)
+    without_parts = [name for name, settings in declared.items() if not settings.get("parts")]
+    if len(without_parts) > 1:
+        raise ConfigError(
+            "Only one of `optimizers` may leave out `parts`, because it takes all other "
+            f"parameters, but {listed(without_parts)} have no `parts`. Name parts for all but one."
+        )
+    trainable = {name: p for name, p in named.items() if p.requires_grad}
+    unowned = [name for name, p in trainable.items() if id(p) not in owner]
+    if unowned and not without_parts:
+        raise ConfigError(
+            f"Each parameter must be in one of `optimizers`, but {listed(unowned)} are in none. "
+            "Name them in `parts`, leave out the `parts` of one optimizer, which then takes all "
+            "other parameters, or freeze what does not learn."
+        )
+    by_optimizer: dict[str, list[nn.Parameter]] = {name: [] for name in declared}
+    for parameter in {id(p): p for p in trainable.values()}.values():  # a shared one only once
+        by_optimizer[owner.get(id(parameter)) or without_parts[0]].append(parameter)
+    for name, parameters in by_optimizer.items():
+        if not parameters:
+            raise ConfigError(
+                f"The optimizer {name} has nothing to step: its parts are frozen, or other "
+                "optimizers have all parameters. Remove it, or change `parts` or `freeze`."
+            )
+    return by_optimizer
+
+
+def _owners(declared: Mapping[str, Mapping[str, Any]], named: NamedParameters) -> dict[int, str]:
+    """Return the name of the optimizer by the id of each parameter in its `parts`."""
     owner: dict[int, str] = {}
     for name, settings in declared.items():
-        for path in settings.get("parts") or ():
-            matches = {n: p for n, p in named.items() if is_at(n, path)}
+        parts = settings.get("parts") or []
+        if not isinstance(parts, list | tuple) or not all(isinstance(p, str) for p in parts):
+            raise ConfigError(
+                f"`parts` of the optimizer {name} must be a list of paths, such as [CNN, head], "
+                f"but is {parts!r}. Correct it."
+            )
+        for path in parts:
+            matches = {n: p for n, p in named.items() if matches_path(n, path)}
             if not matches:
                 raise ConfigError(
                     f"`parts` of the optimizer {name} must name modules of the model by their "
@@ -87,46 +204,26 @@ def assign_parameters(
                         f"A parameter must learn by one optimizer, but `{parameter_name}` is in "
                         f"{owner[id(parameter)]} and in {name}. Remove it from one."
                     )
-    without_parts = [name for name, settings in declared.items() if not settings.get("parts")]
-    trainable = {id(p): (n, p) for n, p in named.items() if p.requires_grad}
-    unowned = [name for key, (name, _) in trainable.items() if key not in owner]
-    if len(without_parts) > 1 or (unowned and not without_parts):
-        without = f"{listed(without_parts)} have no `parts`" if without_parts else ""
-        raise ConfigError(
-            "Each parameter must be in one of `optimizers`, but "
-            f"{without or f'{listed(unowned)} are in none'}. Name parts for all but one, which "
-            "takes the other parameters, or freeze what does not learn."
-        )
-    by_optimizer: dict[str, list[nn.Parameter]] = {name: [] for name in declared}
-    for key, (_, parameter) in trainable.items():
-        by_optimizer[owner.get(key) or without_parts[0]].append(parameter)
-    return by_optimizer
+    return owner
 
 
-def named_parameters(modules: nn.Module, hparams: Mapping[str, Any]) -> dict[str, nn.Parameter]:
-    """Return all parameters by part and path; without a `model`, by the names of the modules."""
-    if not isinstance(hparams.get("model"), nn.ModuleList):
-        return dict(modules.named_parameters())
-    parts = part_names_of_model(hparams)
-    named = hparams["model"].named_parameters(remove_duplicate=False)
-    return {to_part_name(name, parts): parameter for name, parameter in named}
-
-
-def is_at(name: str, path: str) -> bool:
-    """Return whether a parameter is at a path or below it."""
-    return fnmatchcase(name, path) or fnmatchcase(name, f"{path}.*")
+# Learning rates by path
 
 
 def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> OptimizerClass:
-    """Return ``opt_class`` with a group for each factor of the rate, its `lr_scale`.
+    """Return ``opt_class``, made to scale learning rates as `lr_scale` and `layer_decay` declare.
 
-    Groups that it is called with, such as the one without weight decay, are split, and keep their
-    settings. A schedule multiplies its rate by ``group.get("lr_scale", 1.0)``.
-    Raises ConfigError for a path that leads nowhere, a value that is no mapping, or a scheduler of
-    SpeechBrain's that the recipe steps itself: all of them set one rate for all groups.
+    It splits the groups that it is called with, such as the one without weight decay: all
+    parameters of a group then have the same scale, the group's entry `lr_scale`. A schedule
+    multiplies its rate by ``group.get("lr_scale", 1.0)``.
+
+    Raises ConfigError for a path that does not exist, a value that is not a mapping, or a
+    SpeechBrain scheduler that the recipe steps itself: those set one rate for all groups.
     """
-    scale_of = _scales(hparams)
-    for name, value in hparams.items() if scale_of else ():
+    scale_by_id = _lr_scales_by_parameter(hparams)
+    if not scale_by_id:
+        return opt_class
+    for name, value in hparams.items():
         if name != "lr_schedule" and type(value).__module__ == SPEECHBRAIN_SCHEDULERS:
             raise ConfigError(
                 "`lr_scale` needs a schedule that keeps the rates of parts apart, but "
@@ -134,109 +231,83 @@ def with_lr_scale(opt_class: OptimizerClass, hparams: Mapping[str, object]) -> O
                 "so that sbkit steps it, or use a scheduler of torch's."
             )
 
-    def make(groups: Groups) -> Optimizer:
-        optimizer = opt_class(list(split_groups(groups, scale_of)))
+    def make_scaled(groups: Groups) -> Optimizer:
+        optimizer = opt_class(list(split_groups(groups, scale_by_id)))
         for group in optimizer.param_groups:
-            group["lr"] *= group.setdefault("lr_scale", 1.0)
+            scale = group.setdefault("lr_scale", 1.0)  # an optimizer may add groups of its own
+            group["lr"] *= scale
         return optimizer
 
-    return make if scale_of else opt_class
+    return make_scaled
 
 
-def _scales(hparams: Mapping[str, Any]) -> dict[int, float]:
-    """Return the factors of the rate by the ids of their parameters.
+def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:
+    """Return the factor of the learning rate by the id of each parameter that has one.
 
     If several paths of `lr_scale` lead to a parameter, the longest decides. `layer_decay` names
     lists of layers: the rate of layer i of n, from 0, is multiplied by its factor n - i times, so
     that the last layer is slower than a new head, and the first one is the slowest.
     Source: Clark et al. 2020 (ELECTRA).
     """
-    kind = "a mapping of paths in `model` to numbers"
-    scales, decays = (read_paths(knob, hparams, kind=kind) for knob in ("lr_scale", "layer_decay"))
-    modules = dict(named_modules(hparams)) if decays else {}
-    scale_of = {
-        id(parameter): float(scales[path])
-        for path in sorted(scales, key=depth)
+    kind = "a mapping of paths in `model` to numbers of at least 0"
+
+    def read(key: str) -> Mapping[str, float]:
+        return check_paths(key, hparams.get(key), hparams, kind=kind, values=RATE_FACTOR)
+
+    declared_scales = read("lr_scale")
+    decays = read("layer_decay")
+    scale_by_id = {
+        id(parameter): float(declared_scales[path])
+        for path in sorted(declared_scales, key=depth)
         for parameter in parameters_at(path, hparams, "lr_scale")
     }
     for path, factor in decays.items():
-        names = [name for name in modules if fnmatchcase(name, f"{path}.[0-9]*")]
-        layers = [name for name in names if depth(name) == depth(path) + 1]
-        if not layers:
-            lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
-            raise ConfigError(
-                f"`layer_decay` must name modules that are lists, but there is no `{path}.0`. The "
-                f"model has the lists {listed(lists) or '(none)'}."
-            )
+        layers = _layers_at(path, hparams)
         for index, layer in enumerate(layers):
             for parameter in parameters_at(layer, hparams, "layer_decay"):
-                scale = scale_of.get(id(parameter), 1.0)
-                scale_of[id(parameter)] = scale * factor ** (len(layers) - index)
-    return scale_of
+                scale = scale_by_id.get(id(parameter), 1.0)
+                scale_by_id[id(parameter)] = scale * factor ** (len(layers) - index)
+    return scale_by_id
 
 
-def split_groups(groups: Groups, scale_of: Mapping[int, float]) -> Iterator[dict[str, Any]]:
-    """Split each group by the scales of its parameters; unscaled parameters come first."""
+def _layers_at(path: str, hparams: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the layers in the list of layers at ``path``."""
+    modules = dict(named_modules(hparams))
+    layers = []
+    for name in modules:
+        parent, _, index = name.rpartition(".")
+        if parent == path and index.isdecimal():
+            layers.append(name)
+    if not layers:
+        lists = [name for name, module in modules.items() if type(module) is nn.ModuleList]
+        raise ConfigError(
+            f"`layer_decay` must name modules that are lists, but there is no `{path}.0`. The "
+            f"model has the lists {listed(lists) or '(none)'}."
+        )
+    return layers
+
+
+def split_groups(groups: Groups, scale_by_id: Mapping[int, float]) -> Iterator[dict[str, Any]]:
+    """Split each group by the scales of its parameters.
+
+    The unscaled parameters come first, even if there are none: logs show the rate of the first
+    group, which must be the rate of the run.
+    """
     group_list: list[Any] = list(groups)
     if not group_list or not isinstance(group_list[0], dict):
         group_list = [{"params": group_list}]
     for group in group_list:
         by_scale: dict[float, list[nn.Parameter]] = {1.0: []}
         for parameter in group["params"]:
-            by_scale.setdefault(scale_of.get(id(parameter), 1.0), []).append(parameter)
+            by_scale.setdefault(scale_by_id.get(id(parameter), 1.0), []).append(parameter)
         for scale, parameters in by_scale.items():
-            if parameters or scale == 1.0:
-                yield {**group, "params": parameters, "lr_scale": scale}
+            yield {**group, "params": parameters, "lr_scale": scale}
 
 
-def read_paths(
-    knob: str, hparams: Mapping[str, Any], *, kind: str, values: Range = RATE_FACTOR
-) -> Mapping[str, Any]:
-    """Return the value of each path in a knob; an empty mapping without the knob.
-
-    Raises ConfigError, which says what ``kind`` of value is needed, for any other: a recipe of
-    SpeechBrain's may use the name differently.
-    """
-    value = hparams.get(knob) or {}
-    has_paths = isinstance(value, Mapping) and all(
-        isinstance(path, str) and number in values for path, number in value.items()
-    )
-    if value and not (has_paths and isinstance(hparams.get("model"), nn.Module)):
-        raise ConfigError(
-            f"`{knob}` must be {kind}, but is {value!r}, and `model` is "
-            f"{type(hparams.get('model')).__name__}. Correct it, or give the recipe's own knob "
-            "another name."
-        )
-    return value
+# One step
 
 
-def depth(path: str) -> int:
-    """Return how far below its part a module is."""
-    return path.count(".")
-
-
-def named_modules(hparams: Mapping[str, Any]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of the model by their paths."""
-    parts, model = part_names_of_model(hparams), hparams["model"]
-    for name, module in model.named_modules(remove_duplicate=False):  # two parts may share one
-        if name:
-            yield to_part_name(f"{name}.", parts).rstrip("."), module
-
-
-def parameters_at(path: str, hparams: Mapping[str, Any], knob: str) -> list[nn.Parameter]:
-    """List the parameters at or below a path; a module may have none."""
-    named = named_parameters(hparams["model"], hparams)
-    modules = [name for name, _ in named_modules(hparams)]
-    if path not in modules and path not in named:
-        raise ConfigError(
-            f"`{knob}` must name modules of the model by their path, but there is no `{path}`."
-            f"{did_you_mean(path, [*modules, *named])} Its parts are "
-            f"{', '.join(part_names_of_model(hparams))}."
-        )
-    return [parameter for name, parameter in named.items() if is_at(name, path)]
-
-
-def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
+def clip_gradients(optimizer: Optimizer, max_norm: float) -> Tensor:
     """Clip all groups of an optimizer by one norm; return the norm before clipping: ().
 
     Each optimizer is clipped on its own, as in SpeechBrain: the optimizer of a pretrained encoder,
@@ -248,10 +319,10 @@ def clip(optimizer: Optimizer, max_norm: float) -> Tensor:
 
 
 def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> None:
-    """Step, unless the gradient is not finite; then parameters and optimizer stay as they are.
+    """Step the optimizer, unless ``skipped`` () is true; then it and its parameters do not change.
 
-    skipped (): on the device. A fused optimizer reads it there, as it does for a GradScaler; for
-    another optimizer the host has to wait for it, which costs nothing on the CPU.
+    ``skipped`` is on the device. A fused optimizer reads the flag there, as with a GradScaler. For
+    any other optimizer the host waits for the flag; on the CPU this costs nothing.
     """
     if scaler.is_enabled():
         for found_inf in found_inf_tensors(scaler, optimizer):
@@ -259,7 +330,8 @@ def step_unless(skipped: Tensor, optimizer: Optimizer, scaler: GradScaler) -> No
         scaler.step(optimizer)
     elif getattr(optimizer, "_step_supports_amp_scaling", False):
         fused: Any = optimizer
-        fused.grad_scale, fused.found_inf = None, skipped.to(torch.float32)
+        fused.grad_scale = None
+        fused.found_inf = skipped.to(torch.float32)
         scaler.step(optimizer)
         del fused.grad_scale, fused.found_inf
     elif not bool(skipped):
@@ -272,46 +344,61 @@ def parameters_with_gradient(optimizer: Optimizer) -> Iterator[nn.Parameter]:
         yield from (p for p in group["params"] if p.grad is not None)
 
 
-FREEZE, ALWAYS = "freeze", "always"
-STEPS = Range(low=0, integer=True, word=ALWAYS, advice="Pass always, or a number of steps.")
+# Freezing
+
+
+class FreezablePart(NamedTuple):
+    """What one path of `freeze` leads to."""
+
+    num_steps: float  # that it stays frozen; infinite for always
+    module: nn.Module | None  # None if the path leads to a parameter
+    parameters: list[nn.Parameter]  # without those that never learn, such as adapted weights
 
 
 class Freezing:
-    """Freeze parts of the model by the number of steps so far, so that there is no state to save.
+    """Freeze parts of the model, depending on the number of steps so far.
 
-    If several paths lead to a parameter, the longest decides; a parameter that never learns stays
-    frozen. At first only parts that never learn are frozen: optimizers are made with the others.
-    Raises ConfigError for a path that leads nowhere, and for neither a list nor a mapping.
+    The number of steps is in each checkpoint, so that there is no other state to save. If several
+    paths lead to a parameter, the longest decides. A parameter that does not require a gradient
+    at the start never learns.
+
+    At first, only the parts frozen for the whole run are frozen, because the optimizers are made
+    with all the other parameters. Raises ConfigError for a path that does not exist, or a
+    `freeze` that is neither a list nor a mapping of paths.
     """
 
     def __init__(self, hparams: Mapping[str, Any]) -> None:
-        declared = hparams.get(FREEZE) or ()
-        if isinstance(declared, list | tuple):
-            hparams = dict(hparams.items()) | {FREEZE: dict.fromkeys(declared, ALWAYS)}
+        declared = hparams.get(FREEZE)
+        if isinstance(declared, list | tuple) and all(isinstance(p, str) for p in declared):
+            declared = dict.fromkeys(declared, ALWAYS)
         kind = f"a list of paths in `model`, or a mapping of them to {ALWAYS} or a number of steps"
-        steps = read_paths(FREEZE, hparams, kind=kind, values=STEPS)
+        steps = check_paths(FREEZE, declared, hparams, kind=kind, values=FREEZE_STEPS)
         modules = dict(named_modules(hparams)) if steps else {}
-        paths = sorted(steps, key=depth)
-        self._ends = [math.inf if steps[path] == ALWAYS else steps[path] for path in paths]
-        self._modules = [modules.get(path) for path in paths]  # None for a parameter
-        self._parameters = [
-            [p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad] for path in paths
+        self._parts = [
+            FreezablePart(
+                num_steps=math.inf if steps[path] == ALWAYS else steps[path],
+                module=modules.get(path),
+                parameters=[p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad],
+            )
+            for path in sorted(steps, key=depth)
         ]
         self._frozen: list[bool] = []
-        self.advance(max((end for end in self._ends if end < math.inf), default=0))
+        finite = [part.num_steps for part in self._parts if part.num_steps < math.inf]
+        self.advance(max(finite, default=0))
 
     def advance(self, step: float) -> bool:
-        """Freeze and unfreeze for what follows step ``step``; return whether anything changed."""
-        before, self._frozen = self._frozen, [step < end for end in self._ends]
-        if before == self._frozen:
+        """Freeze and unfreeze parts after ``step`` steps; return whether anything changed."""
+        frozen = [step < part.num_steps for part in self._parts]
+        if frozen == self._frozen:
             return False
-        for is_frozen, parameters in zip(self._frozen, self._parameters, strict=True):
-            for parameter in parameters:
+        self._frozen = frozen
+        for is_frozen, part in zip(frozen, self._parts, strict=True):
+            for parameter in part.parameters:
                 parameter.requires_grad_(not is_frozen)
         return True
 
     def set_mode(self) -> None:
         """Put frozen modules into evaluation mode, and their learning parts into training mode."""
-        for is_frozen, module in zip(self._frozen, self._modules, strict=True):
-            if module is not None:
-                module.train(not is_frozen)
+        for is_frozen, part in zip(self._frozen, self._parts, strict=True):
+            if part.module is not None:
+                part.module.train(not is_frozen)

@@ -21,9 +21,9 @@ from sbkit.base.torch_internals import multiply_gradients
 from sbkit.distributed.ranks import sum_over_ranks, world_size
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import ComputeLoss, DdpStep, Forward, ForwardLoss, Objective
-from sbkit.train.model_state import MovingAverage, RunningStatistics
+from sbkit.train.model_state import BufferSnapshot, MovingAverage
 from sbkit.train.nonfinite import NonFiniteRecorder
-from sbkit.train.optimizers import Freezing, clip, parameters_with_gradient, step_unless
+from sbkit.train.optimizers import Freezing, clip_gradients, parameters_with_gradient, step_unless
 
 ONLY_LOSS = "loss"  # the name of a single loss
 
@@ -68,7 +68,7 @@ class TrainingStep:
         self.ddp = DdpStep(graph, device, find_unused=find_unused)
         self.moving_average = MovingAverage(modules, ema_decay)
         self.nonfinite = NonFiniteRecorder(run_folder)
-        self._statistics = RunningStatistics(modules)
+        self._buffers = BufferSnapshot(modules)
         self._counts: Tensor | None = None  # (losses, 2) of the current step, on this rank
         self._loss_names: list[str] = []
         self._num_bad = torch.zeros((), device=device)  # non-finite losses of the step, all ranks
@@ -81,15 +81,15 @@ class TrainingStep:
 
     def train_mode(self) -> None:
         """Put the modules into training mode, and frozen ones into evaluation mode."""
-        self.moving_average.apply(False)
+        self.moving_average.swap_out()
         self._modules.train()
         self.freezing.set_mode()
 
     # -- the phases -----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin a global batch: save the running statistics, in case its step is skipped."""
-        self._statistics.save()
+        """Begin a global batch: copy the running statistics, in case its step is skipped."""
+        self._buffers.save()
 
     def forward(self, batch: object) -> tuple[object, Objective]:
         """Return the recipe's predictions for a micro-batch, and the loss."""
@@ -166,11 +166,11 @@ class TrainingStep:
         stepping = [optimizer for optimizer in optimizers if [*parameters_with_gradient(optimizer)]]
         for optimizer in stepping:
             scaler.unscale_(optimizer)
-        norms = [clip(optimizer, max_grad_norm) for optimizer in stepping]
+        norms = [clip_gradients(optimizer, max_grad_norm) for optimizer in stepping]
         skipped = ~torch.stack([torch.zeros_like(self._num_bad), *norms]).isfinite().all()
         for optimizer in stepping:
             step_unless(skipped, optimizer, scaler)
-        self._statistics.restore(skipped)
+        self._buffers.restore(skipped)
         scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)

@@ -1,8 +1,9 @@
-"""End a job with a hanging rank, and print the position of every rank.
+"""End a job in which a rank hangs, after each rank has printed where it is.
 
-A thread of each rank writes `heartbeats/rank-N` in the run folder: its phase, its step, and the
-utterances it works on. Ranks wait for one another, so when one hangs all of them stop. The first to
-notice writes a note for the others; each prints all positions and its own stack, and the job ends.
+A thread of each rank writes `heartbeats/rank-N` in the run folder: the rank's phase, its step, and
+the utterances it works on. Ranks wait for one another, so when one hangs, all of them stop. The
+first rank to notice writes a note for the others. Then each rank prints the positions of all ranks
+and its own stack, and the job ends.
 """
 
 import faulthandler
@@ -10,100 +11,136 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Protocol, Self
 
 from sbkit.base.errors import STALLED
 from sbkit.distributed.ranks import rank, world_size
 
-FOLDER = "heartbeats"
+HEARTBEAT_FOLDER = "heartbeats"
+NOTE = "stalled"  # the file in the folder that notifies the other ranks
 TICK_SECONDS = 1.0
 SECONDS_BETWEEN_RANKS = 0.1  # between two ranks' reports, so that their lines do not mix
-REPORT_SECONDS = 5.0  # for the other ranks to print their state
+MAX_DELAY_SECONDS = 2.0  # of the last rank's report; with many ranks, reports are closer together
+REPORT_SECONDS = 5.0  # for the other ranks to print their reports
 STDERR = 2  # file descriptor, whatever sys.stderr is
-NOTE = "stalled"  # the file that notifies the other ranks
 MAX_LISTED_UTTERANCES = 4
 
 
-class NullWatchdog(AbstractContextManager["NullWatchdog"]):
-    """Watch nothing: the run has no folder, or `stall_seconds` is 0."""
+class AnyWatchdog(Protocol):
+    """What a Brain needs of a watchdog."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Do nothing."""
+        """Record that this rank works, and on what."""
+
+
+class NullWatchdog:
+    """Watch nothing: the run has no folder, or `stall_seconds` is 0."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
+    def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
+        pass
 
-class Watchdog(NullWatchdog):
-    """Write the position of this rank; end the process if it does not move in ``stall_seconds``."""
+
+class Watchdog:
+    """Write the position of this rank; end the process after ``stall_seconds`` without a ping."""
 
     def __init__(self, folder: Path, *, stall_seconds: float) -> None:
-        self._folder = folder / FOLDER
+        self._folder = folder / HEARTBEAT_FOLDER
         self._stall_seconds = stall_seconds
-        self._position = "in start"  # each ping makes a new string
-        self._over = threading.Event()
+        # Compared by identity: each ping makes a new string, even with the same text.
+        self._position = "in start"
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def __enter__(self) -> "Watchdog":
-        """Start, after removing the files of an earlier job."""
+    def __enter__(self) -> Self:
+        """Remove the files of an earlier job, and start to watch."""
         for file in (self._file, self._folder / NOTE):
             file.unlink(missing_ok=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, and remove this rank's file."""
-        self._over.set()
+        """Stop watching, and remove this rank's file."""
+        self._stopped.set()
         self._thread.join()
         self._file.unlink(missing_ok=True)
-        with suppress(OSError):  # another rank's may still be there
+        with suppress(OSError):  # another rank's file may still be there
             self._folder.rmdir()
 
     def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Note the position of this rank."""
-        more = ", ..." if len(utterances) > MAX_LISTED_UTTERANCES else ""
-        on = f" on {', '.join(utterances[:MAX_LISTED_UTTERANCES])}{more}" if utterances else ""
-        self._position = f"in {phase} after step {step}{on}"
+        """Record the position of this rank."""
+        position = f"in {phase} after step {step}"
+        if utterances:
+            position += f" on {', '.join(utterances[:MAX_LISTED_UTTERANCES])}"
+        if len(utterances) > MAX_LISTED_UTTERANCES:
+            position += ", ..."
+        self._position = position
 
     @property
     def _file(self) -> Path:
         return self._folder / f"rank-{rank()}"
 
     def _watch(self) -> None:
-        seen, still_seconds = "", 0.0
-        while not self._over.wait(TICK_SECONDS):
-            # Ticks are counted, not the clock: a run that was suspended did not hang.
-            still_seconds = still_seconds + TICK_SECONDS if self._position is seen else 0.0
-            if not still_seconds:
-                seen = self._position
+        last_position = ""
+        stalled_seconds = 0.0
+        while not self._stopped.wait(TICK_SECONDS):
+            position = self._position
+            if position is last_position:
+                # Ticks are counted, instead of reading the clock: a suspended run does not hang.
+                stalled_seconds += TICK_SECONDS
+            else:
+                last_position = position
+                stalled_seconds = 0.0
                 with suppress(OSError):  # a full disk is reported by the next checkpoint
                     self._folder.mkdir(parents=True, exist_ok=True)
-                    self._file.write_text(seen)
-            if still_seconds >= self._stall_seconds or (self._folder / NOTE).exists():
+                    self._file.write_text(position)
+            if stalled_seconds >= self._stall_seconds or self._is_notified():
                 self._report_and_end()
+
+    def _is_notified(self) -> bool:
+        try:
+            return (self._folder / NOTE).exists()
+        except OSError:  # a network folder may fail for a while
+            return False
 
     def _report_and_end(self) -> None:
         with suppress(OSError):
             (self._folder / NOTE).touch()
-        time.sleep(min(rank(), 20) * SECONDS_BETWEEN_RANKS)
-        words = (
-            f"Rank {rank()}: a rank has not moved for {self._stall_seconds:g} s. Last positions:\n"
-            + "\n".join(
-                f"  rank {index} {self._last_position(index)}" for index in range(world_size())
+        time.sleep(rank() * min(SECONDS_BETWEEN_RANKS, MAX_DELAY_SECONDS / world_size()))
+        positions = [
+            f"  rank {index} {self._last_position(index)}" for index in range(world_size())
+        ]
+        report = "\n".join(
+            (
+                f"Rank {rank()}: a rank has not moved for {self._stall_seconds:g} s. Last "
+                "positions:",
+                *positions,
+                "Fix what holds it up, or raise `stall_seconds` if it was only slow. The same "
+                f"command resumes from the last checkpoint. The stack of rank {rank()}:\n",
             )
-            + "\nFix what holds it up, or raise `stall_seconds` if it was only slow. The same "
-            f"command resumes from the last checkpoint. The stack of rank {rank()}:\n"
         )
-        os.write(STDERR, words.encode())
+        os.write(STDERR, report.encode())
         faulthandler.dump_traceback(STDERR)
         time.sleep(REPORT_SECONDS)
         os._exit(STALLED)
 
     def _last_position(self, index: int) -> str:
-        """Describe the position of a rank; one that never wrote may be the one that hangs."""
+        """Describe the last position that a rank wrote. A rank without a file may be the cause."""
         file = self._folder / f"rank-{index}"
         try:
-            return f"{file.read_text()}, for {time.time() - file.stat().st_mtime:.0f} s"
+            position = file.read_text() or "in an unknown position"  # while it is written
+            seconds = time.time() - file.stat().st_mtime
         except OSError:
             return "gave no sign of life"
+        return f"{position}, for {seconds:.0f} s"

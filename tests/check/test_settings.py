@@ -16,8 +16,8 @@ from sbkit.check.settings import (
     check_placement,
     check_run_folder,
     check_unread,
+    find_unread_keys,
     names_in_code,
-    unread,
 )
 from sbkit.config.document import read_document
 from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError
@@ -88,7 +88,7 @@ def test_knobs_remember_every_way_of_reading_a_key() -> None:
 )
 def test_key_without_reader_is_reported(yaml: str, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(f"{yaml}\n")
-    assert list(unread(read_document(tmp_path / "a.yaml"), {"named"})) == expected
+    assert list(find_unread_keys(read_document(tmp_path / "a.yaml"), {"named"})) == expected
 
 
 def test_names_in_code_include_every_kind_of_method(
@@ -104,6 +104,8 @@ def test_names_in_code_include_every_kind_of_method(
     monkeypatch.setitem(sys.modules, "repl", repl)
     with pytest.raises(MissingPartError):
         names_in_code(type("Typed", (), {"__module__": "repl"}))
+    with pytest.raises(MissingPartError):
+        names_in_code(type("Unimported", (), {"__module__": "never_imported"}))
 
 
 @pytest.mark.slow
@@ -138,7 +140,7 @@ def test_every_key_of_the_yamls_is_read(
         (finding,) = check_planned_run(planned, [check_unread])
         assert finding.where == f"{file}:2"
         names = planned.knobs.names_read | planned.build_hparams().names_read
-    assert list(unread(planned.document, names)) == ["forgotten_knob"]
+    assert list(find_unread_keys(planned.document, names)) == ["forgotten_knob"]
 
 
 def test_target_counts_as_the_machine() -> None:

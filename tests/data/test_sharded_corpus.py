@@ -311,6 +311,16 @@ def test_remote_row_cannot_name_a_local_file(tmp_path: Path, audio: str) -> None
     assert [row.reason for row in part.excluded] == ["no audio file"]
 
 
+def test_remote_row_that_names_a_folder_is_excluded(tmp_path: Path) -> None:
+    (tmp_path / "source" / "folder").mkdir(parents=True)
+    row = {"audio": "folder", "text": "word"}
+    (tmp_path / "source" / "part.jsonl").write_text(json.dumps(row))
+    (part,) = tables_at(f"file://{tmp_path}/source").read(
+        f"file://{tmp_path}/source/part.jsonl", tmp_path, 0
+    )
+    assert [row.reason for row in part.excluded] == ["no audio file"]
+
+
 def test_remote_tables_at_a_url_resume_after_their_last_shard(
     tmp_path: Path, location: str, decoded: list[str]
 ) -> None:

@@ -137,13 +137,40 @@ def test_unsuitable_parts_are_refused(
         adapter(part).run(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
 
 
+class SpeechBrainLike(nn.Module):
+    """An encoder-decoder with SpeechBrain's signature, which declares its precision."""
+
+    precision = "fp32"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(MELS, MELS)
+
+    def encode(self, src: Tensor, wav_len: Tensor, pad_idx: int = 0) -> Tensor:
+        return self.linear(src)
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, wav_len: Tensor, pad_idx: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        return self.linear(src), self.linear(src)[:, : tgt.shape[1]]
+
+
+def test_declared_precision_also_holds_where_speechbrain_encodes_and_decodes() -> None:
+    part, x, lengths = TransformerPart(SpeechBrainLike()), torch.randn(2, 40, MELS), [40, 17]
+    with torch.autocast("cpu", torch.bfloat16):
+        states, _, decoded = part.encode_and_decode(
+            x, torch.tensor(lengths), torch.zeros(2, 3, dtype=torch.int64)
+        )
+    assert states.dtype == decoded.dtype == torch.float32
+
+
 # -- features ---------------------------------------------------------------------------------
 
 
 class Windows(nn.Module):
     """Features that are plain windows, so that they show the scale of the audio."""
 
-    def __init__(self, **declared: float) -> None:
+    def __init__(self, **declared: Any) -> None:
         super().__init__()
         vars(self).update(declared)
 
@@ -159,6 +186,17 @@ def test_feature_extractor_gets_audio_in_its_scale() -> None:
         assert (lengths.tolist(), features.dtype) == ([98, 54], torch.float32)
         assert (features[0] == level).all()
         assert not features[1, 54:].any()
+
+
+def test_lengths_are_taken_from_a_list_or_a_numpy_attribute() -> None:
+    class Returning(Windows):
+        def forward(self, audio: Tensor) -> Any:
+            return [super().forward(audio), torch.tensor([98, 7])]
+
+    audio, lengths = torch.zeros(2, 16_000), torch.tensor([16_000, 9_000])
+    declaring = Windows(samples_per_frame=np.int64(200))
+    for module, expected in ((Returning(), [98, 7]), (declaring, [80, 45])):
+        assert FeatureExtractor(module)(audio, lengths)[1].tolist() == expected
 
 
 def test_augmentation_that_takes_fractions_is_refused() -> None:

@@ -146,7 +146,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     batch = Batch(**collate_audio(rows, RATE))
     outputs = brain.compute_forward(batch, Stage.VALID)
     audio, decoded, lengths = outputs.audio, outputs.decoded, outputs.lengths
-    assert audio.abs().max() < 1 and outputs.frames.tolist() == [20, 20, 13]
+    assert audio.abs().max() < 1 and outputs.num_frames.tolist() == [20, 20, 13]
     assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
     predicted = brain.codec.predict(batch.audio.float(), batch.audio_lengths)
     torch.testing.assert_close(predicted[:2], decoded[:2])
@@ -154,12 +154,14 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
     described = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
     assert described == ["mel_distance", "usage", "perplexity", "entropy"]
-    assert scores[2].distance == pytest.approx(outputs.distance[2].item() / 13)
+    assert scores[2].mel_distance_per_frame == pytest.approx(
+        outputs.mel_distance_sum[2].item() / 13
+    )
     weights = {"mel_weight": 2.0, "spectral_weight": 3.0}
     for name, value in weights.items():
         monkeypatch.setattr(brain.hparams, name, value)
     spectral, mask = spectral_distance(decoded, audio, lengths), torch.tensor([1, 0, 1])
-    expected = 2.0 * 400 * outputs.distance + 3.0 * spectral
+    expected = 2.0 * 400 * outputs.mel_distance_sum + 3.0 * spectral
     loss = brain.compute_objectives(outputs, batch, Stage.TRAIN)
     assert isinstance(loss, Loss) and loss.counts.tolist() == [8000, 0, 5000]
     torch.testing.assert_close(loss.sums, expected * mask)

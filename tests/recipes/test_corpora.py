@@ -12,6 +12,8 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 
@@ -161,8 +163,8 @@ def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
 
 
 def test_kaldi_folder_is_read(tmp_path: Path) -> None:
-    wav = "u1 /x/a.flac\nu2 b.flac\nu3 c.flac\n"
-    text, english = "u1 hello there\nu2 yes\nu4 no\n", {"language": "en"}
+    wav = "u1 /x/a.flac\nu2 b.flac\n\nu3 c.flac\n"
+    text, english = "u1 hello there\n\nu2 yes\nu4 no\n", {"language": "en"}
     knobs = kaldi(
         tmp_path / "k", wav=wav, text=text, utt2spk="u1 ann\nu2 bob\n", spk2gender="ann f"
     )
@@ -172,7 +174,7 @@ def test_kaldi_folder_is_read(tmp_path: Path) -> None:
         Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob", "gender": ""}),
     ]
     assert manifest.excluded == (
-        Excluded("wav.scp line 3", "no transcript", "text has no line for u3"),
+        Excluded("wav.scp line 4", "no transcript", "text has no line for u3"),
         Excluded("u4", "no audio file", "text has a line for it, wav.scp has none"),
     )
 
@@ -203,6 +205,45 @@ def test_class_labels_of_a_dataset_become_names(source: str, tmp_path: Path) -> 
     knobs = {"manifest": {"train": str(file)}, "language": "en"}
     clips = corpus_of(knobs).read(knobs, "train")
     assert [clip.columns["gender"] for clip in clips] == ["male", "female", ""]
+
+
+def spark_rows(folder: Path, **columns: list[bytes]) -> dict[str, object]:
+    """Write a parquet file whose strings are bytes, as Spark and Impala write them."""
+    arrays = {name: pa.array(values, pa.binary()) for name, values in columns.items()}
+    pq.write_table(pa.table(arrays), folder / "rows.parquet")
+    return {"manifest": {"train": str(folder / "rows.parquet")}, "language": "en"}
+
+
+def test_strings_that_parquet_has_as_bytes_are_text(tmp_path: Path) -> None:
+    picture = b"\x89PNG"
+    knobs = spark_rows(tmp_path, path=[b"a.wav"], text=["h\u00e9".encode()], picture=[picture])
+    (clip,) = corpus_of(knobs).read(knobs, "train")
+    assert clip == Clip("a", tmp_path / "a.wav", "h\u00e9", {"language": "en"})
+    knobs = spark_rows(tmp_path, path=[b"a.wav"], text=["h\u00e9".encode("latin-1")])
+    with pytest.raises(SbkitError, match="column text of .* bytes that are not UTF-8 text"):
+        corpus_of(knobs).read(knobs, "train")
+
+
+def test_audio_bytes_without_a_path_are_audio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    for kind in ("WAV", "FLAC", "MP3", "OGG"):
+        content = encoded(kind, np.ones(800, np.int16))
+        knobs = spark_rows(tmp_path, audio=[content], text=[b"hi"])
+        (clip,) = corpus_of(knobs).read(knobs, "train")
+        assert (clip.path.read_bytes(), clip.sentence) == (content, "hi")
+
+
+def test_remote_tables_and_other_sources_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("path,text\na.wav,hi\n")
+    manifest = {"train": ["memory://somewhere", str(tmp_path / "a.csv")]}
+    knobs = {"manifest": manifest, "language": "en"}
+    with pytest.raises(SbkitError, match=r"`manifest.train` cannot mix remote tables.*a\.csv"):
+        own_data.read(knobs, "train")
+    manifest["train"].pop()
+    with pytest.raises(SbkitError, match="neither parquet nor JSON Lines .* at memory://somewhere"):
+        own_data.read(knobs, "train")
 
 
 def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:
@@ -269,6 +310,9 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
         ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' twice"),
         ({"train": {"a": "a"}, "dev": {"train": "b"}}, "a split called train, which is the name"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
+        ({"train": "a", "dev": {1: "b"}, "test": {1: "c"}}, "'1' twice"),
+        ({"train": "a", "dev": "b", "test": {1: "c"}, "test-x": {1: "d"}}, "'1' twice"),
+        ({"train": "~no_such_user_/a.csv", "dev": "b"}, "`manifest.train`.* no such user"),
     ],
 )
 def test_malformed_manifest_mapping_is_refused(manifest: object, words: str) -> None:

@@ -39,7 +39,7 @@ from sbkit.models.synthesis import (
     diagonal_prior,
     find_durations,
     find_misaligned,
-    forward_sum,
+    forward_sum_loss,
     frame_index,
     mean_by_symbol,
 )
@@ -387,7 +387,7 @@ def test_diagonal_prior_is_a_beta_binomial() -> None:
 def test_forward_sum_equals_the_sum_over_all_paths() -> None:
     """A path has the symbols in their order, for any number of frames, and blanks between."""
     scores = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
-    losses = forward_sum(scores, torch.tensor([5, 4]), torch.tensor([3, 2]))
+    losses = forward_sum_loss(scores, torch.tensor([5, 4]), torch.tensor([3, 2]))
     for row, frames, symbols, loss in zip(scores, (5, 4), (3, 2), losses.tolist(), strict=True):
         with_blank = torch.cat([torch.full((5, 1), -1.0), row], 1).log_softmax(1)
         total = 0.0
@@ -415,6 +415,7 @@ def test_frame_index_and_mean_by_symbol_follow_durations() -> None:
         ([3, 2, 40, 5], [], False),  # four letters
         ([40, 30, 40], [], False),  # "DVD"
         ([1, 1, 1, 1, 20, 1], [], True),
+        ([1, 1, 0, 0, 0, 0], [], True),  # more symbols than frames
     ],
 )
 def test_find_misaligned_finds_durations_that_no_speech_has(

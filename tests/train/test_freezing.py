@@ -92,7 +92,9 @@ def test_frozen_synchronized_normalization_keeps_statistics() -> None:
     assert isinstance(norm, nn.SyncBatchNorm) and hparams["CNN"][1] is norm
 
 
-@pytest.mark.parametrize("freeze", [{"CNN": "ever"}, {"CNN": -1}, {"CNN": 1.5}, "CNN", [1]])
+@pytest.mark.parametrize(
+    "freeze", [{"CNN": "ever"}, {"CNN": -1}, {"CNN": 1.5}, "CNN", [1], [{"CNN": 1000}]]
+)
 def test_freeze_without_steps_is_refused(freeze: Any) -> None:
     with pytest.raises(
         SbkitError, match="`freeze` must be a list of paths .* number of steps, but"

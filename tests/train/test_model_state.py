@@ -21,7 +21,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data.batch import Batch
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.brain import Brain
-from sbkit.train.model_state import RunningStatistics, measure_features
+from sbkit.train.model_state import BufferSnapshot, MovingAverage, measure_normalization
 from tests import processes
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
@@ -95,7 +95,7 @@ def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, stop_after: int) -> Non
     for name in ("seen", "validated"):
         joined = getattr(stopped.hparams, name) + getattr(resumed.hparams, name)
         assert torch.equal(torch.stack(joined), torch.stack(getattr(whole.hparams, name)))
-    averages = (brain.training_step.moving_average.others for brain in (whole, resumed))
+    averages = (brain.training_step.moving_average.shadow for brain in (whole, resumed))
     assert all(map(torch.equal, *(brain.values() for brain in averages)))
 
 
@@ -103,7 +103,7 @@ def test_moving_average_holds_only_learning_parameters(tmp_path: Path) -> None:
     brain = averaging(tmp_path / "frozen")
     brain.modules["model"].bias.requires_grad_(False)
     fit(brain)
-    assert [*brain.training_step.moving_average.others] == [0]
+    assert [*brain.training_step.moving_average.shadow] == [0]
     plain = averaging(tmp_path / "plain", decay=0.0)
     fit(plain)
     assert torch.equal(plain.hparams.validated[-1], plain.hparams.seen[-1])
@@ -134,7 +134,7 @@ def test_running_statistics_are_restored_after_a_skipped_step(
     make: Callable[[], nn.Module],
 ) -> None:
     module = make()
-    statistics = RunningStatistics(module)
+    statistics = BufferSnapshot(module)
     before = state(module)
     for is_skipped in (True, False, True, False):
         statistics.save()
@@ -145,6 +145,27 @@ def test_running_statistics_are_restored_after_a_skipped_step(
         assert alike is is_skipped
         assert all(statistic.isfinite().all() for statistic in after)
         before = after
+
+
+def test_tensor_on_another_device_than_the_step_is_left_alone() -> None:
+    """SpeechBrain's STFT keeps its window on the CPU, also on a GPU (here: meta)."""
+    module = Replacing()
+    snapshot = BufferSnapshot(module)
+    snapshot.save()
+    snapshot.restore(torch.tensor(True, device="meta"))
+    assert not module.mean.any()
+
+
+def test_weights_are_back_after_a_failed_save() -> None:
+    module = nn.Linear(1, 1)
+    average = MovingAverage(module, decay=0.5)
+    average.update(1, torch.tensor(False))
+    with torch.no_grad():
+        module.weight.fill_(3.0)
+    with pytest.raises(OSError, match="full"), average.swapped_in():
+        assert float(module.weight.detach()) != 3.0
+        raise OSError("the disk is full")
+    assert float(module.weight.detach()) == 3.0
 
 
 class NormBrain(Brain):
@@ -242,7 +263,7 @@ def batches() -> Iterator[Batch]:
 
 def test_measured_features_equal_numpy() -> None:
     norm = GlobalNorm(n_mels=23)
-    measure_features(norm, Fbank(n_mels=23), batches(), CPU)
+    measure_normalization(norm, Fbank(n_mels=23), batches(), CPU)
     features = [
         Fbank(n_mels=23)(clip.unsqueeze(0), torch.tensor([len(clip)]))[0][0].double().numpy()
         for clip in clips()
@@ -262,10 +283,10 @@ def test_measuring_does_not_change_restored_model() -> None:
         raise AssertionError("nothing is to be read")
         yield
 
-    measure_features(norm, Fbank(n_mels=23), never(), CPU)
+    measure_normalization(norm, Fbank(n_mels=23), never(), CPU)
     assert not norm.mean.any()
 
 
 def test_measuring_empty_training_set_is_refused() -> None:
     with pytest.raises(SbkitError, match="no clip of at least 25 ms"):
-        measure_features(GlobalNorm(n_mels=23), Fbank(n_mels=23), iter(()), CPU)
+        measure_normalization(GlobalNorm(n_mels=23), Fbank(n_mels=23), iter(()), CPU)

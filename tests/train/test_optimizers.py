@@ -1,5 +1,6 @@
 """`lr_scale` and `layer_decay` lower the rate of parts."""
 
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,13 @@ def test_lr_scale_refuses_unknown_path(path: str, message: str) -> None:
     for knob, value in {"freeze": [path], "lr_scale": {path: 0.1}}.items():
         with pytest.raises(SbkitError, match=f"`{knob}` must name modules .*{message}"):
             fit(**{knob: value})
+
+
+@pytest.mark.parametrize("key", ["lr_scale", "layer_decay"])
+def test_negative_scale_is_refused(key: str) -> None:
+    """It would climb the loss."""
+    with pytest.raises(SbkitError, match=f"`{key}` must be .* numbers of at least 0, but is"):
+        fit(**{key: {"CNN": -0.1}})
 
 
 def test_lr_scale_refuses_scheduler_with_one_rate_for_all() -> None:
@@ -54,6 +62,8 @@ def test_layer_decay_slows_layers_farther_from_the_head() -> None:
     assert rates == pytest.approx([1.0, 0.5e-3, 0.5e-2])  # of the head, CNN.0 of 3, CNN.1
 
 
-def test_layer_decay_requires_a_list_of_layers() -> None:
-    with pytest.raises(SbkitError, match=r"there is no `head.0`.*the lists"):
-        fit(layer_decay={"head": 0.1})
+@pytest.mark.parametrize("path", ["head", "*"])
+def test_layer_decay_requires_a_list_of_layers(path: str) -> None:
+    """A pattern is refused, because its lists would be numbered as one."""
+    with pytest.raises(SbkitError, match=rf"there is no `{re.escape(path)}\.0`.*the lists"):
+        fit(layer_decay={path: 0.1})

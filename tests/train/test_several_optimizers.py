@@ -150,9 +150,13 @@ def test_single_loss_moves_all_optimizers() -> None:
         ({"a": {"parts": ["body"]}, "b": {"parts": ["*"]}}, "`body.weight` is in a and in b"),
         ({"a": {"parts": ["bodies"]}, "b": {}}, "there is no `bodies`"),
         ({"a": {}, "b": {}}, "a, b have no `parts`"),
+        ({"a": {"parts": "body"}, "b": {}}, "`parts` of the optimizer a must be a list of paths"),
+        ({"a": {"parts": ["*"]}, "b": {}}, "The optimizer b has nothing to step"),
     ],
 )
-def test_parameter_in_two_optimizers_is_refused(declared: dict[str, Any], message: str) -> None:
+def test_parts_that_do_not_divide_the_parameters_are_refused(
+    declared: dict[str, Any], message: str
+) -> None:
     model = nn.ModuleDict({"body": nn.Linear(2, 2, bias=False), "head": nn.Linear(2, 1)})
     named = dict(sorted(model.named_parameters()))
     with pytest.raises(SbkitError, match=message.replace("*", r"\*")):

@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from sbkit.base.errors import STALLED
-from sbkit.train.watchdog import FOLDER, NOTE, Watchdog
+from sbkit.train.watchdog import HEARTBEAT_FOLDER, NOTE, Watchdog
 from tests import processes
 
 HANGING = """
@@ -67,7 +67,7 @@ def is_stopped(running: processes.Process) -> bool:
 
 
 def test_heartbeat_files_are_removed_at_end_of_run(tmp_path: Path) -> None:
-    folder = tmp_path / FOLDER
+    folder = tmp_path / HEARTBEAT_FOLDER
     folder.mkdir()
     (folder / NOTE).touch()  # of a run before
     (folder / "rank-0").write_text("in valid after step 12")
@@ -75,3 +75,19 @@ def test_heartbeat_files_are_removed_at_end_of_run(tmp_path: Path) -> None:
         while not (folder / "rank-0").exists() or (folder / "rank-0").read_text() != "in start":
             time.sleep(0.02)
     assert not folder.exists()
+
+
+def test_unreadable_note_does_not_end_the_watch(tmp_path: Path) -> None:
+    """A network folder may fail for a while."""
+    file = tmp_path / HEARTBEAT_FOLDER / "rank-0"
+    deadline = time.monotonic() + 60
+    with (
+        patch("sbkit.train.watchdog.TICK_SECONDS", 0.02),
+        patch.object(Path, "exists", side_effect=PermissionError),
+        Watchdog(tmp_path, stall_seconds=60) as watchdog,
+    ):
+        for step in (1, 2):
+            watchdog.ping("step", step)
+            while not file.is_file() or file.read_text() != f"in step after step {step}":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)

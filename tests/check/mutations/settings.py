@@ -105,6 +105,11 @@ UNREAD = [
         note("freezing", "freeze", "keeps Transformer frozen", "never learn"),
         options=("--freeze={CNN: 1, Transformer: 10000}",),
     ),
+    mutation(
+        "freezing for a number of steps that is text",
+        error("brain", "freeze", "`freeze` must be a list", "'10000'"),
+        options=("--freeze={CNN: '10000'}",),
+    ),
 ]
 
 MACHINE = [
