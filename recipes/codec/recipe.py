@@ -90,7 +90,7 @@ class CodecBrain(Brain):
         """Sum the losses over samples, for the mean per sample; add the discriminator's own."""
         knobs, audio, decoded = self.hparams, outputs.audio, outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
-        sums = knobs.mel_weight * outputs.distance * self.codec.features.frame
+        sums = knobs.mel_weight * outputs.distance * self.codec.features.frame_samples
         sums = sums + knobs.spectral_weight * spectral_distance(decoded, audio, lengths)
         counts = lengths * batch.weights
         if not knobs.adversarial_weight:
