@@ -27,7 +27,9 @@ HEARD = (
 RIGHT = tuple(Word(text, 0.2 + 0.4 * n, 0.5 + 0.4 * n) for n, text in enumerate(SAID.split()))
 RECORDS = [
     *(
-        StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, waiting=0.0)
+        StepFigures(
+            epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, data_wait_share=0.0
+        )
         for step in range(1, 60)
     ),
     EpochFigures(epoch=1, step=59, loss=1.0, rtfx=9.0, valid_loss=1.2, metrics={"WER": 0.5}),
