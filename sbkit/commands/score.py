@@ -18,7 +18,7 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.provenance import Provenance, describe_provenance, settings_of
+from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
@@ -139,7 +139,7 @@ def describe_decoding(bundle: TorchBundle) -> Figures:
 def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
     """Return the provenance of a bundle with the chosen decoder."""
     settings = None if bundle.decoder is None else bundle.decoder.plain()
-    return {**(bundle.config.provenance or {}), "decoder": settings_of(settings)}
+    return {**(bundle.config.provenance or {}), "decoder": text_settings(settings)}
 
 
 def _write_page(

@@ -27,7 +27,7 @@ from sbkit.base.versions import versions
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS, to_plain
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetensors
+from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
@@ -216,10 +216,10 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
             "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
             f"Finish the run, or fit the weights: sbkit tune {run}"
         )
-    weights = to_safetensors(checkpoints)
+    weights = averaged_safetensors(checkpoints)
     omitted = task.require_export().training_parts
     indices = [index for index, name in enumerate(part_names_of_yaml(root)) if name not in omitted]
-    contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if omitted else weights
+    contents[WEIGHTS_FILE] = averaged_safetensors(checkpoints, indices) if omitted else weights
     confidence = read_json(run / CONFIDENCE_FILE)
     config = {
         "format": FORMAT,
