@@ -25,7 +25,7 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
-from sbkit.bundle.module_spec import ARGUMENTS, to_plain
+from sbkit.bundle.module_spec import ARGUMENTS_KEY, node_to_spec
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
@@ -301,10 +301,10 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     unowned = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): built for key, built in objects.items() if built is not None}
     names = dict.fromkeys([*owned, *unowned])
-    parts: Any = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
+    parts: Any = {name: node_to_spec(root[name], key=name, objects=by_node) for name in names}
     for part in parts.values():
-        if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS]:
-            part[ARGUMENTS]["lora"] = None  # its weights have the adapters merged
+        if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
+            part[ARGUMENTS_KEY]["lora"] = None  # its weights have the adapters merged
     return {"model": owned, "parts": parts}
 
 
