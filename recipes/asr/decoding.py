@@ -160,7 +160,7 @@ class RunDecoding:
             )
         ]
         scored = {
-            name: self._score(pool.decode(clips, times=True), batch)
+            name: self._score(pool.decode(clips, with_times=True), batch)
             for name, pool in self._pools.items()
         }
         if self.decoder is None:

@@ -26,7 +26,6 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
-from sbkit.config.ranges import require_in_range
 from sbkit.decoding.decoder import (
     LANGUAGE_MODELS,
     AttentionDecoder,
@@ -110,7 +109,7 @@ class Bundle:
             self.decoder_input(encoded, samples=len(clip))
             for encoded, clip in zip(self.model.encode(clips), clips, strict=True)
         ]
-        return pool.decode(inputs, times=times)
+        return pool.decode(inputs, with_times=times)
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
@@ -260,7 +259,6 @@ def read_bundle(
         folder / LANGUAGE_MODELS, labels, files.read(LANGUAGE_MODELS)
     )
     with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
-        require_in_range({"beam_size": options["beam_size"]}, BeamDecoder.RANGES)
         decoder = BeamDecoder(
             tokenizer=labels,
             language_models=language_models,

@@ -23,7 +23,6 @@ from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import name_of, prepare_source
-from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS, BeamDecoder
 from sbkit.decoding.fit import (
@@ -184,7 +183,6 @@ def _make_decoder(
     current = knobs if bundle.decoder is None else bundle.decoder.plain()
     settings = {name: current[name] for name in changes if name in current}
     settings |= {name: value for name, value in changes.items() if value is not None}
-    require_in_range(settings, BeamDecoder.RANGES)
     models = load_language_models(language_models, bundle.tokenizer)
     decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
     decoder.check_graph()

@@ -423,7 +423,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             self._read(audios, sample_rate), self._rate, self._read_ahead_seconds
         ):
             inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, hotwords)
-            decoded = iter(self._decoder_pool.decode(inputs, times=times))
+            decoded = iter(self._decoder_pool.decode(inputs, with_times=times))
             for item in batch:
                 if isinstance(item.segment, SbkitError):
                     yield item.segment

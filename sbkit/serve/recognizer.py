@@ -381,7 +381,7 @@ class Recognizer:
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
         decoder = self._bundle.decoder
-        if phrases and decoder is not None and decoder.decoder_type != "graph":
+        if phrases and decoder is not None and decoder.takes_hotwords:
             streaming = await asyncio.to_thread(
                 lambda: StreamingRecognizer(bundle=self._bundle.with_more_hotwords(phrases))
             )
