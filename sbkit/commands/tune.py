@@ -246,7 +246,7 @@ def _fit(
 def _describe(scores: Scores, by_words: bool) -> str:
     return ", ".join(
         f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
-        for rate, counts in reversed(scores.by_rate(by_words=by_words).items())
+        for rate, counts in reversed(scores.counts_by_rate(include_wer=by_words).items())
     )
 
 

@@ -37,7 +37,7 @@ from sbkit.decoding.words import (
 )
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.calibration import Calibration, measure_calibration
-from sbkit.evaluate.wer import Scores, count_errors, right_words
+from sbkit.evaluate.wer import Scores, count_errors, word_correctness
 from sbkit.lm.language_models import LanguageModels
 from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import progress_bar
@@ -501,7 +501,7 @@ class LabeledWords(NamedTuple):
 def label_words(words: WordFeatures, reference: str) -> LabeledWords:
     """Compare the decoded words of an utterance with its reference."""
     decoded = [word.text for word in words.words]
-    return LabeledWords(reference, words.features, right_words(reference.split(), decoded))
+    return LabeledWords(reference, words.features, word_correctness(reference.split(), decoded))
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:

@@ -19,7 +19,13 @@ from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of, mapsswe
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import read_clips, read_results
-from sbkit.evaluate.wer import UNIT_OF_RATE, ErrorCounts, Figures, ScoredUtterance, have_words
+from sbkit.evaluate.wer import (
+    UNIT_OF_RATE,
+    ErrorCounts,
+    Figures,
+    ScoredUtterance,
+    all_have_word_boundaries,
+)
 from sbkit.evaluate.wer_report import list_test_sets, read_utterances, utterances_file
 
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is significant
@@ -41,7 +47,9 @@ class ComparedRun(NamedTuple):
         return sum(utterance.counts.errors for utterance in self.utterances)
 
     def counts(self, rate: str) -> list[ErrorCounts]:
-        return [utterance.scores.by_rate(by_words=True)[rate] for utterance in self.utterances]
+        return [
+            utterance.scores.counts_by_rate(include_wer=True)[rate] for utterance in self.utterances
+        ]
 
     def total(self, rate: str) -> ErrorCounts:
         return sum(self.counts(rate), ErrorCounts())
@@ -80,7 +88,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
 
     Raises DataError if the references differ.
     """
-    by_words = all(have_words(run.utterances) for run in runs)
+    by_words = all(all_have_word_boundaries(run.utterances) for run in runs)
     rates = [rate for rate in UNIT_OF_RATE if by_words or rate == "CER"]
     runs = [run.in_order(by_words=by_words) for run in runs]
     best = min(runs, key=lambda run: run.num_errors)
