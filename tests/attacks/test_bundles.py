@@ -143,7 +143,9 @@ def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
         texts=lambda: ["hello there", "a quick brown fox"],
         tokenizer=Tokenizer(model_file=bundle / "tokenizer.model"),
     )
-    edit_config(bundle, lambda config: config.update(decoder={"beam_size": size, "weights": {}}))
+    decoder = {"decoder_type": "beam", "attention_rescoring": False, "weights": {}}
+    decoder["beam_size"] = size
+    edit_config(bundle, lambda config: config.update(decoder=decoder))
     assert "`beam_size`" in transcription_refused(bundle)
 
 
