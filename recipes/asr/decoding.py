@@ -22,7 +22,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.data.batch import TextBatch
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import (
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
     CtcDecoder,
     DecoderInput,
@@ -170,14 +170,14 @@ class RunDecoding:
 
     def _attention_decoders(
         self, states: Tensor, frames: Tensor
-    ) -> Sequence[AttentionDecoder | None]:
+    ) -> Sequence[AttentionScorer | None]:
         """Return the attention decoder of each utterance, None if the decoder does not rescore."""
         if self.decoder is None or not self.decoder.attention_rescoring:
             return [None] * len(frames)
         model, pairs = self._model, zip(states, frames.tolist(), strict=True)
         # Copies: a view would keep the states of the whole batch as long as one utterance.
         scores = (partial(model.score_tokens, row[:count].clone()) for row, count in pairs)
-        return [AttentionDecoder(log_probs=score, eos=model.vocabulary.eos) for score in scores]
+        return [AttentionScorer(log_probs=score, eos=model.vocabulary.eos) for score in scores]
 
     def _score(self, recognized: Sequence[Recognized], batch: TextBatch) -> list[ScoredUtterance]:
         return score_texts(

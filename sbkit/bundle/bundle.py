@@ -28,7 +28,7 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleF
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.decoding.decoder import (
     LANGUAGE_MODELS,
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
     CtcDecoder,
     DecoderInput,
@@ -130,10 +130,10 @@ class Bundle:
             attention=self.attention_decoder(encoded) if rescores else None,
         )
 
-    def attention_decoder(self, encoded: Encoded) -> AttentionDecoder:
+    def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
         """Return the attention decoder that scores hypotheses of a clip."""
         score = partial(self.model.decoder_log_probs, encoded.states)
-        return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
+        return AttentionScorer(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:

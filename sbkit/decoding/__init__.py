@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
-    from sbkit.decoding.decoder import AttentionDecoder as AttentionDecoder
+    from sbkit.decoding.decoder import AttentionScorer as AttentionScorer
     from sbkit.decoding.decoder import BeamDecoder as BeamDecoder
     from sbkit.decoding.decoder import Weights as Weights
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __getattr__ = lazy_names(
     "sbkit.decoding",
-    AttentionDecoder="decoder",
+    AttentionScorer="decoder",
     BeamDecoder="decoder",
     GreedyDecoder="greedy",
     Hypothesis="greedy",

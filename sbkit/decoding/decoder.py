@@ -62,7 +62,7 @@ BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords,
 # ---- rescoring
 
 
-class AttentionDecoder:
+class AttentionScorer:
     """Score token sequences of one utterance with an attention decoder, each sequence once.
 
     log_probs: computes ln p of every token after each prefix of the sequences,
@@ -71,7 +71,7 @@ class AttentionDecoder:
 
     >>> def uniform(tokens):
     ...     return np.log(np.full((len(tokens), tokens.shape[1] + 1, 4), 0.25))
-    >>> decoder = AttentionDecoder(log_probs=uniform, eos=3)
+    >>> decoder = AttentionScorer(log_probs=uniform, eos=3)
     >>> round(decoder.score([(1, 2)])[0], 2)  # 3 ln 0.25: two tokens and the end
     -4.16
     """
@@ -101,7 +101,7 @@ class AttentionDecoder:
 
 
 def rescore(
-    hypotheses: Sequence[Hypothesis], attention: AttentionDecoder, weight: float
+    hypotheses: Sequence[Hypothesis], attention: AttentionScorer, weight: float
 ) -> list[Hypothesis]:
     """Add the attention decoder's weighted scores, and return the best hypothesis first."""
     scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
@@ -372,7 +372,7 @@ class BeamDecoder:
     # -- decoding
 
     def nbest(
-        self, log_probs: LogProbs, attention: AttentionDecoder | None = None
+        self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
         """Return the hypotheses of a whole clip, (U, V), the best first; there is at least one.
 
@@ -395,7 +395,7 @@ class BeamDecoder:
         return tuple(state.copy() for state in states)
 
     def finish(
-        self, states: BeamStates, attention: AttentionDecoder | None = None
+        self, states: BeamStates, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first; there is at least one.
 
@@ -444,7 +444,7 @@ class DecoderInput:
     log_probs: LogProbs
     samples: int
     start: float = 0.0
-    attention: AttentionDecoder | None = None
+    attention: AttentionScorer | None = None
     phrases: tuple[str, ...] = ()
 
 

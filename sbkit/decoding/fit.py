@@ -22,7 +22,7 @@ from sbkit.decoding.decoder import (
     DECODER_FILE,
     MAX_CANDIDATES,
     TOKEN_THRESHOLD,
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
     Weights,
 )
@@ -95,7 +95,7 @@ class ValidationUtterance(NamedTuple):
 
     log_probs: LogProbs
     text: str
-    attention: AttentionDecoder | None = None
+    attention: AttentionScorer | None = None
     id: str = ""
     seconds: float = 0.0
 

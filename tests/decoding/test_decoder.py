@@ -20,7 +20,7 @@ import torch
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.decoding import decoder as decoder_module
 from sbkit.decoding.decoder import (
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
     CtcDecoder,
     DecoderInput,
@@ -82,7 +82,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         decoder = beam.with_hotwords(["lam", "north"])
     else:
         beam.attention_rescoring = True
-        attention = AttentionDecoder(
+        attention = AttentionScorer(
             log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
         )
         with pytest.raises(TypeError, match="needs the attention decoder"):
@@ -141,7 +141,7 @@ def test_decoders_with_hotwords_are_freed_with_their_decoder(decoder: CtcDecoder
 # -- rescoring
 
 
-class RandomDecoder(AttentionDecoder):
+class RandomDecoder(AttentionScorer):
     """An attention decoder of random numbers."""
 
     def __init__(self, seed: int) -> None:
@@ -179,7 +179,7 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     logits = model.decoder_log_probs(tokens, states, lengths)
     losses = attention_loss(logits, tokens, counts, model.vocabulary.eos, 0.0).sums
     long, short = (
-        AttentionDecoder(
+        AttentionScorer(
             log_probs=partial(model.score_tokens, row[:count]), eos=model.vocabulary.eos
         )
         for row, count in zip(states, lengths.tolist(), strict=True)
