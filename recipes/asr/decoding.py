@@ -24,7 +24,7 @@ from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import (
     AttentionScorer,
     BeamDecoder,
-    CtcDecoder,
+    ClipDecoder,
     DecoderInput,
     DecoderPool,
     Recognized,
@@ -90,7 +90,7 @@ class RunDecoding:
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
             confident_aligner = replace(aligner, confidence=fit.confidence)
-            decoder = CtcDecoder(None if name == GREEDY else self.decoder, confident_aligner)
+            decoder = ClipDecoder(None if name == GREEDY else self.decoder, confident_aligner)
             self._pools[name] = DecoderPool(decoder, processes=processes)
 
     def seconds_to_fit(self, brain: Brain, test_share: float) -> float:

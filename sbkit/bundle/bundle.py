@@ -30,7 +30,7 @@ from sbkit.decoding.decoder import (
     LANGUAGE_MODELS,
     AttentionScorer,
     BeamDecoder,
-    CtcDecoder,
+    ClipDecoder,
     DecoderInput,
     DecoderPool,
     Recognized,
@@ -148,7 +148,7 @@ class Bundle:
             confidence=self.config.confidence.get(decoder_type),
             hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(CtcDecoder(self.decoder, aligner), processes=usable_cores())
+        return DecoderPool(ClipDecoder(self.decoder, aligner), processes=usable_cores())
 
     # Decoder and hotwords
 

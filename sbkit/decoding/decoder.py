@@ -1,7 +1,7 @@
 """Decode the log-probabilities of clips to texts, and to words with times.
 
 `BeamDecoder` uses a prefix beam search with language models and hotwords, whose hypotheses the
-attention decoder of the model may rescore, or a decoding graph. `CtcDecoder` decodes a clip with a
+attention decoder of the model may rescore, or a decoding graph. `ClipDecoder` decodes a clip with a
 beam decoder, or greedily, and times the words. Beam search is written in Python, which runs one
 thread at a time, so `DecoderPool` decodes many clips in several processes.
 
@@ -456,7 +456,7 @@ class Recognized:
     words: tuple[Word, ...] = ()
 
 
-class CtcDecoder:
+class ClipDecoder:
     """Decode clips with a beam decoder, or greedily without one, and time their words.
 
     It holds no acoustic model, so it can be sent to other processes.
@@ -510,7 +510,7 @@ class CtcDecoder:
         return self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
 
 
-_decoder_of_process: CtcDecoder  # in each process of the pool
+_decoder_of_process: ClipDecoder  # in each process of the pool
 
 
 class DecoderPool:
@@ -519,7 +519,7 @@ class DecoderPool:
     processes: the largest number of processes.
     """
 
-    def __init__(self, decoder: CtcDecoder, *, processes: int) -> None:
+    def __init__(self, decoder: ClipDecoder, *, processes: int) -> None:
         self.decoder = decoder
         self._num_processes = min(processes, MAX_PROCESSES)
         self._lock = threading.Lock()
@@ -587,7 +587,7 @@ def _kill_workers(executor: "ProcessPoolExecutor", owner_pid: int) -> None:
         executor.shutdown(kill_workers=True)
 
 
-def _set_decoder(decoder: CtcDecoder) -> None:
+def _set_decoder(decoder: ClipDecoder) -> None:
     global _decoder_of_process
     _decoder_of_process = decoder
 

@@ -22,7 +22,7 @@ from sbkit.decoding import decoder as decoder_module
 from sbkit.decoding.decoder import (
     AttentionScorer,
     BeamDecoder,
-    CtcDecoder,
+    ClipDecoder,
     DecoderInput,
     DecoderPool,
     Weights,
@@ -117,19 +117,19 @@ def test_decoder_refuses_invalid_settings(options: dict[str, object], message: s
         BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
 
 
-def test_clip_that_allows_no_text_is_empty(beam: BeamDecoder, decoder: CtcDecoder) -> None:
+def test_clip_that_allows_no_text_is_empty(beam: BeamDecoder, decoder: ClipDecoder) -> None:
     """Only the unknown token is possible in its frame, and no decoder may write it."""
     log_probs = np.full((1, beam.tokenizer.vocab_size), -np.inf)
     log_probs[0, beam.tokenizer.vocabulary.unk] = 0.0
     clip = DecoderInput(log_probs=log_probs, samples=STEP)
-    for clip_decoder in (CtcDecoder(beam, decoder.aligner), decoder):  # the second has hotwords
+    for clip_decoder in (ClipDecoder(beam, decoder.aligner), decoder):  # the second has hotwords
         assert clip_decoder.decode(clip, with_times=True).text == ""
 
 
-def test_decoders_with_hotwords_are_freed_with_their_decoder(decoder: CtcDecoder) -> None:
+def test_decoders_with_hotwords_are_freed_with_their_decoder(decoder: ClipDecoder) -> None:
     log_probs = spoken(decoder.aligner.tokenizer, "call", {})
     clip = DecoderInput(log_probs=log_probs, samples=STEP, phrases=("lam",))
-    closed = CtcDecoder(decoder.decoder, decoder.aligner)  # type: ignore[arg-type]
+    closed = ClipDecoder(decoder.decoder, decoder.aligner)  # type: ignore[arg-type]
     closed.decode(clip, with_times=False)
     reference = weakref.ref(closed._cached_with_phrases(("lam",)))
     assert reference() is not None
@@ -194,9 +194,9 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
 
 
 @pytest.fixture
-def decoder(beam: BeamDecoder) -> CtcDecoder:
+def decoder(beam: BeamDecoder) -> ClipDecoder:
     aligner = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return CtcDecoder(beam.with_hotwords(["norse"]), aligner)
+    return ClipDecoder(beam.with_hotwords(["norse"]), aligner)
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pool_of_processes_equals_one_process(
-    decoder: CtcDecoder,
+    decoder: ClipDecoder,
     clips: list[DecoderInput],
     always_pooled: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -233,14 +233,14 @@ def test_pool_of_processes_equals_one_process(
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_phrases_of_a_clip_bias_only_that_clip(
-    beam: BeamDecoder, decoder: CtcDecoder, always_pooled: None, processes: int
+    beam: BeamDecoder, decoder: ClipDecoder, always_pooled: None, processes: int
 ) -> None:
     """Once, each request with a prompt started processes of its own."""
     aligner = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
     log_probs = spoken(beam.tokenizer, "the forth is cold", {4: "n"})
     clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
     clips = [clip, replace(clip, phrases=("forth",)), clip]
-    pool = DecoderPool(CtcDecoder(beam, aligner), processes=processes)
+    pool = DecoderPool(ClipDecoder(beam, aligner), processes=processes)
     unbiased, biased, unbiased_again = pool.decode(clips, with_times=True)
     assert (pool._executor is None) == (processes == 1)
     pool.close()
@@ -251,7 +251,7 @@ def test_phrases_of_a_clip_bias_only_that_clip(
 
 
 def test_pool_reports_a_killed_process(
-    decoder: CtcDecoder, clips: list[DecoderInput], always_pooled: None
+    decoder: ClipDecoder, clips: list[DecoderInput], always_pooled: None
 ) -> None:
     pool = DecoderPool(decoder, processes=2)
     pool.decode(clips, with_times=True)
@@ -265,7 +265,7 @@ def test_pool_reports_a_killed_process(
 
 
 def test_thread_that_learns_late_of_a_killed_process_spares_the_next_executor(
-    decoder: CtcDecoder, clips: list[DecoderInput], always_pooled: None
+    decoder: ClipDecoder, clips: list[DecoderInput], always_pooled: None
 ) -> None:
     pool = DecoderPool(decoder, processes=2)
     pool.decode(clips, with_times=True)
@@ -299,7 +299,7 @@ print(len(pool.decode(clips, with_times=False)))
 
 
 def test_pool_needs_no_main_block_and_need_not_be_closed(
-    decoder: CtcDecoder, clips: list[DecoderInput], tmp_path: Path
+    decoder: ClipDecoder, clips: list[DecoderInput], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
     (tmp_path / "input.pickle").write_bytes(pickle.dumps((decoder, clips)))
