@@ -27,7 +27,7 @@ from sbkit.decoding.decoder import (
     ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Recognized,
+    Recognition,
 )
 from sbkit.decoding.fit import (
     NUM_TRIALS,
@@ -142,7 +142,7 @@ class RunDecoding:
         best = log_probs.argmax(-1).cpu().numpy()  # one transfer from the device for all: (B, U)
         rows = zip(best, frames.tolist(), strict=True)
         tokens = (merge_repeats(row[:count], tokenizer.vocabulary.blank) for row, count in rows)
-        return self._score([Recognized(tokenizer.decode(ids)) for ids in tokens], batch)
+        return self._score([Recognition(tokenizer.decode(ids)) for ids in tokens], batch)
 
     def score(
         self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor
@@ -179,7 +179,7 @@ class RunDecoding:
         scores = (partial(model.score_tokens, row[:count].clone()) for row, count in pairs)
         return [AttentionScorer(log_probs=score, eos=model.vocabulary.eos) for score in scores]
 
-    def _score(self, recognized: Sequence[Recognized], batch: TextBatch) -> list[ScoredUtterance]:
+    def _score(self, recognized: Sequence[Recognition], batch: TextBatch) -> list[ScoredUtterance]:
         return score_texts(
             recognized,
             ids=batch.ids,

@@ -33,7 +33,7 @@ from sbkit.decoding.decoder import (
     ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Recognized,
+    Recognition,
 )
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.words import GREEDY, WordAligner
@@ -102,7 +102,7 @@ class Bundle:
         """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them."""
         return [recognized.text for recognized in self.recognize(clips)]
 
-    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
+    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognition]:
         """Transcribe clips as `transcribe` does; with ``times``, also time their words."""
         pool, clips = self.decoder_pool, [*map(to_samples, clips)]
         inputs = [

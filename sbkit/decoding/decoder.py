@@ -449,7 +449,7 @@ class DecoderInput:
 
 
 @dataclass(frozen=True)
-class Recognized:
+class Recognition:
     """The text of a clip, and on request its words with times."""
 
     text: str
@@ -485,7 +485,7 @@ class ClipDecoder:
             and not decoder.attention_rescoring
         )
 
-    def decode(self, clip: DecoderInput, *, with_times: bool) -> Recognized:
+    def decode(self, clip: DecoderInput, *, with_times: bool) -> Recognition:
         """Decode a clip; the times of its words count from the start of its recording."""
         decoder = self.decoder
         aligner = self.aligner
@@ -496,9 +496,9 @@ class ClipDecoder:
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
         if not with_times:
-            return Recognized(text)
+            return Recognition(text)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
-        return Recognized(text, tuple(word.later(clip.start) for word in words))
+        return Recognition(text, tuple(word.later(clip.start) for word in words))
 
     @cached_property
     def _cached_with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
@@ -526,7 +526,7 @@ class DecoderPool:
         self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0
 
-    def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognized]:
+    def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognition]:
         """Return the text of each clip, and ``with_times`` its timed words.
 
         Raises:
@@ -592,5 +592,5 @@ def _set_decoder(decoder: ClipDecoder) -> None:
     _decoder_of_process = decoder
 
 
-def _decode_in_worker(with_times: bool, clip: DecoderInput) -> Recognized:
+def _decode_in_worker(with_times: bool, clip: DecoderInput) -> Recognition:
     return _decoder_of_process.decode(clip, with_times=with_times)

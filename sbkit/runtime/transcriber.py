@@ -35,7 +35,7 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.decoding.decoder import DecoderInput, Recognized
+from sbkit.decoding.decoder import DecoderInput, Recognition
 from sbkit.runtime.model import Shapes, naming_audio
 from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.voice_detector import VoiceDetector
@@ -416,7 +416,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         if phrases:
             hotwords, _ = self._bundle.split_phrases(phrases)
         times = self._times if times is None else times
-        recognized: list[Recognized] = []  # the segments of the present source
+        recognized: list[Recognition] = []  # the segments of the present source
         frames_to_skip = 0  # frames of the next segment that belong to the previous one
         last_character = ""  # of the text of the present source
         for batch in _batches(
@@ -523,7 +523,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return decoder_input, skipped_by_next
 
     def _join(
-        self, recognized: Sequence[Recognized], file: str | None, last: Segment
+        self, recognized: Sequence[Recognition], file: str | None, last: Segment
     ) -> Transcript:
         words = chain.from_iterable(part.words for part in recognized)
         return Transcript(

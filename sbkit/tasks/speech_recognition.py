@@ -5,7 +5,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.decoder import Recognized
+from sbkit.decoding.decoder import Recognition
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric
@@ -14,7 +14,7 @@ from sbkit.text.tokenizer import Tokenizer
 
 
 def score_texts(
-    recognized: Sequence[Recognized],
+    recognized: Sequence[Recognition],
     *,
     ids: Sequence[str],
     texts: Sequence[str],
