@@ -12,7 +12,7 @@ from sbkit.base.imports import lazy_names
 if TYPE_CHECKING:
     from sbkit.decoding.decoder import AttentionScorer as AttentionScorer
     from sbkit.decoding.decoder import BeamDecoder as BeamDecoder
-    from sbkit.decoding.decoder import Weights as Weights
+    from sbkit.decoding.decoder import DecoderWeights as DecoderWeights
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
     from sbkit.decoding.greedy import Hypothesis as Hypothesis
     from sbkit.decoding.prefix_beam import PrefixBeamSearch as PrefixBeamSearch
@@ -25,6 +25,6 @@ __getattr__ = lazy_names(
     GreedyDecoder="greedy",
     Hypothesis="greedy",
     PrefixBeamSearch="prefix_beam",
-    Weights="decoder",
+    DecoderWeights="decoder",
     WordAligner="words",
 )

@@ -117,7 +117,7 @@ def rescore(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class DecoderWeights:
     """The weights of the language models and of the attention decoder, relative to CTC.
 
     Attributes:
@@ -190,7 +190,7 @@ class BeamDecoder:
         tokenizer: Tokenizer,
         language_models: str | Path | LanguageModels,
         beam_size: int = BEAM_SIZE,
-        weights: Mapping[str, float] | Weights | None = None,
+        weights: Mapping[str, float] | DecoderWeights | None = None,
         attention_rescoring: bool = False,
         decoder_type: str = DECODER_TYPES[0],
         phrases: Sequence[str] = (),
@@ -209,11 +209,11 @@ class BeamDecoder:
         self.beam_size = beam_size
         self.needs_tuning = weights is None
         if weights is None:
-            self.weights = Weights()
-        elif isinstance(weights, Weights):
+            self.weights = DecoderWeights()
+        elif isinstance(weights, DecoderWeights):
             self.weights = weights
         else:
-            self.weights = Weights.from_plain(weights)
+            self.weights = DecoderWeights.from_plain(weights)
         self.attention_rescoring = attention_rescoring
         self.decoder_type = decoder_type
         self.phrases = tuple(phrases)
@@ -262,7 +262,7 @@ class BeamDecoder:
         }
         return BeamDecoder(**(arguments | changes))
 
-    def with_weights(self, weights: Weights) -> "BeamDecoder":
+    def with_weights(self, weights: DecoderWeights) -> "BeamDecoder":
         """Return a copy with other weights, which shares the loaded language models."""
         return self.changed(weights=weights, language_models=self.language_models)
 

@@ -24,7 +24,7 @@ from sbkit.decoding.decoder import (
     TOKEN_THRESHOLD,
     AttentionScorer,
     BeamDecoder,
-    Weights,
+    DecoderWeights,
 )
 from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.decoding.words import (
@@ -112,7 +112,7 @@ class FittedWeights:
     reason: why the weights are the defaults, "" if they were fitted.
     """
 
-    weights: Weights
+    weights: DecoderWeights
     scores: Scores
     by_words: bool = True
     reason: str = ""
@@ -297,7 +297,7 @@ def fit_weights(
     """
     splits = ", ".join(split_sizes)
     if reason := _too_few(utterances, sum(split_sizes.values())):
-        weights = Weights() if by_words else Weights(word=0.0)
+        weights = DecoderWeights() if by_words else DecoderWeights(word=0.0)
         (scores,) = count_all_errors([decoder.with_weights(weights)], utterances, ping)
         logger.info(reason)
         return FittedWeights(weights, scores, by_words, reason)
@@ -429,13 +429,13 @@ def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
 
 def _weights_at(
     names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
-) -> Weights:
+) -> DecoderWeights:
     """Return the weights at a point of the unit cube."""
     values = {"word": 0.0}
     for name, share in zip(names, point.tolist(), strict=True):
         low, high = ranges[name]
         values[name] = round(low + share * (high - low), 3)
-    return Weights(**values)
+    return DecoderWeights(**values)
 
 
 def _halton(count: int, base: int) -> Float64s:

@@ -13,7 +13,7 @@ from sbkit.checkpoint.provenance import (
     provenance_of_run,
 )
 from sbkit.commands.cli import run as sbkit
-from sbkit.decoding.decoder import Weights
+from sbkit.decoding.decoder import DecoderWeights
 from sbkit.lm.language_models import digest_of, save
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
@@ -25,7 +25,7 @@ def write_decoder(run: Path, **settings: Any) -> None:
     """Write a decoder as the end of a training does, and as `sbkit tune` does."""
     record = {
         **{"decoder_type": "beam", "beam_size": 8, "attention_rescoring": False},
-        **{"weights": Weights().plain(), "chosen_on": ["dev"], "WER": 0.5, **settings},
+        **{"weights": DecoderWeights().plain(), "chosen_on": ["dev"], "WER": 0.5, **settings},
     }
     (run / "decoder.json").write_text(json.dumps(record))
 

@@ -25,7 +25,7 @@ from sbkit.decoding.decoder import (
     ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Weights,
+    DecoderWeights,
     rescore,
 )
 from sbkit.decoding.greedy import GreedyDecoder
@@ -64,7 +64,7 @@ def beam(tmp_path: Path, tokenizer: Tokenizer) -> BeamDecoder:
 
 def test_hotword_that_is_in_no_text_is_recognized(beam: BeamDecoder) -> None:
     """The utterance is "call lam"; its second l sounds a little more like a t."""
-    unbiased = beam.with_weights(Weights(token=0))
+    unbiased = beam.with_weights(DecoderWeights(token=0))
     biased = unbiased.with_hotwords(["lam", "lam"])
     log_probs = spoken(beam.tokenizer, "call lam", {5: "t"})
     assert transcribe(biased, log_probs) == "call lam"
