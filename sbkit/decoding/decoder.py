@@ -123,13 +123,13 @@ class DecoderWeights:
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
         word_bonus, token_bonus: added for each word and each token.
-        unknown: added for each word that the model of words does not know.
+        unknown_word: added for each word that the model of words does not know.
         attention: factor of the attention decoder's log-probabilities when it rescores.
     """
 
     word: float = 0.6
     word_bonus: float = 1.0
-    unknown: float = -5.0
+    unknown_word: float = -5.0
     token: float = 0.3
     token_bonus: float = 0.5
     attention: float = 1.0
@@ -313,7 +313,7 @@ class BeamDecoder:
             tokenizer=self.tokenizer,
             lm_weight=self.weights.word,
             word_bonus=self.weights.word_bonus,
-            unknown_word_score=self.weights.unknown,
+            unknown_word_score=self.weights.unknown_word,
         )
         return GraphDecoder(graph=graph, vocabulary=self.tokenizer.vocabulary)
 
@@ -354,7 +354,7 @@ class BeamDecoder:
                     tokenizer=self.tokenizer,
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,
-                    unknown_word_score=weights.unknown,
+                    unknown_word_score=weights.unknown_word,
                     added_words=[word for word in added_words if word not in models.words],
                 )
             )

@@ -48,14 +48,14 @@ logger = logging.getLogger(__name__)
 WEIGHT_RANGES: Mapping[str, tuple[float, float]] = {
     "word": (0.2, 1.0),
     "word_bonus": (0.0, 2.5),
-    "unknown": (-10.0, -2.0),
+    "unknown_word": (-10.0, -2.0),
     "token": (0.0, 0.6),
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
 # A graph scores a single alignment, and an unknown word costs its tokens.
-GRAPH_WEIGHT_RANGES = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
-WORD_WEIGHTS = ("word", "unknown", "word_bonus")
+GRAPH_WEIGHT_RANGES = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown_word": (-8.0, 1.0)}
+WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
 HALTON_BASES = (2, 3, 5, 7, 11, 13)
 NUM_TRIALS = 64  # settings of the weights
 NUM_AVERAGED = 12

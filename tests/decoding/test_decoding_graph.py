@@ -167,7 +167,7 @@ def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer:
 
 def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer, weights=None)
-    assert [*used_weights(decoder)] == ["word", "unknown", "word_bonus"]
+    assert [*used_weights(decoder)] == ["word", "unknown_word", "word_bonus"]
     utterances = [
         ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
     ]

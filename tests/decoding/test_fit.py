@@ -49,7 +49,9 @@ def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
     def errors_with(weights: DecoderWeights) -> Scores:
         return count_all_errors([decoder.with_weights(weights)], utterances)[0]
 
-    assert fitted.scores.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown=0)).wer
+    assert (
+        fitted.scores.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown_word=0)).wer
+    )
     assert fitted.scores == errors_with(fitted.weights)
     assert fitted.plain()["utterances"] == 6
 
