@@ -209,7 +209,7 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
             "in `score` of your own Brain."
         )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
-        decoder = decoder.changed(attention_rescoring=False)
+        decoder = decoder.copy_with(attention_rescoring=False)
     decoder.check_graph()
     return decoder
 

@@ -249,7 +249,7 @@ class BeamDecoder:
 
     # -- copies with changes
 
-    def changed(self, **changes: Any) -> "BeamDecoder":
+    def copy_with(self, **changes: Any) -> "BeamDecoder":
         """Return a decoder with other arguments; its searches and its graph are built anew."""
         arguments: dict[str, Any] = {
             "tokenizer": self.tokenizer,
@@ -264,7 +264,7 @@ class BeamDecoder:
 
     def with_weights(self, weights: DecoderWeights) -> "BeamDecoder":
         """Return a copy with other weights, which shares the loaded language models."""
-        return self.changed(weights=weights, language_models=self.language_models)
+        return self.copy_with(weights=weights, language_models=self.language_models)
 
     def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
         """Return a copy with other hotwords, which the tokenizer must be able to spell.
@@ -278,7 +278,7 @@ class BeamDecoder:
                 "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
         unique = tuple(dict.fromkeys(phrases))
-        decoder = self.changed(phrases=unique, language_models=self.language_models)
+        decoder = self.copy_with(phrases=unique, language_models=self.language_models)
         decoder._unbiased_search = (
             self._unbiased_search
         )  # shared, with the states that it has cached

@@ -417,14 +417,14 @@ def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
     Its beam is smaller. A graph is built again for each setting, so its language model has only
     the orders with few n-grams.
     """
-    quick = decoder.changed(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
+    quick = decoder.copy_with(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
     word_lm = decoder.language_models.words
     if decoder.decoder_type != "graph" or word_lm is None:
         return quick
     sizes = np.cumsum([len(grams) for grams in word_lm.grams])
     num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
     shorter = NgramModel(word_lm.words, word_lm.grams[:num_orders])
-    return quick.changed(language_models=LanguageModels(words=shorter, tokens=None))
+    return quick.copy_with(language_models=LanguageModels(words=shorter, tokens=None))
 
 
 def _weights_at(

@@ -318,7 +318,7 @@ def test_decoder_with_sentences_as_words_is_pickled(beam: BeamDecoder) -> None:
     """In a language without spaces, a sentence counts as a word, and the lexicon is deep."""
     sentence = "callthenorthoffice" * 50
     models = LanguageModels(train([[sentence]], order=1).model, None)
-    decoder = beam.changed(language_models=models).with_hotwords([sentence])
+    decoder = beam.copy_with(language_models=models).with_hotwords([sentence])
     log_probs = spoken(beam.tokenizer, TEXTS[0], {})
     expected = decoder.nbest(log_probs)
     assert pickle.loads(pickle.dumps(decoder)).nbest(log_probs) == expected
