@@ -54,7 +54,7 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
 
 def find_damage(folder: Path) -> str | None:
     """Describe the first file of a folder that differs from its checksum; None if all match."""
-    expected = listed_checksums(folder)
+    expected = read_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
     unknown = sorted(_files(folder) - expected.keys())
@@ -72,7 +72,7 @@ def _files(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir() if not file.is_dir()} - {CHECKSUMS}
 
 
-def listed_checksums(folder: Path) -> Mapping[str, str]:
+def read_checksums(folder: Path) -> Mapping[str, str]:
     """Return the listed checksum of each file; an empty mapping if the list cannot be read.
 
     A list that names a file outside the folder cannot be read either.
