@@ -27,7 +27,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.decoding.decoder import (
-    LANGUAGE_MODELS,
+    LANGUAGE_MODELS_FILE,
     AttentionScorer,
     BeamDecoder,
     ClipDecoder,
@@ -256,7 +256,7 @@ def read_bundle(
     if options is None:
         return BundleContents(config, task, labels, weights=weights)
     language_models = load_language_models(
-        folder / LANGUAGE_MODELS, labels, files.read(LANGUAGE_MODELS)
+        folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
     with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
         decoder = BeamDecoder(

@@ -17,7 +17,7 @@ from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.checkpoint.weights import average
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -100,7 +100,7 @@ def provenance_of_run(run: Path) -> Provenance | None:
     if not best:
         return None
     decoder = read_json(run / DECODER_FILE)
-    language_models = None if decoder is None else (run / LANGUAGE_MODELS).read_bytes()
+    language_models = None if decoder is None else (run / LANGUAGE_MODELS_FILE).read_bytes()
     return make_provenance(
         weights=averaged_safetensors(best) if "model" in best[0].paramfiles else None,
         decoder=decoder,

@@ -24,7 +24,7 @@ from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -60,7 +60,7 @@ from sbkit.train.run import Run
 logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.model"
-DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS)
+DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS_FILE)
 EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
 MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms has one
 FORMATS_WITHOUT_DECODER = ("onnx", "torch")
@@ -82,8 +82,8 @@ def tune(options: Namespace) -> None:
         if run is not None:
             lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()
-        _make_language_models(bundle, run, options, new / LANGUAGE_MODELS)
-        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)
+        _make_language_models(bundle, run, options, new / LANGUAGE_MODELS_FILE)
+        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
         if run is not None and options.data is None:
             sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
         else:
@@ -141,8 +141,8 @@ def _make_language_models(
 ) -> None:
     """Write the language models of the new decoder: the present ones, or others if asked for."""
     model, orders = options.model, _orders(options)
-    if (model / LANGUAGE_MODELS).is_file():
-        shutil.copyfile(model / LANGUAGE_MODELS, file)
+    if (model / LANGUAGE_MODELS_FILE).is_file():
+        shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
     if run is not None and (options.lm_text or orders):
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
         run.prepare_labels()  # the recipe trains the language models, too
@@ -278,14 +278,14 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
                 shutil.copytree(path, temporary / path.name)
             else:
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
-        shutil.copyfile(new / LANGUAGE_MODELS, temporary / LANGUAGE_MODELS)
+        shutil.copyfile(new / LANGUAGE_MODELS_FILE, temporary / LANGUAGE_MODELS_FILE)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
         if (card := temporary / CARD).is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
         record = make_provenance(
             weights=(temporary / WEIGHTS_FILE).read_bytes(),
             decoder=decoder,
-            language_models=(temporary / LANGUAGE_MODELS).read_bytes(),
+            language_models=(temporary / LANGUAGE_MODELS_FILE).read_bytes(),
             confidence=confidence,
         )
         changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}

@@ -31,7 +31,7 @@ from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, r
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
@@ -210,8 +210,8 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
     parts = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # used for the run's test
     if decoder is not None:
-        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
-    elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
+        contents[LANGUAGE_MODELS_FILE] = (run / LANGUAGE_MODELS_FILE).read_bytes()
+    elif "decoder" in root and (run / LANGUAGE_MODELS_FILE).exists():
         logger.warning(
             "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
             f"Finish the run, or fit the weights: sbkit tune {run}"
@@ -231,7 +231,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         PROVENANCE: make_provenance(
             weights=weights,
             decoder=decoder,
-            language_models=contents.get(LANGUAGE_MODELS),
+            language_models=contents.get(LANGUAGE_MODELS_FILE),
             confidence=confidence,
         ),
         "checkpoints": [
