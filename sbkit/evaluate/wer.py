@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from sbkit.text.word import Word
 
-Figures = dict[str, Any]  # rates, counts and intervals by name, for JSON
+FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
 ERROR_KINDS = ("substitutions", "deletions", "insertions")
 UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned

@@ -26,7 +26,7 @@ from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
-    Figures,
+    FigureDict,
     ScoredUtterance,
     Scores,
     all_have_word_boundaries,
@@ -44,7 +44,7 @@ ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and
 MAX_SILENT_SHARE = 0.1
 
 
-def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> Figures:
+def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Write the utterances of a test set for people and for programs; return the figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
@@ -149,7 +149,7 @@ def word_confidences(scored: Iterable[ScoredUtterance]) -> tuple[list[float], li
     return confidences, are_correct
 
 
-def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> Figures:
+def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a test set with their counts and 95 % intervals.
 
     ``references`` is the SHA-256 of the ids and references. Only results with the same hash can be
@@ -163,7 +163,7 @@ def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> Figures:
     return figures
 
 
-def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
+def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates, counts, intervals and calibration of one decoder."""
     figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
     figures |= _interval_figures(scored)
@@ -173,10 +173,10 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
     return figures
 
 
-def rates_and_counts(scores: Scores, *, by_words: bool = True) -> Figures:
+def rates_and_counts(scores: Scores, *, by_words: bool = True) -> FigureDict:
     """Return the rates of a test set with their counts; the WER only if ``by_words``."""
     by_rate = scores.counts_by_rate(include_wer=by_words)
-    figures: Figures = {rate: counts.rate for rate, counts in by_rate.items()}
+    figures: FigureDict = {rate: counts.rate for rate, counts in by_rate.items()}
     figures["utterances"] = scores.utterances
     for rate, counts in by_rate.items():
         figures[UNIT_OF_RATE[rate]] = counts.reference_length
@@ -185,17 +185,17 @@ def rates_and_counts(scores: Scores, *, by_words: bool = True) -> Figures:
     return figures
 
 
-def slice_figures(scored: Sequence[ScoredUtterance]) -> Figures:
+def slice_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a part of a test set with their lengths and 95 % intervals."""
     all_figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
-    figures: Figures = {}
+    figures: FigureDict = {}
     for name in ("CER", "WER", "words", "characters"):
         if name in all_figures:
             figures[name] = all_figures[name]
     return figures | _interval_figures(scored)
 
 
-def _interval_figures(scored: Sequence[ScoredUtterance]) -> Figures:
+def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     return {f"{rate}_interval": asdict(interval) for rate, interval in _intervals(scored).items()}
 
 
@@ -232,8 +232,8 @@ def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     write_text_atomically(path, "".join(lines))
 
 
-def _to_row(utterance: ScoredUtterance) -> Figures:
-    row: Figures = {
+def _to_row(utterance: ScoredUtterance) -> FigureDict:
+    row: FigureDict = {
         "id": utterance.id,
         "reference": utterance.reference,
         "hypothesis": utterance.hypothesis,
@@ -266,7 +266,7 @@ def read_utterances(path: Path) -> list[ScoredUtterance]:
     return utterances
 
 
-def _from_row(row: Figures) -> ScoredUtterance:
+def _from_row(row: FigureDict) -> ScoredUtterance:
     utterance = ScoredUtterance(
         row["id"],
         row["reference"],
