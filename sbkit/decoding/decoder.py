@@ -174,7 +174,7 @@ class BeamDecoder:
         decoder_type: "beam" for prefix beam search; "graph" for the best path through a decoding
             graph, which is built when it is first needed. A graph has its own pruning and uses no
             model of tokens, no hotwords and no attention decoder.
-        phrases: hotwords.
+        phrases: hotwords, as `with_hotwords` sets them; a bundle does not store them.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -279,9 +279,8 @@ class BeamDecoder:
             )
         unique = tuple(dict.fromkeys(phrases))
         decoder = self.copy_with(phrases=unique, language_models=self.language_models)
-        decoder._unbiased_search = (
-            self._unbiased_search
-        )  # shared, with the states that it has cached
+        # Without hotwords the search is the same, so the copy shares it, with its cached states.
+        decoder._unbiased_search = self._unbiased_search
         return decoder
 
     # -- the searches, built when they are needed
