@@ -27,9 +27,9 @@ def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_nonfinite_step_is_skipped_and_counted(finished: Path) -> None:
     epochs, steps = records_of(finished, "epoch"), records_of(finished, "step")
-    assert [epoch["skipped"] for epoch in epochs] == [1, 1]
-    assert sum(step["skipped"] for step in steps) == 2
-    finite = [step for step in steps if not step["skipped"]]
+    assert [epoch["skipped_steps"] for epoch in epochs] == [1, 1]
+    assert sum(step["skipped_steps"] for step in steps) == 2
+    finite = [step for step in steps if not step["skipped_steps"]]
     assert all(np.isfinite(record["loss"]) for record in (*epochs, *finite))
     assert all(value.isfinite().all() for value in last_parameters(finished).values())
 

@@ -102,7 +102,7 @@ def test_rank_that_is_asked_to_stop_takes_the_others_along(
     arguments = noisy.arguments(run, "--check=false", yaml=fragile)
     process = run_scenario("signal_rank_1", 2, tmp_path, arguments, noisy)
     assert process.returncode == 0, process.stderr
-    assert records_of(run, "epoch")[0]["skipped"] == 1
+    assert records_of(run, "epoch")[0]["skipped_steps"] == 1
     reports = list((run / "nonfinite").glob("step-?-*.json"))
     assert reports
     for report in reports:  # two if the noise also filled the other rank's empty share

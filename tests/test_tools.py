@@ -13,7 +13,7 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import result_figures
+from sbkit.evaluate.wer_report import figures_of_test_set
 from tests.runs import ROOT, TINY_VOICE, Workplace
 from tools import bench_codec, show
 
@@ -101,7 +101,7 @@ def test_show_row_has_both_decoders(tmp_path: Path) -> None:
     ]
     write_summary(
         tmp_path / "summary.json",
-        test={"test": {**result_figures(scored), "decoder": "beam"}},
+        test={"test": {**figures_of_test_set(scored), "decoder": "beam"}},
         parameters=1_000_000,
         train_seconds=60.0,
         audio_seconds=60.0,

@@ -38,7 +38,7 @@ SMALL = (
     *("--num_encoder_layers=2", "--max_seconds=2", "--check=False", "--number_of_epochs=10"),
     "--log_every=1",
 )
-CLOCK_FIGURES = ("rtfx", "waiting")  # they differ between any two runs
+CLOCK_FIGURES = ("rtfx", "data_wait_share")  # they differ between any two runs
 SAVE_SECONDS = 0.02  # a save of the small model takes 20 to 60 ms on two busy cores
 POLL_SECONDS = 0.0005
 

@@ -16,7 +16,7 @@ from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.splits import Splits, count_characters, read_column, read_texts, read_transcripts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -136,7 +136,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         else:
             yield from read_sentences(text, knobs["language"])
 
-    file = Path(knobs["output_folder"]) / LANGUAGE_MODELS
+    file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
         file,
         source=checksum(lm_text) if lm_text else " ".join(fingerprints),

@@ -22,12 +22,12 @@ from sbkit.base.machine import usable_cores
 from sbkit.data.batch import TextBatch
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import (
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
-    CtcDecoder,
+    ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Recognized,
+    Recognition,
 )
 from sbkit.decoding.fit import (
     NUM_TRIALS,
@@ -90,7 +90,7 @@ class RunDecoding:
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
             confident_aligner = replace(aligner, confidence=fit.confidence)
-            decoder = CtcDecoder(None if name == GREEDY else self.decoder, confident_aligner)
+            decoder = ClipDecoder(None if name == GREEDY else self.decoder, confident_aligner)
             self._pools[name] = DecoderPool(decoder, processes=processes)
 
     def seconds_to_fit(self, brain: Brain, test_share: float) -> float:
@@ -142,7 +142,7 @@ class RunDecoding:
         best = log_probs.argmax(-1).cpu().numpy()  # one transfer from the device for all: (B, U)
         rows = zip(best, frames.tolist(), strict=True)
         tokens = (merge_repeats(row[:count], tokenizer.vocabulary.blank) for row, count in rows)
-        return self._score([Recognized(tokenizer.decode(ids)) for ids in tokens], batch)
+        return self._score([Recognition(tokenizer.decode(ids)) for ids in tokens], batch)
 
     def score(
         self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor
@@ -160,7 +160,7 @@ class RunDecoding:
             )
         ]
         scored = {
-            name: self._score(pool.decode(clips, times=True), batch)
+            name: self._score(pool.decode(clips, with_times=True), batch)
             for name, pool in self._pools.items()
         }
         if self.decoder is None:
@@ -170,16 +170,16 @@ class RunDecoding:
 
     def _attention_decoders(
         self, states: Tensor, frames: Tensor
-    ) -> Sequence[AttentionDecoder | None]:
+    ) -> Sequence[AttentionScorer | None]:
         """Return the attention decoder of each utterance, None if the decoder does not rescore."""
         if self.decoder is None or not self.decoder.attention_rescoring:
             return [None] * len(frames)
         model, pairs = self._model, zip(states, frames.tolist(), strict=True)
         # Copies: a view would keep the states of the whole batch as long as one utterance.
         scores = (partial(model.score_tokens, row[:count].clone()) for row, count in pairs)
-        return [AttentionDecoder(log_probs=score, eos=model.vocabulary.eos) for score in scores]
+        return [AttentionScorer(log_probs=score, eos=model.vocabulary.eos) for score in scores]
 
-    def _score(self, recognized: Sequence[Recognized], batch: TextBatch) -> list[ScoredUtterance]:
+    def _score(self, recognized: Sequence[Recognition], batch: TextBatch) -> list[ScoredUtterance]:
         return score_texts(
             recognized,
             ids=batch.ids,
@@ -209,7 +209,7 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
             "in `score` of your own Brain."
         )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
-        decoder = decoder.changed(attention_rescoring=False)
+        decoder = decoder.copy_with(attention_rescoring=False)
     decoder.check_graph()
     return decoder
 

@@ -17,8 +17,8 @@ from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
-    report_errors,
-    slice_error_rates,
+    slice_figures,
+    write_results,
 )
 from sbkit.logs.metric import Metrics
 from sbkit.models.asr import AsrModel, Predictions
@@ -119,7 +119,7 @@ class AsrBrain(Brain):
         return self.decoding.seconds_to_fit(self, test_share)
 
     def measure_slice(self, results: Sequence[ScoredUtterance]) -> Mapping[str, Any]:
-        return slice_error_rates(results)
+        return slice_figures(results)
 
     def describe(self, results: Sequence[ScoredUtterance]) -> str:
         return describe_results(results)
@@ -128,7 +128,7 @@ class AsrBrain(Brain):
         self, split: str, results: Sequence[ScoredUtterance], folder: Path
     ) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the figures and notes."""
-        figures = {**report_errors(folder, split, results), "decoder": self.decoding.decoder_type}
+        figures = {**write_results(folder, split, results), "decoder": self.decoding.decoder_type}
         notes = [*self.decoding.notes, *describe_silence(results)]
         return {**figures, "notes": notes} if notes else figures
 

@@ -101,7 +101,7 @@ class CodecBrain(Brain):
         audio = outputs.audio
         decoded = outputs.decoded
         lengths = outputs.lengths.to(audio.device, non_blocking=True)
-        samples_per_frame = self.codec.features.frame
+        samples_per_frame = self.codec.features.frame_samples
         generator_loss = knobs.mel_weight * outputs.mel_distance_sum * samples_per_frame
         spectral = spectral_distance(decoded, audio, lengths)
         generator_loss = generator_loss + knobs.spectral_weight * spectral

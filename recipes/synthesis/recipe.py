@@ -174,13 +174,14 @@ class SynthesisBrain(Brain):
             segment=segment,
             decoded=decoded,
             segment_lengths=lengths,
-            distance=distance * model.features.frame / lengths.to(distance.device),
+            distance=distance * model.features.frame_samples / lengths.to(distance.device),
             examples=examples,
         )
 
     def _align(self, batch: SpokenBatch, features: Tensor, frames: Tensor) -> Aligned:
         scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, features, frames)
-        limit = self.hparams.longest_symbol * self.hparams.sample_rate / self.model.features.frame
+        knobs = self.hparams
+        limit = knobs.longest_symbol * knobs.sample_rate / self.model.features.frame_samples
         is_pause = self._is_pause[batch.symbols]
         is_misaligned = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
         return Aligned(scores, durations, frame_index(durations, scores.shape[1]), is_misaligned)
@@ -189,7 +190,8 @@ class SynthesisBrain(Brain):
         self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Vocode a segment of each clip: a random one in training, else its middle."""
-        size, frame = self.hparams.segment_frames + 2 * EDGE_FRAMES, self.model.features.frame
+        size = self.hparams.segment_frames + 2 * EDGE_FRAMES
+        frame = self.model.features.frame_samples
         room = (frames - size).clamp(min=0)
         shares = torch.full((len(frames),), 0.5)
         if stage is Stage.TRAIN:

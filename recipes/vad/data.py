@@ -25,7 +25,7 @@ from recipes.prepare import prepare_audio, prepare_transcripts, with_column
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
-from sbkit.base.checksums import listed_checksums
+from sbkit.base.checksums import read_checksums
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.corpus import KnobValues
@@ -49,7 +49,7 @@ def prepare_speech(knobs: KnobValues) -> Splits:
     if knobs["recognizer"] is None:
         return prepare_audio(knobs)
     with as_bundle(Path(knobs["recognizer"])) as folder:
-        recognizer, weights = load_bundle(folder), listed_checksums(folder)[WEIGHTS_FILE]
+        recognizer, weights = load_bundle(folder), read_checksums(folder)[WEIGHTS_FILE]
     recognizer.task.require_prediction("text", command="transcribe")
     splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
     align = partial(_align, rate=rate, recognizer=recognizer)

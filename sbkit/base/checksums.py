@@ -1,21 +1,20 @@
-"""Checksums show whether the files of a folder are as they were written.
+"""Checksums of the files in a folder, which show later whether a file has changed.
 
-Nothing is unpickled here, and a pipe or a device in place of a file cannot block the reader.
+Nothing is unpickled here. A pipe or a device in place of a file is refused, not read, because
+reading it might never end.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import read_regular, reading, write_text_atomically
 
 CHECKSUMS = "checksums.json"
-# What `reading` requires of a file in a checkpoint.
-CHECKPOINT_CONTENT = "hold what training saved"
 MAX_CHECKSUMS_BYTES = 1 << 24
-# Errors of reading a file, decoding it, or finding an expected key in it.
+# What can be raised by reading a file, parsing it, and looking up a key in it.
 READ_ERRORS = (OSError, ValueError, RecursionError, LookupError, TypeError, SbkitError)
 
 
@@ -31,25 +30,31 @@ def write_checksums(folder: Path) -> None:
     write_text_atomically(folder / CHECKSUMS, json.dumps(sums, indent=1))
 
 
-def check_unchanged(contents: Mapping[str, bytes], checksums: bytes, *, folder: Path) -> None:
-    """Compare the bytes that will be parsed with the checksums written beside the files.
+def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, folder: Path) -> None:
+    """Raise SbkitError if the bytes of a file differ from its checksum.
 
-    A checksum finds accidents; it is not a signature. Raises SbkitError.
+    Checksums detect accidental damage. They are no signature: whoever changes a file can change its
+    checksum, too.
+
+    contents: the bytes of files, by name.
+    checksums_json: the content of the folder's `CHECKSUMS`.
     """
     with reading(
         folder / CHECKSUMS, f"be the list of checksums of {folder}", fix="Export it again."
     ):
-        expected = json.loads(checksums.decode())
+        checksums = dict(json.loads(checksums_json))
     for name, content in contents.items():
-        digest = expected.get(name) if isinstance(expected, dict) else None
-        if digest != hashlib.sha256(content).hexdigest():
-            damage = "has no checksum" if digest is None else "is not what was written"
-            raise SbkitError(f"{folder} is damaged: {name} {damage}. Export it again.")
+        if name not in checksums:
+            raise SbkitError(f"{folder} is damaged: {name} has no checksum. Export it again.")
+        if checksums[name] != hashlib.sha256(content).hexdigest():
+            raise SbkitError(
+                f"{folder} is damaged: {name} is not what was written. Export it again."
+            )
 
 
 def find_damage(folder: Path) -> str | None:
     """Describe the first file of a folder that differs from its checksum; None if all match."""
-    expected = listed_checksums(folder)
+    expected = read_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
     unknown = sorted(_files(folder) - expected.keys())
@@ -67,11 +72,18 @@ def _files(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir() if not file.is_dir()} - {CHECKSUMS}
 
 
-def listed_checksums(folder: Path) -> Mapping[str, str]:
-    """Return the listed digest of each file; an empty mapping if the list cannot be read."""
+def read_checksums(folder: Path) -> Mapping[str, str]:
+    """Return the listed checksum of each file; an empty mapping if the list cannot be read.
+
+    A list that names a file outside the folder cannot be read either.
+    """
     file = folder / CHECKSUMS
     try:
         content = read_regular(file, max_bytes=MAX_CHECKSUMS_BYTES, subject="The checksums")
-        return {**json.loads(content)}
+        checksums = dict(json.loads(content))
+        paths = [PurePath(name) for name in checksums]
     except READ_ERRORS:
         return {}
+    if any(path.is_absolute() or ".." in path.parts for path in paths):
+        return {}
+    return checksums

@@ -26,15 +26,14 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
-from sbkit.config.ranges import require_in_range
 from sbkit.decoding.decoder import (
-    LANGUAGE_MODELS,
-    AttentionDecoder,
+    LANGUAGE_MODELS_FILE,
+    AttentionScorer,
     BeamDecoder,
-    CtcDecoder,
+    ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Recognized,
+    Recognition,
 )
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.words import GREEDY, WordAligner
@@ -103,14 +102,14 @@ class Bundle:
         """Transcribe clips at the bundle's rate, in one batch; `to_samples` converts them."""
         return [recognized.text for recognized in self.recognize(clips)]
 
-    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognized]:
+    def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognition]:
         """Transcribe clips as `transcribe` does; with ``times``, also time their words."""
         pool, clips = self.decoder_pool, [*map(to_samples, clips)]
         inputs = [
             self.decoder_input(encoded, samples=len(clip))
             for encoded, clip in zip(self.model.encode(clips), clips, strict=True)
         ]
-        return pool.decode(inputs, times=times)
+        return pool.decode(inputs, with_times=times)
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
@@ -131,10 +130,10 @@ class Bundle:
             attention=self.attention_decoder(encoded) if rescores else None,
         )
 
-    def attention_decoder(self, encoded: Encoded) -> AttentionDecoder:
+    def attention_decoder(self, encoded: Encoded) -> AttentionScorer:
         """Return the attention decoder that scores hypotheses of a clip."""
         score = partial(self.model.decoder_log_probs, encoded.states)
-        return AttentionDecoder(log_probs=score, eos=self.tokenizer.vocabulary.eos)
+        return AttentionScorer(log_probs=score, eos=self.tokenizer.vocabulary.eos)
 
     @cached_property
     def decoder_pool(self) -> DecoderPool:
@@ -149,7 +148,7 @@ class Bundle:
             confidence=self.config.confidence.get(decoder_type),
             hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(CtcDecoder(self.decoder, aligner), processes=usable_cores())
+        return DecoderPool(ClipDecoder(self.decoder, aligner), processes=usable_cores())
 
     # Decoder and hotwords
 
@@ -257,10 +256,9 @@ def read_bundle(
     if options is None:
         return BundleContents(config, task, labels, weights=weights)
     language_models = load_language_models(
-        folder / LANGUAGE_MODELS, labels, files.read(LANGUAGE_MODELS)
+        folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
     with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
-        require_in_range({"beam_size": options["beam_size"]}, BeamDecoder.RANGES)
         decoder = BeamDecoder(
             tokenizer=labels,
             language_models=language_models,

@@ -1,23 +1,29 @@
-"""Objects as plain data: from a resolved YAML to JSON, and from JSON to modules.
+"""Module specifications: how a bundle describes the parts of its model in JSON.
 
-`!new:torch.nn.Linear {in_features: 2}` becomes `{"new": ..., "arguments": {...}}`, with the class's
-name in the module that defines it; so does a partial `!name:`. The grammar, in JSON:
+`node_to_spec` turns a node of a resolved YAML into a specification, and `build_from_spec` builds
+the part from it. `!new:torch.nn.Linear {in_features: 2}` becomes
+
+    {"new": "torch.nn.modules.linear.Linear", "arguments": {"in_features": 2}}
+
+where the class has its name in the module that defines it. The grammar of a specification:
 
     value    null, true, false, a text, a finite number, list, mapping, tuple or object
     list     [value, ...]
-    mapping  {key: value, ...}, where no key is "new", "tuple" or "arguments"
+    mapping  {text: value, ...}, where no key is "new", "tuple" or "arguments"
     tuple    {"tuple": list}
-    object   {"new": NAME, "arguments": list or mapping}, built by calling NAME
-             {"name": NAME, "arguments": list or mapping}, NAME itself or a partial of it
+    object   {"new": NAME, "arguments": list or mapping}, the result of calling NAME
+             {"name": NAME, "arguments": list or mapping}, NAME itself if there are no arguments,
+             else a functools.partial of NAME
 
-NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH levels may be nested. One
-traversal reads and builds: only `find_allowed` turns a name into an object, and anything outside
-the grammar is refused.
+NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH lists and mappings may be
+nested. Reading and building are one traversal. Only `find_allowed` turns a name into an object, and
+anything outside the grammar is refused, by an export as well.
 """
 
 import math
 import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,110 +34,168 @@ from sbkit.bundle.allowed import canonical, find_allowed
 from sbkit.bundle.config import Plain
 from sbkit.config.document import TUPLE, read_tuple, tag_of
 
-ATTRIBUTE = "!apply:getattr"  # HyperPyYAML turns `!ref <tokenizer.vocab_size>` into it
-TAGS = ("new", "name")
-ARGUMENTS = "arguments"
-RESERVED = {"new", "tuple", ARGUMENTS}  # `name` is also a usual key of plain data
+GETATTR_TAG = "!apply:getattr"  # HyperPyYAML's form of `!ref <tokenizer.vocab_size>`
+TAG_KEYS = ("new", "name")
+ARGUMENTS_KEY = "arguments"
+TUPLE_KEY = "tuple"
+RESERVED_KEYS = {"new", TUPLE_KEY, ARGUMENTS_KEY}  # a mapping may have a key `name`
 MAX_DEPTH = 32
 
 
-def to_plain(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
-    """Turn a node of a resolved YAML into plain data.
+# ---- export
 
-    key: the YAML key that errors name.
-    objects: the built objects whose attributes the node may refer to, by the `id` of their nodes.
+
+def node_to_spec(node: object, *, key: str, objects: Mapping[int, object]) -> Plain:
+    """Turn a node of a resolved YAML into a specification.
+
+    key: the YAML key of the node, for errors.
+    objects: built objects by the `id` of their node. The YAML may refer to their attributes.
 
     Raises:
-        ConfigError: code would have to run to know the value.
+        ConfigError: the value is outside the grammar, or known only by running code.
     """
-    tag = tag_of(node)
-    if tag == ATTRIBUTE:
-        return _attribute(node, key, objects)
-    if tag.startswith(("!new:", "!name:")):
-        keyword, name = tag[1:].split(":", 1)
-        arguments: object = node if isinstance(node, CommentedMap | CommentedSeq) else {}
-        return {keyword: canonical(name), ARGUMENTS: _children(arguments, key, objects)}
-    if tag and tag != "!tuple":
+    return _SpecWriter(key, objects).write(node, 0)
+
+
+@dataclass(frozen=True)
+class _SpecWriter:
+    """Write the node of ``key`` as a specification; ``depth`` counts the collections around it."""
+
+    key: str
+    objects: Mapping[int, object]
+
+    def write(self, node: object, depth: int) -> Plain:
+        tag = tag_of(node)
+        if tag == GETATTR_TAG:
+            return self._read_attribute(node)
+        if tag.startswith(("!new:", "!name:")):
+            return self._write_object(tag, node, depth)
+        if tag and tag != "!tuple":
+            raise ConfigError(
+                f"`{self.key}` cannot be exported, because it holds {tag}. Write the value itself, "
+                "or a class by !new: or !name:."
+            )
+        value = getattr(node, "value", node)
+        if isinstance(value, dict | list):
+            return self._write_collection(value, depth)
+        if isinstance(value, str) and TUPLE.fullmatch(value):
+            return {TUPLE_KEY: self._write_collection(list(read_tuple(value)), depth)}
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if is_finite and (value is None or isinstance(value, bool | int | float | str)):
+            return value
         raise ConfigError(
-            f"`{key}` cannot be exported, because it holds {tag}. Write the value itself, or a "
-            "class by !new: or !name:."
+            f"`{self.key}` cannot be exported, because it holds {value!r}. Write a text, a finite "
+            "number, true, false or null."
         )
-    return _children(getattr(node, "value", node), key, objects)
+
+    def _write_object(self, tag: str, node: object, depth: int) -> Plain:
+        keyword, name = tag[1:].split(":", 1)
+        if isinstance(node, CommentedMap | CommentedSeq):
+            arguments = self._write_collection(node, depth)
+        elif getattr(node, "value", None) in (None, ""):
+            arguments = {}
+        else:
+            raise ConfigError(
+                f"`{self.key}` cannot be exported, because {tag} has the single argument "
+                f"{getattr(node, 'value', None)!r}. Write its arguments as a list or by name."
+            )
+        return {keyword: canonical(name), ARGUMENTS_KEY: arguments}
+
+    def _write_collection(self, node: dict[object, object] | list[object], depth: int) -> Plain:
+        if depth >= MAX_DEPTH:
+            raise ConfigError(
+                f"`{self.key}` cannot be exported, because it nests more than {MAX_DEPTH} lists "
+                "and mappings. Write it with fewer."
+            )
+        if isinstance(node, list):
+            return [self.write(child, depth + 1) for child in node]
+        for name in node:
+            if not isinstance(name, str) or name in RESERVED_KEYS:
+                raise ConfigError(
+                    f"`{self.key}` cannot be exported, because a mapping has the key {name!r}. "
+                    f"Use a text other than {', '.join(sorted(RESERVED_KEYS))}."
+                )
+        return {str(name): self.write(child, depth + 1) for name, child in node.items()}
+
+    def _read_attribute(self, node: object) -> Plain:
+        """Return the value of `!apply:getattr [object, name]`."""
+        match node:
+            case [target, str(name)] if id(target) in self.objects:
+                value = getattr(self.objects[id(target)], name, None)
+                if not name.startswith("_") and isinstance(value, bool | int | float | str):
+                    return value
+                raise ConfigError(
+                    f"`{self.key}` cannot be exported, because it refers to the attribute `{name}` "
+                    "of the task's labels, which is not a public number or text. Write the value."
+                )
+        raise ConfigError(
+            f"`{self.key}` cannot be exported, because it refers to an attribute of an object "
+            "other than the task's labels. Write the value."
+        )
 
 
-def _children(node: object, key: str, objects: Mapping[int, object]) -> Plain:
-    if isinstance(node, dict):
-        return {
-            str(name): to_plain(child, key=key, objects=objects) for name, child in node.items()
-        }
-    if isinstance(node, list):
-        return [to_plain(child, key=key, objects=objects) for child in node]
-    if isinstance(node, str) and TUPLE.fullmatch(node):
-        return {"tuple": list(read_tuple(node))}
-    return node
+# ---- loading
 
 
-def _attribute(node: object, key: str, objects: Mapping[int, object]) -> Plain:
-    match node:
-        case [target, str(name)] if id(target) in objects and not name.startswith("_"):
-            value = getattr(objects[id(target)], name, None)
-            if isinstance(value, bool | int | float | str):
-                return value
-    raise ConfigError(
-        f"`{key}` cannot be exported, because it holds {ATTRIBUTE} of an object other than the "
-        "task's labels. Write the value."
-    )
+def build_from_spec(spec: Plain, *, user_modules: frozenset[str] = frozenset()) -> Any:
+    """Build the module, activation or plain value that a specification describes.
 
-
-def build(plain: Plain, *, user_modules: frozenset[str] = frozenset(), depth: int = 0) -> Any:
-    """Build the modules, activations and plain values that plain data describes.
-
-    >>> build({"new": "torch.nn.modules.linear.Linear", "arguments": [2, 3]})
+    >>> build_from_spec({"new": "torch.nn.modules.linear.Linear", "arguments": [2, 3]})
     Linear(in_features=2, out_features=3, bias=True)
 
-    plain: data in the grammar above.
-    user_modules: the modules that `--import` names.
-    depth: how deep ``plain`` is nested in the data.
+    user_modules: the modules that the user named with `--import`.
 
     Raises:
-        BundleError: a name is not on the list, or the data is outside the grammar.
+        BundleError: a name is not on the list, or the specification is outside the grammar.
     """
-    match plain:
-        case None | bool() | int() | str():
-            return plain
-        case float() if math.isfinite(plain):
-            return plain
-        case {"tuple": list(items), **others} if not others:
-            return tuple(_build_collection(items, user_modules, depth))
-        case {"new": str(name), "arguments": arguments, **others} if not others:
-            return _bind("!new", name, arguments, user_modules, depth)()
-        case {"name": str(name), "arguments": arguments, **others} if not others:
-            return _bind("!name", name, arguments, user_modules, depth)
-    return _build_collection(plain, user_modules, depth)
+    return _build(spec, user_modules, 0)
 
 
-def _bind(
-    tag: str, name: str, arguments: Plain, user_modules: frozenset[str], depth: int
+def _build(spec: Plain, user_modules: frozenset[str], depth: int) -> Any:
+    if spec is None or isinstance(spec, bool | int | str):
+        return spec
+    if isinstance(spec, float) and math.isfinite(spec):
+        return spec
+    if isinstance(spec, dict):
+        if spec.keys() == {TUPLE_KEY} and isinstance(spec[TUPLE_KEY], list):
+            return tuple(_build_collection(spec[TUPLE_KEY], user_modules, depth))
+        if spec.keys() == {"new", ARGUMENTS_KEY}:
+            return _resolve_callable("new", spec, user_modules, depth)()
+        if spec.keys() == {"name", ARGUMENTS_KEY}:
+            return _resolve_callable("name", spec, user_modules, depth)
+    return _build_collection(spec, user_modules, depth)
+
+
+def _resolve_callable(
+    tag_key: str, spec: dict[str, Plain], user_modules: frozenset[str], depth: int
 ) -> Callable[..., Any]:
-    """Return the class or activation that a name stands for, with its arguments bound."""
-    target = find_allowed(tag, name, user_modules=user_modules)
-    built = _build_collection(arguments, user_modules, depth)
-    if not built:
-        return target  # type: ignore[no-any-return]
-    return partial(target, **built) if isinstance(built, dict) else partial(target, *built)
+    """Return the class or activation of an object, with its arguments bound."""
+    if not isinstance(spec[tag_key], str):
+        raise _refusal(spec)
+    target: Callable[..., Any] = find_allowed(
+        f"!{tag_key}", spec[tag_key], user_modules=user_modules
+    )
+    arguments = _build_collection(spec[ARGUMENTS_KEY], user_modules, depth)
+    if not arguments:
+        return target
+    if isinstance(arguments, dict):
+        return partial(target, **arguments)
+    return partial(target, *arguments)
 
 
-def _build_collection(plain: Plain, user_modules: frozenset[str], depth: int) -> Any:
-    """Build the values of a list or a mapping; raises BundleError for anything else."""
-    if isinstance(plain, list | dict) and depth < MAX_DEPTH:
-        if isinstance(plain, list):
-            return [build(item, user_modules=user_modules, depth=depth + 1) for item in plain]
-        if not RESERVED & plain.keys():
-            return {
-                key: build(item, user_modules=user_modules, depth=depth + 1)
-                for key, item in plain.items()
-            }
-    raise BundleError(
-        f"A part of the model holds {reprlib.repr(plain)}, which is outside the grammar of "
-        f"{__name__}. Export the model again."
+def _build_collection(spec: Plain, user_modules: frozenset[str], depth: int) -> Any:
+    """Build the values of a list or a mapping; raise BundleError for anything else."""
+    if depth >= MAX_DEPTH:
+        raise _refusal(spec)
+    if isinstance(spec, list):
+        return [_build(item, user_modules, depth + 1) for item in spec]
+    if isinstance(spec, dict) and not RESERVED_KEYS & spec.keys():
+        return {name: _build(item, user_modules, depth + 1) for name, item in spec.items()}
+    raise _refusal(spec)
+
+
+def _refusal(spec: Plain) -> BundleError:
+    return BundleError(
+        f"config.json describes a part of the model by {reprlib.repr(spec)}, which no export "
+        "writes. Export the model again."
     )

@@ -20,7 +20,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from speechbrain.utils.distributed import MainProcessContext
 from torch.optim import Optimizer
 
-from sbkit.base.checksums import CHECKPOINT_CONTENT, CHECKSUMS, find_damage
+from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.files import reading, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
@@ -32,6 +32,7 @@ from sbkit.checkpoint.folder import (
     staging_path,
 )
 from sbkit.checkpoint.weights import (
+    CHECKPOINT_CONTENT,
     average,
     check_fits,
     check_weights,

@@ -1,6 +1,6 @@
-"""Provenance of scores: which weights, decoder, language models and confidences were measured.
+"""Provenance of scores: the weights, decoder, language models and confidences that were measured.
 
-The record is stored beside every score, and compared before the score is shown again.
+The record is stored with every score, and compared before the score is shown again.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ from sbkit.base.files import to_json
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.checkpoint.weights import average
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.models.pretrained.lora import merge_adapters
 
-NAMES_IN_SENTENCE = {
+FIELD_PHRASES = {
     "weights": "these weights",
     "decoder": "this decoder",
     "language_models": "these language models",
     "confidence": "these confidences",
 }
-# Fields of a decoder that decide its texts; the others record how it was fitted
-DECODER_SETTINGS = ("decoder_type", "beam_size", "attention_rescoring", "weights")
+# The fields of decoder.json that change the texts. The others record how the weights were fitted.
+TEXT_SETTINGS = ("decoder_type", "beam_size", "attention_rescoring", "weights")
 NUM_HASH_DIGITS = 12
 
 Provenance = dict[str, Any]
@@ -53,7 +53,7 @@ def make_provenance(
     """
     return {
         "weights": _hash(weights),
-        "decoder": settings_of(decoder),
+        "decoder": text_settings(decoder),
         "language_models": _hash(language_models),
         "confidence": _hash(None if confidence is None else to_json(confidence).encode()),
     }
@@ -63,38 +63,48 @@ def _hash(content: bytes | None) -> str | None:
     return None if content is None else hashlib.sha256(content).hexdigest()
 
 
-def settings_of(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the settings that decide the texts of a decoder; None for greedy decoding."""
-    return None if decoder is None else {name: decoder.get(name) for name in DECODER_SETTINGS}
+def text_settings(decoder: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the settings of a decoder that change its texts; None for greedy decoding."""
+    if decoder is None:
+        return None
+    return {name: decoder.get(name) for name in TEXT_SETTINGS}
 
 
-def to_safetensors(best: Sequence[Checkpoint], parts: Sequence[int] | None = None) -> bytes:
-    """Write the mean model of checkpoints, adapters merged; equal checkpoints give equal bytes.
+def averaged_safetensors(
+    checkpoints: Sequence[Checkpoint], parts: Sequence[int] | None = None
+) -> bytes:
+    """Return a safetensors file of the averaged model, with its adapters merged.
 
-    ``parts``: indices of the parts to write, which are then numbered from 0; None for all.
+    The same checkpoints always give the same bytes.
+
+    parts: indices of the parts to write, which are renumbered from 0; None for all.
     """
-    merged = merge_adapters(average(best, "model"))
+    merged = merge_adapters(average(checkpoints, "model"))
     if parts is not None:
         new_index = {str(old): new for new, old in enumerate(parts)}
-        split_names = ((name, *name.partition(".")[::2]) for name in merged)
-        merged = {
-            f"{new_index[index]}.{path}": merged[name]
-            for name, index, path in split_names
-            if index in new_index
-        }
+        renumbered = {}
+        for name, value in merged.items():  # a name is the index of the part, a dot and a path
+            index, _, path = name.partition(".")
+            if index in new_index:
+                renumbered[f"{new_index[index]}.{path}"] = value
+        merged = renumbered
     return save({name: value.clone() for name, value in merged.items()})
 
 
 def provenance_of_run(run: Path) -> Provenance | None:
-    """Return the provenance of a bundle exported from a run now; None without a checkpoint."""
+    """Return the provenance that a run's scores have if they are measured now.
+
+    It is None if the run has no checkpoint.
+    """
     best = Checkpointer(run / CHECKPOINTS).find_averaged() if (run / CHECKPOINTS).is_dir() else []
     if not best:
         return None
     decoder = read_json(run / DECODER_FILE)
+    language_models = None if decoder is None else (run / LANGUAGE_MODELS_FILE).read_bytes()
     return make_provenance(
-        weights=to_safetensors(best) if "model" in best[0].paramfiles else None,
+        weights=averaged_safetensors(best) if "model" in best[0].paramfiles else None,
         decoder=decoder,
-        language_models=None if decoder is None else (run / LANGUAGE_MODELS).read_bytes(),
+        language_models=language_models,
         confidence=read_json(run / CONFIDENCE_FILE),
     )
 
@@ -103,39 +113,64 @@ def describe_provenance(record: Provenance | None) -> str:
     """Write a provenance in one line."""
     if record is None:
         return "measured without a checkpoint"
-    decoder = record["decoder"] or {"decoder_type": "none", "beam_size": None, "weights": {}}
-    numbers = {"beam": decoder["beam_size"], **decoder["weights"]}
-    settings = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
     hashes = [
         f"{name.replace('_', ' ')} {value[:NUM_HASH_DIGITS]}"
         for name, value in record.items()
         if isinstance(value, str)
     ]
-    facts = ", ".join([*hashes, f"decoder {decoder['decoder_type']}", *settings])
-    return f"measured with {facts}"
+    return f"measured with {', '.join([*hashes, *_describe_decoder(record['decoder'])])}"
 
 
-def what_differs(measured: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str | None:
+def _describe_decoder(decoder: Mapping[str, Any] | None) -> list[str]:
+    if decoder is None:
+        return ["decoder none"]
+    facts = [f"decoder {decoder['decoder_type']}"]
+    if decoder["decoder_type"] == "beam":
+        facts.append(f"beam {decoder['beam_size']}")
+    weights = decoder["weights"] or {}  # null if they have not been fitted
+    facts += [f"{name} {weight:g}" for name, weight in weights.items()]
+    if decoder["attention_rescoring"]:
+        facts.append("attention rescoring")
+    return facts
+
+
+def describe_difference(
+    measured: Mapping[str, Any] | None, current: Mapping[str, Any] | None
+) -> str | None:
     """Return a phrase such as "not measured with this decoder"; None if nothing differs.
 
-    Nothing differs either if ``now`` is None: the score belongs to no run.
+    measured: the provenance stored with the score.
+    current: the present provenance; None for a score without a run, which cannot be outdated.
     """
-    if now is None:
+    if current is None:
         return None
-    names = [
-        words
-        for name, words in NAMES_IN_SENTENCE.items()
-        if (measured or {}).get(name) != now.get(name)
+    phrases = [
+        phrase
+        for name, phrase in FIELD_PHRASES.items()
+        if (measured or {}).get(name) != current.get(name)
     ]
-    return f"not measured with {' and '.join(names)}" if names else None
+    if not phrases:
+        return None
+    *others, last = phrases
+    enumeration = f"{', '.join(others)} and {last}" if others else last
+    return f"not measured with {enumeration}"
 
 
 def require_current_results(folder: Path) -> None:
-    """Raise BundleError if the scores of a run were measured with other weights or decoders."""
-    measured = (read_json(folder / SUMMARY) or {}).get(PROVENANCE)
-    if differs := what_differs(measured, provenance_of_run(folder)):
+    """Raise BundleError if a run has no scores, or if they are of other weights or decoders."""
+    current = provenance_of_run(folder)
+    if current is None:
+        return
+    summary = read_json(folder / SUMMARY)
+    if summary is None:
         raise BundleError(
-            f"The scores in {folder} are outdated: {differs}. Measure them again: sbkit score "
+            f"{folder} has no scores yet. Finish the run, or measure its model: sbkit score "
+            f"{folder} --out DIR"
+        )
+    difference = describe_difference(summary.get(PROVENANCE), current)
+    if difference is not None:
+        raise BundleError(
+            f"The scores in {folder} are outdated: {difference}. Measure them again: sbkit score "
             f"{folder} --out DIR"
         )
 

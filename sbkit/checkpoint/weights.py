@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
-from sbkit.base.checksums import CHECKPOINT_CONTENT
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import reading
 from sbkit.base.messages import listed, plural
+
+CHECKPOINT_CONTENT = "hold what training saved"  # what `reading` requires of a checkpoint's file
 
 # -- reading and averaging --------------------------------------------------------------------
 

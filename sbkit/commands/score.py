@@ -18,7 +18,7 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.provenance import Provenance, describe_provenance, settings_of
+from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
@@ -31,7 +31,7 @@ from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
-from sbkit.evaluate.wer import Figures
+from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import as_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
@@ -54,7 +54,7 @@ def score(options: Namespace) -> None:
     """
     _check_output(options)
     _use_columns_of_run(options)
-    entries: dict[str, Figures] = {}
+    entries: dict[str, FigureDict] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
@@ -110,10 +110,10 @@ def _report(
     bundle: TorchBundle,
     scorer: Scorer,
     options: Namespace,
-) -> Figures:
+) -> FigureDict:
     """Write the reports of a source, and return its figures."""
     report_by: list[str] = options.report_by
-    entry: Figures = {"utterances": len(rows), **scorer.report(options.out, name, results)}
+    entry: FigureDict = {"utterances": len(rows), **scorer.report(options.out, name, results)}
     if report_by:
         values = {name: rows[name][:] for name in report_by if name in rows.column_names}
         rate, clips = bundle.config.sample_rate, read_clips(rows, range(len(rows)))
@@ -123,13 +123,13 @@ def _report(
     return entry
 
 
-def describe_decoding(bundle: TorchBundle) -> Figures:
+def describe_decoding(bundle: TorchBundle) -> FigureDict:
     """Return the decoder of a recognizer and its hotwords, as plain data."""
     if bundle.task.predicts != "text":
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    description: Figures = {"decoder": bundle.decoder.decoder_type}
+    description: FigureDict = {"decoder": bundle.decoder.decoder_type}
     if bundle.decoder.phrases:
         description["hotwords"] = bundle.decoder.phrases
         description["refused_hotwords"] = bundle.refused_hotwords
@@ -139,12 +139,12 @@ def describe_decoding(bundle: TorchBundle) -> Figures:
 def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
     """Return the provenance of a bundle with the chosen decoder."""
     settings = None if bundle.decoder is None else bundle.decoder.plain()
-    return {**(bundle.config.provenance or {}), "decoder": settings_of(settings)}
+    return {**(bundle.config.provenance or {}), "decoder": text_settings(settings)}
 
 
 def _write_page(
     out: Path,
-    entries: Mapping[str, Figures],
+    entries: Mapping[str, FigureDict],
     scored: Mapping[str, datasets.Dataset],
     bundle: TorchBundle,
     model: Path,

@@ -23,9 +23,8 @@ from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.commands.score import name_of, prepare_source
-from sbkit.config.ranges import require_in_range
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS, BeamDecoder
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -61,7 +60,7 @@ from sbkit.train.run import Run
 logger = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.model"
-DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS)
+DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS_FILE)
 EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
 MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms has one
 FORMATS_WITHOUT_DECODER = ("onnx", "torch")
@@ -83,8 +82,8 @@ def tune(options: Namespace) -> None:
         if run is not None:
             lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()
-        _make_language_models(bundle, run, options, new / LANGUAGE_MODELS)
-        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS)
+        _make_language_models(bundle, run, options, new / LANGUAGE_MODELS_FILE)
+        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
         if run is not None and options.data is None:
             sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
         else:
@@ -142,8 +141,8 @@ def _make_language_models(
 ) -> None:
     """Write the language models of the new decoder: the present ones, or others if asked for."""
     model, orders = options.model, _orders(options)
-    if (model / LANGUAGE_MODELS).is_file():
-        shutil.copyfile(model / LANGUAGE_MODELS, file)
+    if (model / LANGUAGE_MODELS_FILE).is_file():
+        shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
     if run is not None and (options.lm_text or orders):
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
         run.prepare_labels()  # the recipe trains the language models, too
@@ -184,7 +183,6 @@ def _make_decoder(
     current = knobs if bundle.decoder is None else bundle.decoder.plain()
     settings = {name: current[name] for name in changes if name in current}
     settings |= {name: value for name, value in changes.items() if value is not None}
-    require_in_range(settings, BeamDecoder.RANGES)
     models = load_language_models(language_models, bundle.tokenizer)
     decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
     decoder.check_graph()
@@ -248,7 +246,7 @@ def _fit(
 def _describe(scores: Scores, by_words: bool) -> str:
     return ", ".join(
         f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
-        for rate, counts in reversed(scores.by_rate(by_words=by_words).items())
+        for rate, counts in reversed(scores.counts_by_rate(include_wer=by_words).items())
     )
 
 
@@ -280,14 +278,14 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
                 shutil.copytree(path, temporary / path.name)
             else:
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
-        shutil.copyfile(new / LANGUAGE_MODELS, temporary / LANGUAGE_MODELS)
+        shutil.copyfile(new / LANGUAGE_MODELS_FILE, temporary / LANGUAGE_MODELS_FILE)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
         if (card := temporary / CARD).is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
         record = make_provenance(
             weights=(temporary / WEIGHTS_FILE).read_bytes(),
             decoder=decoder,
-            language_models=(temporary / LANGUAGE_MODELS).read_bytes(),
+            language_models=(temporary / LANGUAGE_MODELS_FILE).read_bytes(),
             confidence=confidence,
         )
         changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}

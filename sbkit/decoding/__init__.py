@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
-    from sbkit.decoding.decoder import AttentionDecoder as AttentionDecoder
+    from sbkit.decoding.decoder import AttentionScorer as AttentionScorer
     from sbkit.decoding.decoder import BeamDecoder as BeamDecoder
-    from sbkit.decoding.decoder import Weights as Weights
+    from sbkit.decoding.decoder import DecoderWeights as DecoderWeights
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
     from sbkit.decoding.greedy import Hypothesis as Hypothesis
     from sbkit.decoding.prefix_beam import PrefixBeamSearch as PrefixBeamSearch
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 __getattr__ = lazy_names(
     "sbkit.decoding",
-    AttentionDecoder="decoder",
+    AttentionScorer="decoder",
     BeamDecoder="decoder",
     GreedyDecoder="greedy",
     Hypothesis="greedy",
     PrefixBeamSearch="prefix_beam",
-    Weights="decoder",
+    DecoderWeights="decoder",
     WordAligner="words",
 )

@@ -1,9 +1,9 @@
-"""The decoder of a run or a bundle: log-probabilities of clips to texts, and words with times.
+"""Decode the log-probabilities of clips to texts, and to words with times.
 
-`BeamDecoder` is a prefix beam search or a decoding graph, with language models and hotwords. The
-attention decoder of a model may rescore its hypotheses. `CtcDecoder` also aligns the words of a
-text. Beam search is written in Python, which runs one thread at a time, so `DecoderPool` decodes
-many clips in several processes.
+`BeamDecoder` uses a prefix beam search with language models and hotwords, whose hypotheses the
+attention decoder of the model may rescore, or a decoding graph. `ClipDecoder` decodes a clip with a
+beam decoder, or greedily, and times the words. Beam search is written in Python, which runs one
+thread at a time, so `DecoderPool` decodes many clips in several processes.
 
 Legend: U frames of 40 ms, V vocabulary, N sequences, L tokens.
 """
@@ -12,19 +12,17 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import require_package
-from sbkit.config.ranges import Range
+from sbkit.config.ranges import Range, require_in_range
 from sbkit.decoding.decoding_graph import PACKAGES, GraphDecoder, make_graph
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
@@ -49,39 +47,42 @@ DECODER_TYPES = ("beam", "graph")
 BEAM_SIZE = 32
 MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
 MAX_WEIGHT = 1e3
-TOKEN_THRESHOLD = -6.0  # log-probability above which a token is tried at a frame
-MAX_CANDIDATES = 12  # tokens tried at a frame; a model that has learned little has many likely ones
-DECODER_FILE, LANGUAGE_MODELS = "decoder.json", "lm.safetensors"  # in a run and in a bundle
-MIN_FRAMES_FOR_POOL = 5000  # 200 s of audio; to start a process takes half a second
-MAX_HOTWORD_DECODERS = 8  # cached for the other clips of their requests
+TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
+MAX_CANDIDATES = 12  # tokens that a frame tries: many are likely if a model has learned little
+DECODER_FILE = "decoder.json"  # in a run
+LANGUAGE_MODELS_FILE = "lm.safetensors"  # in a run and in a bundle
+MIN_FRAMES_FOR_POOL = 5000  # 200 s of audio: starting a process takes half a second
+MAX_HOTWORD_DECODERS = 8  # cached, because the clips of a request share their hotwords
 MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the default run
 
 Tokens = tuple[int, ...]
-BeamStates = tuple[BeamState, ...]  # of the plain search and, with hotwords, of the biased one
+BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords, of the biased one
 
 
 # ---- rescoring
 
 
-class AttentionDecoder:
-    """Score token sequences of one utterance, each sequence once.
+class AttentionScorer:
+    """Score token sequences of one utterance with an attention decoder, each sequence once.
 
-    log_probs: computes ln p of every token after each prefix of a sequence,
-    (N, L) -> (N, L + 1, V); eos: the token that ends a sequence.
+    log_probs: computes ln p of every token after each prefix of the sequences,
+        (N, L) -> (N, L + 1, V).
+    eos: the token that ends a sequence.
 
     >>> def uniform(tokens):
     ...     return np.log(np.full((len(tokens), tokens.shape[1] + 1, 4), 0.25))
-    >>> decoder = AttentionDecoder(log_probs=uniform, eos=3)
+    >>> decoder = AttentionScorer(log_probs=uniform, eos=3)
     >>> round(decoder.score([(1, 2)])[0], 2)  # 3 ln 0.25: two tokens and the end
     -4.16
     """
 
     def __init__(self, *, log_probs: Callable[[Counts], Float64s], eos: int) -> None:
-        self._log_probs, self._eos = log_probs, eos
+        self._log_probs = log_probs
+        self._eos = eos
         self._scores: dict[Tokens, float] = {}
 
     def score(self, sequences: Sequence[Tokens]) -> list[float]:
-        """Return ln p(tokens and their end | audio) of each sequence."""
+        """Return ln p(tokens, eos | audio) of each sequence."""
         unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
         if unscored:
             self._scores |= zip(unscored, self._compute(unscored), strict=True)
@@ -92,21 +93,23 @@ class AttentionDecoder:
         padded = np.full((len(sequences), lengths.max() + 1), self._eos)  # (N, L + 1)
         for row, tokens in zip(padded, sequences, strict=True):
             row[: len(tokens)] = tokens
-        log_probs = self._log_probs(padded[:, :-1])
-        token_scores = np.take_along_axis(log_probs, padded[..., None], axis=2)[..., 0]
-        is_counted = np.arange(padded.shape[1]) <= lengths[:, None]  # the tokens and one end
-        return [float(score) for score in np.where(is_counted, token_scores, 0.0).sum(1)]
+        log_probs = self._log_probs(padded[:, :-1])  # (N, L + 1, V)
+        token_scores = np.take_along_axis(log_probs, padded[:, :, None], axis=2).squeeze(2)
+        is_counted = np.arange(padded.shape[1]) <= lengths[:, None]  # the tokens and the first eos
+        scores: list[float] = np.where(is_counted, token_scores, 0.0).sum(1).tolist()
+        return scores
 
 
 def rescore(
-    hypotheses: Sequence[Hypothesis], attention: AttentionDecoder, weight: float
+    hypotheses: Sequence[Hypothesis], attention: AttentionScorer, weight: float
 ) -> list[Hypothesis]:
     """Add the attention decoder's weighted scores, and return the best hypothesis first."""
     scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
-    rescored = [
-        replace(hypothesis, score=hypothesis.score + weight * score, attention_score=weight * score)
-        for hypothesis, score in zip(hypotheses, scores, strict=True)
-    ]
+    rescored: list[Hypothesis] = []
+    for hypothesis, score in zip(hypotheses, scores, strict=True):
+        added = weight * score
+        total = hypothesis.score + added
+        rescored.append(replace(hypothesis, score=total, attention_score=added))
     return sorted(rescored, key=lambda hypothesis: hypothesis.score, reverse=True)
 
 
@@ -114,34 +117,38 @@ def rescore(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class DecoderWeights:
     """The weights of the language models and of the attention decoder, relative to CTC.
 
     Attributes:
         word, token: factors of the log-probabilities of words and of tokens.
         word_bonus, token_bonus: added for each word and each token.
-        unknown: added for each word that the model of words does not know.
+        unknown_word: added for each word that the model of words does not know.
         attention: factor of the attention decoder's log-probabilities when it rescores.
     """
 
     word: float = 0.6
     word_bonus: float = 1.0
-    unknown: float = -5.0
+    unknown_word: float = -5.0
     token: float = 0.3
     token_bonus: float = 0.5
     attention: float = 1.0
 
     @classmethod
     def from_plain(cls, values: Mapping[str, float]) -> Self:
-        """Read weights from plain data; raise ConfigError unless they are numbers by name."""
-        with suppress(TypeError):  # of other names, or of values that are no numbers
-            weights = cls(**values)
-            if all(abs(weight) < MAX_WEIGHT for weight in weights.plain().values()):
-                return weights
-        raise ConfigError(
-            f"The weights of a decoder must be numbers named {', '.join(cls().plain())}; got "
-            f"{str(values)[:100]}. Correct them, or write null to have them fitted."
+        """Read weights by name; raise ConfigError for other names, and for unusable values."""
+        names = [field.name for field in fields(cls)]
+        is_valid = isinstance(values, Mapping) and all(
+            name in names and isinstance(value, int | float) and abs(value) < MAX_WEIGHT
+            for name, value in values.items()
         )
+        if not is_valid:
+            raise ConfigError(
+                f"The weights of a decoder are {', '.join(names)}, each a number between "
+                f"-{MAX_WEIGHT:g} and {MAX_WEIGHT:g}; got {str(values)[:100]}. Correct them, or "
+                "write null to have them fitted."
+            )
+        return cls(**values)
 
     def plain(self) -> dict[str, float]:
         return asdict(self)
@@ -167,9 +174,10 @@ class BeamDecoder:
         decoder_type: "beam" for prefix beam search; "graph" for the best path through a decoding
             graph, which is built when it is first needed. A graph has its own pruning and uses no
             model of tokens, no hotwords and no attention decoder.
+        phrases: hotwords, as `with_hotwords` sets them; a bundle does not store them.
 
     Raises:
-        ConfigError: the decoder type is unknown, or the weights or the flag are invalid.
+        ConfigError: an argument is invalid.
     """
 
     RANGES: ClassVar = {
@@ -182,9 +190,10 @@ class BeamDecoder:
         tokenizer: Tokenizer,
         language_models: str | Path | LanguageModels,
         beam_size: int = BEAM_SIZE,
-        weights: Mapping[str, float] | Weights | None = None,
+        weights: Mapping[str, float] | DecoderWeights | None = None,
         attention_rescoring: bool = False,
         decoder_type: str = DECODER_TYPES[0],
+        phrases: Sequence[str] = (),
     ) -> None:
         if decoder_type not in DECODER_TYPES:
             raise ConfigError(
@@ -194,18 +203,24 @@ class BeamDecoder:
             raise ConfigError(
                 f"`attention_rescoring` must be True or False; got {attention_rescoring}."
             )
-        self.tokenizer, self.beam_size = tokenizer, beam_size
-        self.decoder_type, self.attention_rescoring = decoder_type, attention_rescoring
-        self._source = language_models
+        require_in_range({"beam_size": beam_size}, self.RANGES)
+        self.tokenizer = tokenizer
+        self._language_models_source = language_models
+        self.beam_size = beam_size
         self.needs_tuning = weights is None
-        if not isinstance(weights, Weights):
-            weights = Weights.from_plain({} if weights is None else weights)
-        self.weights = weights
-        self.phrases: tuple[str, ...] = ()  # hotwords
+        if weights is None:
+            self.weights = DecoderWeights()
+        elif isinstance(weights, DecoderWeights):
+            self.weights = weights
+        else:
+            self.weights = DecoderWeights.from_plain(weights)
+        self.attention_rescoring = attention_rescoring
+        self.decoder_type = decoder_type
+        self.phrases = tuple(phrases)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the searches: their trees are too deep for pickle."""
-        built = {"_search", "_biased_search", "_hotword_scorer", "graph_decoder"}
+        """Leave out the searches and the graph: the trees of a search are too deep for pickle."""
+        built = {"_unbiased_search", "_biased_search", "_hotword_scorer", "graph_decoder"}
         return {name: value for name, value in vars(self).items() if name not in built}
 
     def plain(self) -> dict[str, Any]:
@@ -222,42 +237,56 @@ class BeamDecoder:
         """Return the words of all phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
+    @property
+    def takes_hotwords(self) -> bool:
+        return self.decoder_type == "beam"
+
     @cached_property
     def language_models(self) -> LanguageModels:
-        if isinstance(self._source, LanguageModels):
-            return self._source
-        return load_language_models(Path(self._source), self.tokenizer)
+        if isinstance(self._language_models_source, LanguageModels):
+            return self._language_models_source
+        return load_language_models(Path(self._language_models_source), self.tokenizer)
 
     # -- copies with changes
 
-    def changed(self, **attributes: object) -> "BeamDecoder":
-        decoder = copy(self)  # without the searches, by __getstate__
-        vars(decoder).update(attributes)
-        return decoder
+    def copy_with(self, **changes: Any) -> "BeamDecoder":
+        """Return a decoder with other arguments; its searches and its graph are built anew."""
+        arguments: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "language_models": self._language_models_source,
+            "beam_size": self.beam_size,
+            "weights": None if self.needs_tuning else self.weights,
+            "attention_rescoring": self.attention_rescoring,
+            "decoder_type": self.decoder_type,
+            "phrases": self.phrases,
+        }
+        return BeamDecoder(**(arguments | changes))
 
-    def with_weights(self, weights: Weights) -> "BeamDecoder":
-        models = self.language_models  # loaded once for all copies
-        return self.changed(weights=weights, needs_tuning=False, language_models=models)
+    def with_weights(self, weights: DecoderWeights) -> "BeamDecoder":
+        """Return a copy with other weights, which shares the loaded language models."""
+        return self.copy_with(weights=weights, language_models=self.language_models)
 
     def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
-        """Return a copy that expects other phrases; its tokens must be able to spell them.
+        """Return a copy with other hotwords, which the tokenizer must be able to spell.
 
         The transcript changes only if the biased search finds one of the phrases. A repeated phrase
         counts once, because rewards shrink with the length of the list.
         """
-        if self.decoder_type == "graph":
+        if not self.takes_hotwords:
             raise ConfigError(
                 "Hotwords need the beam decoder, but this model decodes with a graph. Leave the "
                 "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
             )
-        search, models = self._search, self.language_models
         unique = tuple(dict.fromkeys(phrases))
-        return self.changed(phrases=unique, language_models=models, _search=search)
+        decoder = self.copy_with(phrases=unique, language_models=self.language_models)
+        # Without hotwords the search is the same, so the copy shares it, with its cached states.
+        decoder._unbiased_search = self._unbiased_search
+        return decoder
 
     # -- the searches, built when they are needed
 
     def check_graph(self) -> None:
-        """Raise an error if a graph's packages are missing, or if it should rescore."""
+        """Raise an error if a graph cannot run: its packages are missing, or it should rescore."""
         if self.decoder_type != "graph":
             return
         for name in PACKAGES:
@@ -283,12 +312,12 @@ class BeamDecoder:
             tokenizer=self.tokenizer,
             lm_weight=self.weights.word,
             word_bonus=self.weights.word_bonus,
-            unknown_word_score=self.weights.unknown,
+            unknown_word_score=self.weights.unknown_word,
         )
         return GraphDecoder(graph=graph, vocabulary=self.tokenizer.vocabulary)
 
     @cached_property
-    def _search(self) -> PrefixBeamSearch:
+    def _unbiased_search(self) -> PrefixBeamSearch:
         return self._make_search(self._make_scorers())
 
     @cached_property
@@ -324,7 +353,7 @@ class BeamDecoder:
                     tokenizer=self.tokenizer,
                     lm_weight=weights.word,
                     word_bonus=weights.word_bonus,
-                    unknown_word_score=weights.unknown,
+                    unknown_word_score=weights.unknown_word,
                     added_words=[word for word in added_words if word not in models.words],
                 )
             )
@@ -342,16 +371,14 @@ class BeamDecoder:
     # -- decoding
 
     def nbest(
-        self, log_probs: LogProbs, attention: AttentionDecoder | None = None
+        self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
-        """Return the hypotheses of a whole clip, (U, V), the best first.
+        """Return the hypotheses of a whole clip, (U, V), the best first; there is at least one.
 
-        Rescoring needs ``attention``, the attention decoder of the utterance.
+        attention: the attention decoder of the utterance, which rescoring needs.
         """
         if self.decoder_type == "graph":
             return self.graph_decoder.decode(log_probs)
-        if self.attention_rescoring and attention is None:
-            raise TypeError("attention rescoring needs the attention decoder of the utterance")
         return self.finish(self.advance(self.start(), log_probs), attention)
 
     def start(self) -> BeamStates:
@@ -359,7 +386,7 @@ class BeamDecoder:
         return tuple(search.start() for search in self._searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
-        """Return the state after more frames, (U, V). The earlier state is no longer valid."""
+        """Return the states after more frames, (U, V). The earlier states are no longer valid."""
         pairs = zip(self._searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
@@ -367,23 +394,35 @@ class BeamDecoder:
         return tuple(state.copy() for state in states)
 
     def finish(
-        self, states: BeamStates, attention: AttentionDecoder | None = None
+        self, states: BeamStates, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
-        """Return the hypotheses of a clip that ends here, best first; ``attention`` rescores."""
-        pairs = zip(self._searches(), states, strict=True)
-        beams = [search.finish(state) for search, state in pairs]
-        if self.attention_rescoring and attention is not None:
-            beams = [rescore(beam, attention, self.weights.attention) for beam in beams]
+        """Return the hypotheses of a clip that ends here, the best first; there is at least one.
+
+        attention: the attention decoder of the utterance, which rescoring needs.
+        """
+        if not self.attention_rescoring:
+            attention = None
+        elif attention is None:
+            raise TypeError("attention rescoring needs the attention decoder of the utterance")
+        beams: list[list[Hypothesis]] = []
+        for search, state in zip(self._searches(), states, strict=True):
+            # The beam is empty if no sequence of ordinary tokens is possible.
+            beam = search.finish(state) or [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
+            if attention is not None:
+                beam = rescore(beam, attention, self.weights.attention)
+            beams.append(beam)
         return self._hotword_scorer.choose(*beams) if self.phrases else beams[0]
 
     def _searches(self) -> list[PrefixBeamSearch]:
-        """Return the plain search and, with hotwords, the biased one."""
+        """Return the unbiased search and, with hotwords, the biased one."""
         if self.decoder_type == "graph":
             raise ConfigError(
                 "Streaming needs the greedy or the beam decoder, but this model decodes with a "
                 "graph. Pass --decoder greedy, or fit another: sbkit tune RUN --decoder beam"
             )
-        return [self._search, self._biased_search] if self.phrases else [self._search]
+        if self.phrases:
+            return [self._unbiased_search, self._biased_search]
+        return [self._unbiased_search]
 
 
 # ---- clips
@@ -391,35 +430,35 @@ class BeamDecoder:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderInput:
-    """The output of a model for a clip.
+    """The output of a model for a clip, which a decoder turns into text.
 
     Attributes:
         log_probs: (U, V).
         samples: the length of the clip.
         start: where the clip begins in its recording, in seconds.
         attention: the attention decoder of the clip, for a decoder that rescores.
-        phrases: hotwords of this clip, besides the decoder's; only beam search uses them.
+        phrases: hotwords of this clip, added to the decoder's; only beam search uses them.
     """
 
     log_probs: LogProbs
     samples: int
     start: float = 0.0
-    attention: AttentionDecoder | None = None
+    attention: AttentionScorer | None = None
     phrases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Recognized:
+class Recognition:
     """The text of a clip, and on request its words with times."""
 
     text: str
     words: tuple[Word, ...] = ()
 
 
-class CtcDecoder:
-    """Decode clips with a beam decoder, or greedily without one, and align their words.
+class ClipDecoder:
+    """Decode clips with a beam decoder, or greedily without one, and time their words.
 
-    It holds no model, so that it can be sent to other processes.
+    It holds no acoustic model, so it can be sent to other processes.
     """
 
     def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
@@ -428,73 +467,95 @@ class CtcDecoder:
         self.decoder: BeamDecoder | GreedyDecoder = decoder or greedy
         self.aligner = aligner
 
-    @property
-    def is_python(self) -> bool:
-        """Whether decoding runs Python code without a model, and so holds the interpreter."""
-        decoder = self.decoder
-        return _is_beam_search(decoder) and not decoder.attention_rescoring
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the cache of decoders with hotwords."""
+        return {"decoder": self.decoder, "aligner": self.aligner}
 
-    def decode(self, clip: DecoderInput, *, times: bool) -> Recognized:
+    @property
+    def holds_gil(self) -> bool:
+        """Whether decoding is pure Python: other threads of the process wait for it.
+
+        Rescoring needs the model, which is only in this process.
+        """
+        decoder = self.decoder
+        return (
+            isinstance(decoder, BeamDecoder)
+            and decoder.decoder_type == "beam"
+            and not decoder.attention_rescoring
+        )
+
+    def decode(self, clip: DecoderInput, *, with_times: bool) -> Recognition:
         """Decode a clip; the times of its words count from the start of its recording."""
-        decoder, aligner = self.decoder, self.aligner
-        if clip.phrases and _is_beam_search(decoder):
-            decoder = _with_hotwords(decoder, clip.phrases)
+        decoder = self.decoder
+        aligner = self.aligner
+        if clip.phrases and isinstance(decoder, BeamDecoder) and decoder.takes_hotwords:
+            decoder = self._cached_with_phrases(clip.phrases)
             aligner = replace(aligner, hotwords=decoder.hotwords)
         beam = decoder.nbest(clip.log_probs, clip.attention)
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
-        if not times:
-            return Recognized(text)
+        if not with_times:
+            return Recognition(text)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
-        return Recognized(text, tuple(word.later(clip.start) for word in words))
+        return Recognition(text, tuple(word.later(clip.start) for word in words))
+
+    @cached_property
+    def _cached_with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
+        """A cache that ends with this decoder."""
+        return lru_cache(MAX_HOTWORD_DECODERS)(self._with_phrases)
+
+    def _with_phrases(self, phrases: tuple[str, ...]) -> BeamDecoder:
+        assert isinstance(self.decoder, BeamDecoder)
+        return self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
 
 
-def _is_beam_search(decoder: BeamDecoder | GreedyDecoder) -> TypeGuard[BeamDecoder]:
-    return isinstance(decoder, BeamDecoder) and decoder.decoder_type == "beam"
-
-
-@lru_cache(MAX_HOTWORD_DECODERS)
-def _with_hotwords(decoder: BeamDecoder, phrases: tuple[str, ...]) -> BeamDecoder:
-    return decoder.with_hotwords([*decoder.phrases, *phrases])
-
-
-_decoder_of_process: CtcDecoder  # in each process of the pool
+_decoder_of_process: ClipDecoder  # in each process of the pool
 
 
 class DecoderPool:
-    """Decode clips, in up to ``processes`` processes once there have been many frames."""
+    """Decode clips in several processes, once many frames have been decoded in this one.
 
-    def __init__(self, decoder: CtcDecoder, *, processes: int) -> None:
-        self.decoder, self._num_processes = decoder, min(processes, MAX_PROCESSES)
+    processes: the largest number of processes.
+    """
+
+    def __init__(self, decoder: ClipDecoder, *, processes: int) -> None:
+        self.decoder = decoder
+        self._num_processes = min(processes, MAX_PROCESSES)
         self._lock = threading.Lock()
         self._executor: ProcessPoolExecutor | None = None
         self._num_frames = 0
 
-    def decode(self, clips: Sequence[DecoderInput], *, times: bool) -> list[Recognized]:
-        """Return the text of each clip, and with ``times`` its timed words.
+    def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognition]:
+        """Return the text of each clip, and ``with_times`` its timed words.
 
-        Raises SbkitError if a clip cannot be decoded, or a process is killed.
+        Raises:
+            SbkitError: a clip cannot be decoded, a process was killed, or the pool was closed.
         """
         self._num_frames += sum(len(clip.log_probs) for clip in clips)
         is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
-        if not (is_pooled and self.decoder.is_python):
-            return [self.decoder.decode(clip, times=times) for clip in clips]
-        from loky.process_executor import BrokenProcessPool
+        if not (is_pooled and self.decoder.holds_gil):
+            return [self.decoder.decode(clip, with_times=with_times) for clip in clips]
+        from loky.process_executor import BrokenProcessPool, ShutdownExecutorError
 
+        executor = self._start_executor()
         try:
-            return list(self._start_executor().map(partial(_decode, times), clips))
+            return list(executor.map(partial(_decode_in_worker, with_times), clips))
         except BrokenProcessPool as error:
-            self.close()
+            self._shut_down(executor)
             raise SbkitError(
                 f"One of the {self._num_processes} decoding processes was killed, perhaps because "
                 "memory ran out. Free memory, or pass --decoder greedy."
             ) from error
+        except ShutdownExecutorError as error:
+            raise SbkitError(
+                "The decoding processes were ended, because the pool was closed or another thread "
+                "found one of them killed. Decode again."
+            ) from error
 
     def close(self) -> None:
-        with self._lock:
-            if self._executor is not None:
-                self._finalizer()
-                self._executor = None
+        executor = self._executor
+        if executor is not None:
+            self._shut_down(executor)
 
     def _start_executor(self) -> "ProcessPoolExecutor":
         """Return the running executor; start it if there is none."""
@@ -507,21 +568,28 @@ class DecoderPool:
                 self._executor = ProcessPoolExecutor(
                     self._num_processes, initializer=_set_decoder, initargs=(self.decoder,)
                 )
-                # For a program that never closes the pool: loky's own exit handler fails loudly.
-                self._finalizer = weakref.finalize(self, _shut_down, self._executor, os.getpid())
+                # A program may never close the pool, and loky's own exit handler then raises.
+                self._finalizer = weakref.finalize(self, _kill_workers, self._executor, os.getpid())
             return self._executor
 
+    def _shut_down(self, executor: "ProcessPoolExecutor") -> None:
+        """End an executor, unless another thread has ended it and perhaps started the next."""
+        with self._lock:
+            if self._executor is executor:
+                self._executor = None
+                self._finalizer()
 
-def _shut_down(executor: "ProcessPoolExecutor", owner: int) -> None:
-    """Kill the processes, unless called from a fork of the process that owns them."""
-    if os.getpid() == owner:
+
+def _kill_workers(executor: "ProcessPoolExecutor", owner_pid: int) -> None:
+    """Kill the processes, unless this process is a fork of the one that owns them."""
+    if os.getpid() == owner_pid:
         executor.shutdown(kill_workers=True)
 
 
-def _set_decoder(decoder: CtcDecoder) -> None:
+def _set_decoder(decoder: ClipDecoder) -> None:
     global _decoder_of_process
     _decoder_of_process = decoder
 
 
-def _decode(times: bool, clip: DecoderInput) -> Recognized:
-    return _decoder_of_process.decode(clip, times=times)
+def _decode_in_worker(with_times: bool, clip: DecoderInput) -> Recognition:
+    return _decoder_of_process.decode(clip, with_times=with_times)

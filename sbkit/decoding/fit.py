@@ -22,9 +22,9 @@ from sbkit.decoding.decoder import (
     DECODER_FILE,
     MAX_CANDIDATES,
     TOKEN_THRESHOLD,
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
-    Weights,
+    DecoderWeights,
 )
 from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.decoding.words import (
@@ -37,7 +37,7 @@ from sbkit.decoding.words import (
 )
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.calibration import Calibration, measure_calibration
-from sbkit.evaluate.wer import Scores, count_errors, right_words
+from sbkit.evaluate.wer import Scores, count_errors, word_correctness
 from sbkit.lm.language_models import LanguageModels
 from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import progress_bar
@@ -48,14 +48,14 @@ logger = logging.getLogger(__name__)
 WEIGHT_RANGES: Mapping[str, tuple[float, float]] = {
     "word": (0.2, 1.0),
     "word_bonus": (0.0, 2.5),
-    "unknown": (-10.0, -2.0),
+    "unknown_word": (-10.0, -2.0),
     "token": (0.0, 0.6),
     "token_bonus": (0.0, 1.0),
     "attention": (0.0, 2.5),
 }
 # A graph scores a single alignment, and an unknown word costs its tokens.
-GRAPH_WEIGHT_RANGES = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown": (-8.0, 1.0)}
-WORD_WEIGHTS = ("word", "unknown", "word_bonus")
+GRAPH_WEIGHT_RANGES = {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown_word": (-8.0, 1.0)}
+WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
 HALTON_BASES = (2, 3, 5, 7, 11, 13)
 NUM_TRIALS = 64  # settings of the weights
 NUM_AVERAGED = 12
@@ -95,7 +95,7 @@ class ValidationUtterance(NamedTuple):
 
     log_probs: LogProbs
     text: str
-    attention: AttentionDecoder | None = None
+    attention: AttentionScorer | None = None
     id: str = ""
     seconds: float = 0.0
 
@@ -112,7 +112,7 @@ class FittedWeights:
     reason: why the weights are the defaults, "" if they were fitted.
     """
 
-    weights: Weights
+    weights: DecoderWeights
     scores: Scores
     by_words: bool = True
     reason: str = ""
@@ -297,7 +297,7 @@ def fit_weights(
     """
     splits = ", ".join(split_sizes)
     if reason := _too_few(utterances, sum(split_sizes.values())):
-        weights = Weights() if by_words else Weights(word=0.0)
+        weights = DecoderWeights() if by_words else DecoderWeights(word=0.0)
         (scores,) = count_all_errors([decoder.with_weights(weights)], utterances, ping)
         logger.info(reason)
         return FittedWeights(weights, scores, by_words, reason)
@@ -417,25 +417,25 @@ def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
     Its beam is smaller. A graph is built again for each setting, so its language model has only
     the orders with few n-grams.
     """
-    quick = decoder.changed(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
+    quick = decoder.copy_with(beam_size=min(decoder.beam_size, TRIAL_BEAM_SIZE))
     word_lm = decoder.language_models.words
     if decoder.decoder_type != "graph" or word_lm is None:
         return quick
     sizes = np.cumsum([len(grams) for grams in word_lm.grams])
     num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
     shorter = NgramModel(word_lm.words, word_lm.grams[:num_orders])
-    return quick.changed(language_models=LanguageModels(words=shorter, tokens=None))
+    return quick.copy_with(language_models=LanguageModels(words=shorter, tokens=None))
 
 
 def _weights_at(
     names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
-) -> Weights:
+) -> DecoderWeights:
     """Return the weights at a point of the unit cube."""
     values = {"word": 0.0}
     for name, share in zip(names, point.tolist(), strict=True):
         low, high = ranges[name]
         values[name] = round(low + share * (high - low), 3)
-    return Weights(**values)
+    return DecoderWeights(**values)
 
 
 def _halton(count: int, base: int) -> Float64s:
@@ -501,7 +501,7 @@ class LabeledWords(NamedTuple):
 def label_words(words: WordFeatures, reference: str) -> LabeledWords:
     """Compare the decoded words of an utterance with its reference."""
     decoded = [word.text for word in words.words]
-    return LabeledWords(reference, words.features, right_words(reference.split(), decoded))
+    return LabeledWords(reference, words.features, word_correctness(reference.split(), decoded))
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:

@@ -25,7 +25,7 @@ from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.greedy import Hypothesis
-from sbkit.evaluate.wer import right_words
+from sbkit.evaluate.wer import word_correctness
 from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 from sbkit.text.word import Word
@@ -253,7 +253,7 @@ def agreement(
         share_of_text[text] = share_of_text.get(text, 0.0) + share
     agreed = np.zeros(len(words))
     for text, share in share_of_text.items():
-        agreed += share * np.array(right_words(text, words), np.float64)
+        agreed += share * np.array(word_correctness(text, words), np.float64)
     return agreed
 
 

@@ -19,7 +19,13 @@ from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of, mapsswe
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import read_clips, read_results
-from sbkit.evaluate.wer import UNIT_OF_RATE, ErrorCounts, Figures, ScoredUtterance, have_words
+from sbkit.evaluate.wer import (
+    UNIT_OF_RATE,
+    ErrorCounts,
+    FigureDict,
+    ScoredUtterance,
+    all_have_word_boundaries,
+)
 from sbkit.evaluate.wer_report import list_test_sets, read_utterances, utterances_file
 
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is significant
@@ -41,13 +47,15 @@ class ComparedRun(NamedTuple):
         return sum(utterance.counts.errors for utterance in self.utterances)
 
     def counts(self, rate: str) -> list[ErrorCounts]:
-        return [utterance.scores.by_rate(by_words=True)[rate] for utterance in self.utterances]
+        return [
+            utterance.scores.counts_by_rate(include_wer=True)[rate] for utterance in self.utterances
+        ]
 
     def total(self, rate: str) -> ErrorCounts:
         return sum(self.counts(rate), ErrorCounts())
 
 
-def compare_runs(folders: Sequence[Path]) -> Figures:
+def compare_runs(folders: Sequence[Path]) -> FigureDict:
     """Compare two or more runs on every common test set; return plain data.
 
     Raises DataError if the runs have no common test set, or its references differ.
@@ -61,7 +69,7 @@ def compare_runs(folders: Sequence[Path]) -> Figures:
             f"The runs cannot be compared, because they have no common test set: "
             f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
         )
-    test: Figures = {}
+    test: FigureDict = {}
     for name in common:
         files = [utterances_file(folder, name) for folder in folders]
         test[name] = compare(
@@ -71,7 +79,7 @@ def compare_runs(folders: Sequence[Path]) -> Figures:
     return {"runs": [str(folder) for folder in folders], "not_in_all": not_in_all, "test": test}
 
 
-def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
+def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     """Compare runs on the same utterances, in any order.
 
     Returns the rates of each run, how far they are above the rates of the best run, which has the
@@ -80,7 +88,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> Figures:
 
     Raises DataError if the references differ.
     """
-    by_words = all(have_words(run.utterances) for run in runs)
+    by_words = all(all_have_word_boundaries(run.utterances) for run in runs)
     rates = [rate for rate in UNIT_OF_RATE if by_words or rate == "CER"]
     runs = [run.in_order(by_words=by_words) for run in runs]
     best = min(runs, key=lambda run: run.num_errors)
@@ -126,7 +134,7 @@ def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> 
     )
 
 
-def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> Figures:
+def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> FigureDict:
     return {
         rate: {
             "rate": run.total(rate).rate,
@@ -139,7 +147,7 @@ def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> Figure
 
 def _above(
     run: ComparedRun, best: ComparedRun, rates: Sequence[str], grouping: Grouping
-) -> Figures:
+) -> FigureDict:
     """Return how far the rates of a run are above the best run's, and MAPSSWE between both."""
     above = {
         rate: {
@@ -155,7 +163,7 @@ def _above(
     return {"above_best": above, "MAPSSWE": mapsswe(triples, by_words="WER" in rates)}
 
 
-def _most_changed(a: ComparedRun, b: ComparedRun) -> list[Figures]:
+def _most_changed(a: ComparedRun, b: ComparedRun) -> list[FigureDict]:
     def change(pair: tuple[ScoredUtterance, ScoredUtterance]) -> int:
         return abs(pair[0].counts.errors - pair[1].counts.errors)
 
@@ -174,7 +182,7 @@ def _most_changed(a: ComparedRun, b: ComparedRun) -> list[Figures]:
 # ---- text and page
 
 
-def describe_comparison(comparison: Figures) -> Iterator[str]:
+def describe_comparison(comparison: FigureDict) -> Iterator[str]:
     """Yield the lines of a table for each test set."""
     if comparison["not_in_all"]:
         yield f"not compared, because not in all runs: {', '.join(comparison['not_in_all'])}"
@@ -197,8 +205,8 @@ def describe_comparison(comparison: Figures) -> Iterator[str]:
                 yield f"      {label:<9}  {text}".rstrip()
 
 
-def _cells(row: Figures, rates: Sequence[str]) -> tuple[str, ...]:
-    def ends(figures: Figures) -> str:
+def _cells(row: FigureDict, rates: Sequence[str]) -> tuple[str, ...]:
+    def ends(figures: FigureDict) -> str:
         return Interval(**figures["interval"]).format_ends()
 
     mark = "*" if row["is_best"] else " "
@@ -218,7 +226,7 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def describe_test(row: Figures) -> str:
+def describe_test(row: FigureDict) -> str:
     """Describe the result of MAPSSWE between a run and the best one, or why there is none."""
     test = row["MAPSSWE"]
     if test["p"] is None:
@@ -228,7 +236,7 @@ def describe_test(row: Figures) -> str:
     return text if test["p"] < SIGNIFICANCE_LEVEL else f"{text}: not significant"
 
 
-def write_comparison(file: Path, comparison: Figures) -> None:
+def write_comparison(file: Path, comparison: FigureDict) -> None:
     """Write the page of two runs, with the clips from the report of one of them."""
     folders = [*map(Path, comparison["runs"])]
     stored_clips = read_clips(folders[0] / REPORT) or read_clips(folders[1] / REPORT)

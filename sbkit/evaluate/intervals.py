@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sbkit.base.arrays import Counts, Float64s
-from sbkit.evaluate.wer import ErrorCounts, Figures, split_units
+from sbkit.evaluate.wer import ErrorCounts, FigureDict, split_units
 
 NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
@@ -136,7 +136,7 @@ def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
 # ---- MAPSSWE
 
 
-def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> Figures:
+def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -> FigureDict:
     """Test whether A and B differ, from (reference, A's transcript, B's) of each utterance.
 
     Returns the number of segments, the mean difference A - B, Z and the two-sided p. If no test is

@@ -17,8 +17,14 @@ import numpy as np
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import Figures, ScoredUtterance, WordPairs, have_words, mark_pair
-from sbkit.evaluate.wer_report import judge_words
+from sbkit.evaluate.wer import (
+    FigureDict,
+    ScoredUtterance,
+    UnitPairs,
+    all_have_word_boundaries,
+    mark_pair,
+)
+from sbkit.evaluate.wer_report import word_confidences
 from sbkit.logs.curves import encode_curves
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics
@@ -54,7 +60,7 @@ def write_report(
     known_words: KnownWords | None = None,
     notes: Sequence[str] = (),
     pictures: Iterable[Path] = (),
-    compared: Figures | None = None,
+    compared: FigureDict | None = None,
 ) -> None:
     """Write the page of one run, or of two. The same input gives the same bytes.
 
@@ -70,7 +76,9 @@ def write_report(
     """
     names = [name for name in runs[0].test if all(name in run.test for run in runs)]
     with_text = [name for name in names if all(name in run.utterances for run in runs)]
-    by_words = all(have_words(run.utterances[name]) for run in runs for name in with_text)
+    by_words = all(
+        all_have_word_boundaries(run.utterances[name]) for run in runs for name in with_text
+    )
     known_words = known_words if by_words else None
     figures = [run.test[name] for run in runs for name in names]
     num_sets = len(with_text)
@@ -115,7 +123,7 @@ def _section(
     clips: Clips,
     known_words: KnownWords | None,
     num_sets: int,
-) -> tuple[Figures, list[Figures]]:
+) -> tuple[FigureDict, list[FigureDict]]:
     """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
     utterances = join_utterances([run.utterances[name] for run in runs])
     ordered = order_by_use(utterances)
@@ -125,8 +133,8 @@ def _section(
     clip_bytes = MAX_BYTES // num_sets - sizes[num_shown]
     ids = [utterance[0].id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
     clip_of_id = clips(name, ids, clip_bytes)
-    pairs = [[result.pairs for result in run] for run in zip(*utterances, strict=True)]
-    judged = [judge_words(run.utterances[name]) for run in runs]
+    pairs = [[result.aligned_units for result in run] for run in zip(*utterances, strict=True)]
+    judged = [word_confidences(run.utterances[name]) for run in runs]
     reliability = [reliability_bins(*words) for words in judged]
     section = {
         "name": name,
@@ -143,7 +151,7 @@ def _section(
     return section, [row(utterance, clip_of_id) for utterance in by_id]
 
 
-def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[Figures]:
+def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[FigureDict]:
     """Yield the slices of each column that all runs have; `all` is the number of its values."""
     slices = [run.test[name].get("report_by") or {} for run in runs]
     for column, first_figures in slices[0].items():
@@ -175,7 +183,7 @@ def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]
     return [worst_first[index] for index in dict.fromkeys(alternating)]
 
 
-def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> Figures:
+def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> FigureDict:
     """Return an utterance as plain data; ``clips``: MP3 in base64 by id."""
     first = utterance[0]
     return {
@@ -190,20 +198,20 @@ def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> Figures:
     }
 
 
-def _side(scored: ScoredUtterance) -> Figures:
+def _side(scored: ScoredUtterance) -> FigureDict:
     """Return one run's result as plain data; ``marks``: S, D, I or = (right) for each word pair."""
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
     return {
         "hypothesis": scored.hypothesis,
-        "marks": "".join(mark_pair(*pair) or "=" for pair in scored.pairs),
+        "marks": "".join(mark_pair(*pair) or "=" for pair in scored.aligned_units),
         "errors": scored.counts.errors,
         "character_errors": scored.scores.characters.errors,
         "heard": times if is_timed else None,
     }
 
 
-def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
+def confusions(runs: Sequence[Iterable[UnitPairs]]) -> dict[str, list[FigureDict]]:
     """Return the most frequent errors by kind, with the count of each run.
 
     The reference of an inserted word is "", and so is the hypothesis of a deleted one.
@@ -213,7 +221,7 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
         for utterances in runs
     ]
     totals = sum(counters, Counter[tuple[str, str]]())
-    errors: dict[str, list[Figures]] = {"Substituted": [], "Deleted": [], "Inserted": []}
+    errors: dict[str, list[FigureDict]] = {"Substituted": [], "Deleted": [], "Inserted": []}
     for pair in sorted(totals, key=lambda pair: (-totals[pair], pair)):
         reference, hypothesis = pair
         kind = "Inserted" if not reference else "Substituted" if hypothesis else "Deleted"
@@ -222,7 +230,7 @@ def confusions(runs: Sequence[Iterable[WordPairs]]) -> dict[str, list[Figures]]:
     return {kind: rows[:MAX_FREQUENT_ERRORS] for kind, rows in errors.items()}
 
 
-def unknown_words(utterances: Iterable[WordPairs], vocabulary: Container[str]) -> list[Figures]:
+def unknown_words(utterances: Iterable[UnitPairs], vocabulary: Container[str]) -> list[FigureDict]:
     """Return the unknown words of the references, the most frequent first.
 
     Each has its count, the number of times it was right, and the words recognized instead.

@@ -12,7 +12,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.versions import git_commit, versions
-from sbkit.evaluate.wer import Figures, ScoredUtterance
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance
 from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
@@ -25,12 +25,12 @@ PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script
 def write_summary(
     path: Path,
     *,
-    test: Mapping[str, Figures],
+    test: Mapping[str, FigureDict],
     parameters: int,
     train_seconds: float,
     audio_seconds: float,
     device: torch.device,
-    provenance: Figures | None = None,
+    provenance: FigureDict | None = None,
 ) -> None:
     """Write the figures of a run as JSON.
 
@@ -77,13 +77,13 @@ class RunResults:
     """
 
     name: str
-    test: Mapping[str, Figures]
+    test: Mapping[str, FigureDict]
     utterances: Mapping[str, Sequence[ScoredUtterance]]
     log: Sequence[Record]
-    data: Figures | None
+    data: FigureDict | None
 
 
-def read_results(folder: Path, test: Mapping[str, Figures] | None = None) -> RunResults:
+def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> RunResults:
     """Read the results in a folder; ``test``: the figures of its test sets, if they are known.
 
     Raises BundleError if there are no figures, DataError if the utterances cannot be read.
@@ -100,10 +100,10 @@ def read_results(folder: Path, test: Mapping[str, Figures] | None = None) -> Run
     )
 
 
-def _read_figures(folder: Path) -> Mapping[str, Figures]:
+def _read_figures(folder: Path) -> Mapping[str, FigureDict]:
     for file in (folder / SUMMARY, folder / SCORES):
         if file.exists():
-            test: Mapping[str, Figures] = json.loads(file.read_bytes())["test"]
+            test: Mapping[str, FigureDict] = json.loads(file.read_bytes())["test"]
             return test
     raise BundleError(
         f"{folder} has neither {SUMMARY}, as a tested run has, nor {SCORES}. Finish the run, or: "

@@ -15,10 +15,10 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.evaluate.wer import Figures
+from sbkit.evaluate.wer import FigureDict
 
 Result = TypeVar("Result")  # of an utterance
-Slices = dict[str, dict[str, Figures]]  # column -> value -> utterances and metrics
+Slices = dict[str, dict[str, FigureDict]]  # column -> value -> utterances and metrics
 LENGTH, NOISE = "length", "noise"  # columns that can be computed for any data
 LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
 SNR_GROUPS = (0, 10, 20, 30, 40, 50)  # lower limits in dB (`sbkit/audio/levels.py`)
@@ -113,9 +113,9 @@ def write_slices(file: Path, slices: Slices) -> None:
     write_text_atomically(file, "".join("\t".join(line) + "\n" for line in lines))
 
 
-def _flatten(figures: Figures) -> Figures:
+def _flatten(figures: FigureDict) -> FigureDict:
     """Return the ends of each interval as separate figures."""
-    flat: Figures = {}
+    flat: FigureDict = {}
     for name, value in figures.items():
         if isinstance(value, Mapping):
             stem = name.removesuffix("_interval")

@@ -1,9 +1,8 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
-import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, asdict, astuple, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any
@@ -13,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from sbkit.text.word import Word
 
-Figures = dict[str, Any]  # rates, counts and intervals by name, as plain data for JSON
+FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
 ERROR_KINDS = ("substitutions", "deletions", "insertions")
 UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
@@ -23,7 +22,7 @@ SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 class ErrorCounts:
     """The edits that turn references into hypotheses, in words or in characters.
 
-    ``ErrorCounts()`` is the zero of a sum.
+    Counts can be added, and ``ErrorCounts()`` counts nothing.
     """
 
     substitutions: int = 0
@@ -32,7 +31,12 @@ class ErrorCounts:
     reference_length: int = 0
 
     def __add__(self, other: "ErrorCounts") -> "ErrorCounts":
-        return ErrorCounts(*map(operator.add, astuple(self), astuple(other)))
+        return ErrorCounts(
+            substitutions=self.substitutions + other.substitutions,
+            deletions=self.deletions + other.deletions,
+            insertions=self.insertions + other.insertions,
+            reference_length=self.reference_length + other.reference_length,
+        )
 
     def __str__(self) -> str:
         return f"{self.errors} / {self.reference_length}"
@@ -43,10 +47,11 @@ class ErrorCounts:
 
     @property
     def rate(self) -> float:
-        """Return the errors per word, a fraction that may exceed 1 because of insertions.
+        """Return the errors per word or character of the references.
 
-        An empty reference counts as one word, as in jiwer, so the rate is finite, sortable and
-        valid in JSON: 0.0 for an empty hypothesis, else the number of insertions.
+        Insertions may make it larger than 1. An empty reference counts as one word, as in jiwer, so
+        the rate is finite, sortable and valid in JSON: 0.0 for an empty hypothesis, else the number
+        of insertions.
         """
         return self.errors / max(self.reference_length, 1)
 
@@ -82,9 +87,11 @@ class Scores:
     def cer(self) -> float:
         return self.characters.rate
 
-    def by_rate(self, *, by_words: bool) -> dict[str, ErrorCounts]:
-        """Return the counts for "WER", if ``by_words``, and for "CER"."""
-        return {"WER": self.words, "CER": self.characters} if by_words else {"CER": self.characters}
+    def counts_by_rate(self, *, include_wer: bool) -> dict[str, ErrorCounts]:
+        """Return the counts of words as "WER", if it is included, and of characters as "CER"."""
+        if include_wer:
+            return {"WER": self.words, "CER": self.characters}
+        return {"CER": self.characters}
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ class ScoredUtterance:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return the id and the reference, which comparable results have in common."""
+        """Return the id and the reference, which two results must share to be compared."""
         return self.id, self.reference
 
     @cached_property
@@ -124,14 +131,14 @@ class ScoredUtterance:
         return self.scores.words if self.by_words else self.scores.characters
 
     @property
-    def pairs(self) -> "WordPairs":
+    def aligned_units(self) -> "UnitPairs":
         return pair_units(self.reference, self.hypothesis, by_words=self.by_words)
 
 
-WordPairs = list[tuple[str, str]]  # of reference and hypothesis, "" for a missing counterpart
+UnitPairs = list[tuple[str, str]]  # a unit of the reference and of the hypothesis; "" for none
 
 
-def have_words(scored: Iterable[ScoredUtterance]) -> bool:
+def all_have_word_boundaries(scored: Iterable[ScoredUtterance]) -> bool:
     """Check whether all utterances are in a language with spaces between words."""
     return all(utterance.by_words for utterance in scored)
 
@@ -141,14 +148,15 @@ def split_units(text: str, *, by_words: bool) -> list[str]:
     return text.split() if by_words else list(SPACE.join(text.split()))
 
 
-def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> WordPairs:
+def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> UnitPairs:
     """Pair each word, or character, with its counterpart, "" if there is none."""
-    source, target = (split_units(text, by_words=by_words) for text in (reference, hypothesis))
-    pairs: WordPairs = []
-    for block in Levenshtein.opcodes(source, target):
-        source_units = source[block.src_start : block.src_end]
-        target_units = target[block.dest_start : block.dest_end]
-        pairs += zip_longest(source_units, target_units, fillvalue="")
+    reference_units = split_units(reference, by_words=by_words)
+    hypothesis_units = split_units(hypothesis, by_words=by_words)
+    pairs: UnitPairs = []
+    for block in Levenshtein.opcodes(reference_units, hypothesis_units):
+        expected = reference_units[block.src_start : block.src_end]
+        actual = hypothesis_units[block.dest_start : block.dest_end]
+        pairs += zip_longest(expected, actual, fillvalue="")
     return pairs
 
 
@@ -163,22 +171,23 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
     White space separates words, and any run of it counts as one space. Characters are code points,
     spaces included, as in jiwer: "ab" for "a b" has one deletion in three.
     """
-    reference, hypothesis = " ".join(reference.split()), " ".join(hypothesis.split())
+    reference_words = reference.split()
+    hypothesis_words = hypothesis.split()
     return Scores(
-        words=_count_edits(reference.split(), hypothesis.split()),
-        characters=_count_edits(reference, hypothesis),
+        words=_count_edits(reference_words, hypothesis_words),
+        characters=_count_edits(" ".join(reference_words), " ".join(hypothesis_words)),
         utterances=1,
     )
 
 
-def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
-    """Align a hypothesis with its reference, and return which of its words are right."""
-    right = {index for _, index in matching_words(reference, hypothesis)}
-    return [index in right for index in range(len(hypothesis))]
+def word_correctness(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
+    """Return for each word of a hypothesis whether it is correct."""
+    correct = {index for _, index in matching_words(reference, hypothesis)}
+    return [index in correct for index in range(len(hypothesis))]
 
 
 def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the indices of the right words in the reference and in the hypothesis."""
+    """Return (index in the reference, index in the hypothesis) of each correct word."""
     return [
         (block.src_start + offset, block.dest_start + offset)
         for block in Levenshtein.opcodes(reference, hypothesis)
@@ -187,16 +196,19 @@ def matching_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[
     ]
 
 
-def align(reference: str, hypothesis: str, *, by_words: bool = True) -> tuple[str, str, str]:
-    """Align the words, or characters, of two texts in columns, as three lines of text.
+def format_alignment(
+    reference: str, hypothesis: str, *, by_words: bool = True
+) -> tuple[str, str, str]:
+    """Write two texts in aligned columns, and a third line that marks their errors.
 
-    The third line marks errors as S, D or I; ``*`` stands for a missing word. Columns have the
-    width that a terminal shows: two cells for a CJK character, none for a combining accent.
+    An error is S, D or I, and ``*`` stands for a missing word or character. Columns are as wide as
+    a terminal shows them: two cells for a CJK character, none for a combining accent.
     """
     columns: list[list[str]] = []
-    for pair in pair_units(reference, hypothesis, by_words=by_words):
-        width = max(1, *map(cell_len, pair))
-        cells = (*(text or "*" * width for text in pair), mark_pair(*pair))
+    for expected, actual in pair_units(reference, hypothesis, by_words=by_words):
+        width = max(1, cell_len(expected), cell_len(actual))
+        filler = "*" * width
+        cells = (expected or filler, actual or filler, mark_pair(expected, actual))
         columns.append([set_cell_size(cell, width) for cell in cells])
     separator = " " if by_words else ""
 
@@ -220,4 +232,6 @@ def mark_pair(reference: str, hypothesis: str) -> str:
     """Return S, D or I for a word and its counterpart, "" if they are equal."""
     if reference == hypothesis:
         return ""
-    return "S" if reference and hypothesis else "D" if reference else "I"
+    if not hypothesis:
+        return "D"
+    return "S" if reference else "I"

@@ -26,27 +26,29 @@ from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
-    Figures,
+    FigureDict,
     ScoredUtterance,
     Scores,
-    align,
-    have_words,
-    right_words,
+    all_have_word_boundaries,
+    format_alignment,
     total_scores,
+    word_correctness,
 )
 from sbkit.text.word import Word
 
 PROVENANCE = "provenance"  # a record beside the figures (`sbkit/checkpoint/provenance.py`)
-PREFIX, SUFFIX = "utterances_", ".jsonl"
-ERRORS_OF_RATE = {"WER": "word_errors", "CER": "character_errors"}  # names of figures
-MAX_SILENT_SHARE = 0.1  # of the characters of the references; below, the model is silent
+UTTERANCES_PREFIX = "utterances_"
+UTTERANCES_SUFFIX = ".jsonl"
+ERROR_KEYS = {"WER": "word_errors", "CER": "character_errors"}  # in figures and in lines
+# A model that writes less than this share of the references' characters counts as silent.
+MAX_SILENT_SHARE = 0.1
 
 
-def report_errors(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> Figures:
+def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Write the utterances of a test set for people and for programs; return the figures."""
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
-    return result_figures(scored)
+    return figures_of_test_set(scored)
 
 
 # ---- for people
@@ -59,12 +61,13 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
         return -utterance.counts.errors, -utterance.counts.rate, utterance.id
 
     worst_first = sorted(scored, key=rank)
-    scores, by_words = total_scores(worst_first), have_words(worst_first)
+    scores = total_scores(worst_first)
+    by_words = all_have_word_boundaries(worst_first)
     rates = [
         f"{rate} {100 * counts.rate:.2f} % ({counts.errors} errors / {counts.reference_length} "
         f"{UNIT_OF_RATE[rate]}: {counts.substitutions} S, {counts.deletions} D, "
         f"{counts.insertions} I)"
-        for rate, counts in scores.by_rate(by_words=by_words).items()
+        for rate, counts in scores.counts_by_rate(include_wer=by_words).items()
     ]
     legend = (
         f"Utterances: {scores.utterances}, the worst first. "
@@ -75,10 +78,10 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> str:
-    by_rate = utterance.scores.by_rate(by_words=utterance.by_words)
+    by_rate = utterance.scores.counts_by_rate(include_wer=utterance.by_words)
     rates = [f"{rate} {100 * counts.rate:.2f} % ({counts})" for rate, counts in by_rate.items()]
     text = f"{printable(utterance.id)}: {', '.join(rates)}\n"
-    lines = align(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
+    lines = format_alignment(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
     for name, line in zip(("reference", "hypothesis", ""), lines, strict=True):
         if name or line:
             text += f"  {name:<10}  {printable(line)}".rstrip() + "\n"
@@ -92,15 +95,18 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     the confidences, if there are any.
     """
     line = _describe_rates(scored)
-    if greedy := greedy_of(scored):
+    greedy = greedy_of(scored)
+    if greedy:
         line += f"; greedily {_describe_rates(greedy)}"
-    if (confidence := measure_calibration(*judge_words(scored))) is not None:
+    confidence = measure_calibration(*word_confidences(scored))
+    if confidence is not None:
         line += f"; confidence {confidence}"
     return line
 
 
 def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
-    counts = total_scores(scored).by_rate(by_words=have_words(scored))
+    by_words = all_have_word_boundaries(scored)
+    counts = total_scores(scored).counts_by_rate(include_wer=by_words)
     return ", ".join(
         f"{rate} {100 * counts[rate].rate:.1f} % ({counts[rate]} {UNIT_OF_RATE[rate]}; {interval})"
         for rate, interval in _intervals(scored).items()
@@ -129,59 +135,67 @@ def greedy_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     return [utterance.greedy for utterance in scored if utterance.greedy is not None]
 
 
-def judge_words(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
-    """Return the confidence of each word that has one, and whether the word is right."""
+def word_confidences(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
+    """Return the confidence of each word that has one, and whether the word is correct."""
     confidences: list[float] = []
-    right: list[bool] = []
+    are_correct: list[bool] = []
     for utterance in scored:
         texts = [word.text for word in utterance.words]
-        judged = right_words(utterance.reference.split(), texts)
-        for word, is_right in zip(utterance.words, judged, strict=True):
+        correctness = word_correctness(utterance.reference.split(), texts)
+        for word, is_correct in zip(utterance.words, correctness, strict=True):
             if word.confidence is not None:
                 confidences.append(word.confidence)
-                right.append(is_right)
-    return confidences, right
+                are_correct.append(is_correct)
+    return confidences, are_correct
 
 
-def result_figures(scored: Sequence[ScoredUtterance]) -> Figures:
+def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a test set with their counts and 95 % intervals.
 
-    ``references`` is the SHA-256 of the ids and references; figures are comparable if it is equal.
-    ``greedy`` has the figures of greedy decoding, if another decoder was used.
+    ``references`` is the SHA-256 of the ids and references. Only results with the same hash can be
+    compared. ``greedy`` has the figures of greedy decoding, if another decoder was used.
     """
+    figures = _decoder_figures(scored)
+    figures["references"] = hash_references(scored)
     greedy = greedy_of(scored)
-    figures = {**_decoder_figures(scored), "references": hash_references(scored)}
-    return {**figures, "greedy": _decoder_figures(greedy)} if greedy else figures
+    if greedy:
+        figures["greedy"] = _decoder_figures(greedy)
+    return figures
 
 
-def _decoder_figures(scored: Sequence[ScoredUtterance]) -> Figures:
-    confidence = measure_calibration(*judge_words(scored))
-    return {
-        **error_figures(total_scores(scored), by_words=have_words(scored)),
-        **_interval_figures(scored),
-        **({} if confidence is None else {"confidence": asdict(confidence)}),
-    }
+def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
+    """Return the rates, counts, intervals and calibration of one decoder."""
+    figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
+    figures |= _interval_figures(scored)
+    confidence = measure_calibration(*word_confidences(scored))
+    if confidence is not None:
+        figures["confidence"] = asdict(confidence)
+    return figures
 
 
-def error_figures(test: Scores, *, by_words: bool = True) -> Figures:
+def rates_and_counts(scores: Scores, *, by_words: bool = True) -> FigureDict:
     """Return the rates of a test set with their counts; the WER only if ``by_words``."""
-    by_rate = test.by_rate(by_words=by_words)
-    return {
-        **{rate: counts.rate for rate, counts in by_rate.items()},
-        "utterances": test.utterances,
-        **{UNIT_OF_RATE[rate]: counts.reference_length for rate, counts in by_rate.items()},
-        **{ERRORS_OF_RATE[rate]: counts.by_kind() for rate, counts in by_rate.items()},
-    }
+    by_rate = scores.counts_by_rate(include_wer=by_words)
+    figures: FigureDict = {rate: counts.rate for rate, counts in by_rate.items()}
+    figures["utterances"] = scores.utterances
+    for rate, counts in by_rate.items():
+        figures[UNIT_OF_RATE[rate]] = counts.reference_length
+    for rate, counts in by_rate.items():
+        figures[ERROR_KEYS[rate]] = counts.by_kind()
+    return figures
 
 
-def slice_error_rates(scored: Sequence[ScoredUtterance]) -> Figures:
-    """Return the rates of a part of a test set with their counts and 95 % intervals."""
-    figures = error_figures(total_scores(scored), by_words=have_words(scored))
-    names = [name for name in ("CER", "WER", "words", "characters") if name in figures]
-    return {**{name: figures[name] for name in names}, **_interval_figures(scored)}
+def slice_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
+    """Return the rates of a part of a test set with their lengths and 95 % intervals."""
+    all_figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
+    figures: FigureDict = {}
+    for name in ("CER", "WER", "words", "characters"):
+        if name in all_figures:
+            figures[name] = all_figures[name]
+    return figures | _interval_figures(scored)
 
 
-def _interval_figures(scored: Sequence[ScoredUtterance]) -> Figures:
+def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     return {f"{rate}_interval": asdict(interval) for rate, interval in _intervals(scored).items()}
 
 
@@ -190,7 +204,7 @@ def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
         [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
     )
     rates = {"CER": [utterance.scores.characters for utterance in scored]}
-    if have_words(scored):
+    if all_have_word_boundaries(scored):
         rates["WER"] = [utterance.scores.words for utterance in scored]
     return {rate: interval_of(counts, groups) for rate, counts in rates.items()}
 
@@ -200,32 +214,35 @@ def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
 
 def utterances_file(folder: Path, split: str) -> Path:
     """Return the path of a test set's utterances."""
-    return folder / f"{PREFIX}{split}{SUFFIX}"
+    return folder / f"{UTTERANCES_PREFIX}{split}{UTTERANCES_SUFFIX}"
 
 
 def list_test_sets(folder: Path) -> list[str]:
     """Return the names of the test sets whose utterances are in a folder, sorted."""
-    files = folder.glob(f"{PREFIX}*{SUFFIX}")
-    return sorted(file.name.removeprefix(PREFIX).removesuffix(SUFFIX) for file in files)
+    names = [file.name for file in folder.glob(f"{UTTERANCES_PREFIX}*{UTTERANCES_SUFFIX}")]
+    return sorted(
+        name.removeprefix(UTTERANCES_PREFIX).removesuffix(UTTERANCES_SUFFIX) for name in names
+    )
 
 
 def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
-    """Write a line for every utterance, in the order of the ids."""
+    """Write a line for every utterance, sorted by id."""
     ordered = sorted(scored, key=lambda utterance: utterance.id)
-    lines = [to_json(_row(utterance)) + "\n" for utterance in ordered]
+    lines = [to_json(_to_row(utterance)) + "\n" for utterance in ordered]
     write_text_atomically(path, "".join(lines))
 
 
-def _row(utterance: ScoredUtterance) -> Figures:
-    row: Figures = {
+def _to_row(utterance: ScoredUtterance) -> FigureDict:
+    row: FigureDict = {
         "id": utterance.id,
         "reference": utterance.reference,
         "hypothesis": utterance.hypothesis,
         "by_words": utterance.by_words,
     }
-    for rate, counts in utterance.scores.by_rate(by_words=utterance.by_words).items():
+    by_rate = utterance.scores.counts_by_rate(include_wer=utterance.by_words)
+    for rate, counts in by_rate.items():
         row[f"reference_{UNIT_OF_RATE[rate]}"] = counts.reference_length
-        row[ERRORS_OF_RATE[rate]] = counts.by_kind()
+        row[ERROR_KEYS[rate]] = counts.by_kind()
     return row | {
         "seconds": utterance.seconds,
         "speaker": utterance.speaker or None,
@@ -235,18 +252,22 @@ def _row(utterance: ScoredUtterance) -> Figures:
 
 def read_utterances(path: Path) -> list[ScoredUtterance]:
     """Read a file of `write_utterances`; raise DataError if a line has another form."""
-    try:
-        lines = path.read_text("utf-8").split("\n")
-        return [_scored(json.loads(line)) for line in lines if line]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{path} has a line that sbkit has not written ({type(error).__name__}: {error}). "
-            "Write the file again: sbkit score RUN DATA --out DIR."
-        ) from error
+    utterances: list[ScoredUtterance] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line:
+            continue
+        try:
+            utterances.append(_from_row(json.loads(line)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"Line {number} of {path} was not written by sbkit ({type(error).__name__}: "
+                f"{error}). Write the file again: sbkit score RUN DATA --out DIR."
+            ) from error
+    return utterances
 
 
-def _scored(row: Figures) -> ScoredUtterance:
-    return ScoredUtterance(
+def _from_row(row: FigureDict) -> ScoredUtterance:
+    utterance = ScoredUtterance(
         row["id"],
         row["reference"],
         row["hypothesis"],
@@ -255,6 +276,17 @@ def _scored(row: Figures) -> ScoredUtterance:
         words=tuple(Word(**word) for word in row["words"]),
         by_words=row["by_words"],
     )
+    texts = (utterance.id, utterance.reference, utterance.hypothesis, utterance.speaker)
+    numbers = [number for word in utterance.words for number in (word.start, word.end)]
+    optional_numbers = [utterance.seconds, *(word.confidence for word in utterance.words)]
+    numbers += [number for number in optional_numbers if number is not None]
+    if not all(isinstance(text, str) for text in (*texts, *(w.text for w in utterance.words))):
+        raise TypeError("a text is expected")
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError("a number is expected")
+    if not isinstance(utterance.by_words, bool):
+        raise TypeError("`by_words` must be true or false")
+    return utterance
 
 
 def hash_references(scored: Iterable[ScoredUtterance]) -> str:

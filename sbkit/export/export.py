@@ -25,13 +25,13 @@ from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
-from sbkit.bundle.module_spec import ARGUMENTS, to_plain
+from sbkit.bundle.module_spec import ARGUMENTS_KEY, node_to_spec
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
-from sbkit.checkpoint.provenance import make_provenance, read_json, to_safetensors
+from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
 from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
@@ -210,16 +210,16 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
     parts = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # used for the run's test
     if decoder is not None:
-        contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
-    elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
+        contents[LANGUAGE_MODELS_FILE] = (run / LANGUAGE_MODELS_FILE).read_bytes()
+    elif "decoder" in root and (run / LANGUAGE_MODELS_FILE).exists():
         logger.warning(
             "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
             f"Finish the run, or fit the weights: sbkit tune {run}"
         )
-    weights = to_safetensors(checkpoints)
+    weights = averaged_safetensors(checkpoints)
     omitted = task.require_export().training_parts
     indices = [index for index, name in enumerate(part_names_of_yaml(root)) if name not in omitted]
-    contents[WEIGHTS_FILE] = to_safetensors(checkpoints, indices) if omitted else weights
+    contents[WEIGHTS_FILE] = averaged_safetensors(checkpoints, indices) if omitted else weights
     confidence = read_json(run / CONFIDENCE_FILE)
     config = {
         "format": FORMAT,
@@ -231,7 +231,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
         PROVENANCE: make_provenance(
             weights=weights,
             decoder=decoder,
-            language_models=contents.get(LANGUAGE_MODELS),
+            language_models=contents.get(LANGUAGE_MODELS_FILE),
             confidence=confidence,
         ),
         "checkpoints": [
@@ -301,10 +301,10 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
     unowned = [name for name in parameters if name != "model" and tag_of(root.get(name))]
     by_node = {id(root.get(key)): built for key, built in objects.items() if built is not None}
     names = dict.fromkeys([*owned, *unowned])
-    parts: Any = {name: to_plain(root[name], key=name, objects=by_node) for name in names}
+    parts: Any = {name: node_to_spec(root[name], key=name, objects=by_node) for name in names}
     for part in parts.values():
-        if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS]:
-            part[ARGUMENTS]["lora"] = None  # its weights have the adapters merged
+        if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
+            part[ARGUMENTS_KEY]["lora"] = None  # its weights have the adapters merged
     return {"model": owned, "parts": parts}
 
 

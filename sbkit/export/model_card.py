@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from sbkit.base.messages import printable
-from sbkit.checkpoint.provenance import read_json, what_differs
+from sbkit.checkpoint.provenance import describe_difference, read_json
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
@@ -71,7 +71,7 @@ def model_card(
     knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
     init_from = knobs.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
-    differs = summary and what_differs(summary.get(PROVENANCE), config.get(PROVENANCE))
+    differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
     export = task.require_export()
     return environment.get_template("card.md.j2").render(
         task=task,

@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Array, Counts, Float32s
-from sbkit.base.checksums import listed_checksums
+from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import WEIGHTS_FILE
@@ -60,7 +60,7 @@ def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
         "sample_rate": bundle.config.sample_rate,
         "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.blank,
-        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
+        WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
     }
     candidates: list[Candidate] = []
     if bundle.labels is not None:
@@ -335,7 +335,7 @@ def write_graphs(
     rate = trained.bundle.config.sample_rate
     metadata = {
         "sample_rate": rate,
-        WEIGHTS_SHA256: listed_checksums(folder.parent).get(WEIGHTS_FILE, ""),
+        WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
         SETTINGS_JSON: json.dumps(model.settings),
     }
     noise = next(Grid(batches=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))

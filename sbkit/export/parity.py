@@ -25,7 +25,7 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
-from sbkit.evaluate.wer_report import error_figures
+from sbkit.evaluate.wer_report import rates_and_counts
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
@@ -259,8 +259,8 @@ class Comparison:
                 **asdict(self.clips),
                 "decoder": self.candidate.decoder,
                 "transcripts_with_other_words": self.other_words,
-                "error_rates": error_figures(self.errors, by_words=by_words),
-                "error_rates_of_the_trained_model": error_figures(
+                "error_rates": rates_and_counts(self.errors, by_words=by_words),
+                "error_rates_of_the_trained_model": rates_and_counts(
                     self.trained_errors, by_words=by_words
                 ),
             },

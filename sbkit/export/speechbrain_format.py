@@ -19,7 +19,7 @@ from sbkit.audio.lengths import to_relative
 from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
 from sbkit.bundle.config import Plain
-from sbkit.bundle.module_spec import ARGUMENTS, TAGS, build
+from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import TrainedModel, WaveformModel, trained_log_probs
 from sbkit.models.asr import AsrModel
@@ -53,7 +53,7 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         "model": list(config.model),
         "vocabulary": {
             "new": "sbkit.text.vocabulary.Vocabulary",
-            ARGUMENTS: vars(tokenizer.vocabulary),
+            ARGUMENTS_KEY: vars(tokenizer.vocabulary),
         },
         **config.parts,
     }
@@ -65,7 +65,7 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         encoding="utf-8",
     )
     parts = {
-        name: build(plain, user_modules=trained.user_modules)
+        name: build_from_spec(plain, user_modules=trained.user_modules)
         for name, plain in config.parts.items()
     }
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
@@ -100,9 +100,9 @@ def _flow(plain: Plain) -> str:
         return text.replace("e", ".0e") if isinstance(plain, float) and "." not in text else text
     if plain.keys() == {"tuple"}:
         return f"({', '.join(map(_flow, plain['tuple']))})"
-    for tag in TAGS:
-        if plain.keys() == {tag, ARGUMENTS}:
-            return f"!{tag}:{plain[tag]} {_flow(plain[ARGUMENTS])}"
+    for tag in TAG_KEYS:
+        if plain.keys() == {tag, ARGUMENTS_KEY}:
+            return f"!{tag}:{plain[tag]} {_flow(plain[ARGUMENTS_KEY])}"
     return f"{{{', '.join(f'{json.dumps(key)}: {_flow(item)}' for key, item in plain.items())}}}"
 
 

@@ -127,7 +127,7 @@ class Progress:
         line = self._line(
             figures,
             values=[f"lr {figures.learning_rate:.1e}"],
-            waiting=f"waiting {100 * figures.waiting:.0f} %",
+            waiting=f"waiting {100 * figures.data_wait_share:.0f} %",
             validations=self._total_epochs - figures.epoch + 1,
         )
         self._live.start()
@@ -170,7 +170,7 @@ class Progress:
             *values,
             f"{figures.rtfx:.0f} RTFx",
             waiting,
-            f"{figures.skipped} skipped" if figures.skipped else "",
+            f"{figures.skipped_steps} skipped" if figures.skipped_steps else "",
             self._time_left(figures.step, validations),
         )
         return " ".join(filter(None, parts))

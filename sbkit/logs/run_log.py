@@ -7,13 +7,15 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Real
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import naming, to_json, write_text_atomically
 
 logger = logging.getLogger(__name__)
@@ -34,10 +36,21 @@ class Figures:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def as_record(self) -> Record:
-        """Return the figures and metrics as one flat line of the log."""
-        fields = asdict(self)
-        metrics = fields.pop("metrics")
-        return {"kind": self.kind, **fields, **metrics}
+        """Return the figures and metrics as one flat line of the log.
+
+        Raises ConfigError if a metric has the name of a figure, which it would replace.
+        """
+        record: Record = {"kind": self.kind}
+        for figure in fields(self):
+            if figure.name != "metrics":
+                record[figure.name] = getattr(self, figure.name)
+        clashes = record.keys() & self.metrics.keys()
+        if clashes:
+            raise ConfigError(
+                f"A metric may not be called {min(clashes)}, because the run log has a figure of "
+                "this name. Rename the metric that the recipe measures."
+            )
+        return {**record, **self.metrics}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +61,8 @@ class StepFigures(Figures):
     loss: float
     learning_rate: float
     rtfx: float  # seconds of audio per second of wall time, over all ranks
-    waiting: float  # share of wall time spent waiting for data, 0 to 1
-    skipped: int = 0  # steps whose loss or gradient was not finite
+    data_wait_share: float  # share of wall time spent waiting for data, 0 to 1
+    skipped_steps: int = 0  # steps whose loss or gradient was not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +72,12 @@ class EpochFigures(Figures):
     kind: ClassVar[str] = "epoch"
     loss: float  # mean training loss over the epoch
     rtfx: float
-    skipped: int = 0
+    skipped_steps: int = 0
     valid_loss: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalFigures(Figures):
+class SplitFigures(Figures):
     """Metrics of a test set; ``decoder`` is None if the task has none."""
 
     kind: ClassVar[str] = "test"
@@ -77,24 +90,31 @@ def read_log(path: Path) -> list[Record]:
 
     A missing file is an empty log.
     """
+    if not path.exists():
+        return []
     records: list[Record] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
-                records.append(json.loads(line))
+    # Not splitlines(): a text in a record may contain other line separators, such as U+2028.
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
     return records
 
 
 class RunLog:
     """Append figures to ``train_log.jsonl``, one JSON object per line, and to TensorBoard.
 
-    ``write`` hands a line to the system before it returns, so a killed run loses at most its last
-    line.
+    ``write`` passes each line to the operating system before it returns, so a killed run loses at
+    most its last line.
 
-    resume_step: drop the records after this step, and all test figures, which the run measures
-        again; a fresh run (0) drops all records.
-    within_epoch: the run resumes before an epoch's validation; drop the record of that epoch, too.
-    keep_test: keep the test figures of this step.
+    resume_step: records after this step are dropped, and so are all test figures, because the run
+        measures them again. A new run has step 0, and drops all records.
+    before_validation: whether the checkpoint was saved before the validation of its epoch. If so,
+        the record of this epoch is dropped, too.
+    keep_test: whether the test figures up to ``resume_step`` stay.
     """
 
     def __init__(
@@ -102,19 +122,21 @@ class RunLog:
         folder: Path,
         *,
         resume_step: int = 0,
-        within_epoch: bool = False,
+        before_validation: bool = False,
         keep_test: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOG_FILE
-        last_steps = {
-            StepFigures.kind: resume_step,
-            EpochFigures.kind: resume_step - 1 if within_epoch else resume_step,
-            FinalFigures.kind: resume_step if keep_test else -1,
-        }
+
+        def is_before_checkpoint(record: Record) -> bool:
+            if record["kind"] == SplitFigures.kind and not keep_test:
+                return False
+            if record["kind"] == EpochFigures.kind and before_validation:
+                return bool(record["step"] < resume_step)
+            return bool(record["step"] <= resume_step)
+
         if self._path.exists():
-            log = read_log(self._path)
-            records = [r for r in log if r["step"] <= last_steps.get(r["kind"], resume_step)]
+            records = filter(is_before_checkpoint, read_log(self._path)) if resume_step else ()
             write_text_atomically(self._path, "".join(to_json(record) + "\n" for record in records))
         self._curves = _open_tensorboard(folder / TENSORBOARD_FOLDER, resume_step + 1)
         self._file = self._path.open("a", encoding="utf-8", buffering=1)
@@ -126,19 +148,24 @@ class RunLog:
             self._file.write(to_json(record) + "\n")
         group = record.get("split", record["kind"])  # each test set has its own curves
         for name, value in record.items():
-            if isinstance(value, int | float) and name not in ("step", "epoch"):
-                self._curves.add_scalar(f"{group}/{name}", value, figures.step)
+            # A metric may be a number of numpy, such as np.float32, which is no float.
+            if isinstance(value, Real) and name not in ("step", "epoch"):
+                self._curves.add_scalar(f"{group}/{name}", float(value), figures.step)
         self._curves.flush()
 
     def close(self) -> None:
         self._curves.close()
-        with suppress(OSError):  # it would hide the error that ends the run
+        # On a full disk, closing fails like writing, and would hide the error that ended the run.
+        with suppress(OSError):
             self._file.close()
 
 
 def _open_tensorboard(folder: Path, purge_step: int) -> Any:
     if find_spec("tensorboard") is None:
-        logger.info("No TensorBoard files without tensorboard: pip install 'sbkit[curves]'.")
+        logger.info(
+            "No TensorBoard files are written, because tensorboard is not installed: "
+            "pip install 'sbkit[curves]'"
+        )
         return SimpleNamespace(add_scalar=_do_nothing, flush=_do_nothing, close=_do_nothing)
     return import_module("torch.utils.tensorboard").SummaryWriter(folder, purge_step=purge_step)
 

@@ -1,7 +1,7 @@
 """The quantizer of a codec, and the codec as one model.
 
-Legend: B utterances, S samples, T frames of a hop, U frames of codes (two hops), F frequencies,
-M mel bins, D model width, G codebooks, L levels of each.
+Legend: B utterances, S samples, U frames of codes, D model width, G codebooks, L channels of a
+codebook.
 """
 
 from collections.abc import Sequence
@@ -16,41 +16,51 @@ from sbkit.models.vocoder import LogMel, VocoderDecoder, VocoderEncoder
 
 
 class FiniteScalarQuantizer(nn.Module):
-    """Round each of a few channels to one of its levels; a code is a combination of levels.
+    """Round each channel of a codebook to one of its levels.
 
-    There is no table of codes: a code is a number whose digits are the levels.
+    A code is a number with a digit for each channel: the index of the channel's level. So no table
+    of codes is needed.
     Source: Mentzer et al. 2023 (arXiv 2309.15505).
+
+    levels: the number of levels of each channel.
     """
 
-    counts: Tensor
-    basis: Tensor
+    levels: Tensor
+    place_values: Tensor
 
     def __init__(self, *, d_model: int, groups: int, levels: Sequence[int]) -> None:
         super().__init__()
         self.space = space = CodeSpace(groups, tuple(levels))
         self.to_levels = nn.Linear(d_model, groups * len(levels))
         self.from_levels = nn.Linear(groups * len(levels), d_model)
-        counts = torch.tensor(space.levels)
-        self.register_buffer("counts", counts, persistent=False)
-        self.register_buffer("basis", counts.cumprod(0) // counts, persistent=False)
+        num_levels = torch.tensor(space.levels)
+        place_values = num_levels.cumprod(0) // num_levels  # of the digits of a code
+        self.register_buffer("levels", num_levels, persistent=False)
+        self.register_buffer("place_values", place_values, persistent=False)
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Round states, with the gradient of the unrounded ones: (B, U, D) -> same, (B, U, G)."""
+        """Return quantized states and their codes: (B, U, D) -> (B, U, D), (B, U, G).
+
+        Rounding passes the gradient through unchanged.
+        """
         x = self.to_levels(states).float().unflatten(2, (self.space.groups, -1))  # (B, U, G, L)
-        half, offset = (self.counts - 1) / 2, (1 - self.counts % 2) / 2
-        width = half * 1.001  # otherwise the outermost levels are never reached
-        bounded = (x + (offset / width).atanh()).tanh() * width - offset
+        half = (self.levels - 1) / 2
+        offset = (1 - self.levels % 2) / 2  # an even number of levels lies between whole numbers
+        # With exactly `half`, a channel of two levels would be shifted by atanh(1), infinity.
+        half_range = half * 1.001
+        bounded = (x + (offset / half_range).atanh()).tanh() * half_range - offset
         rounded = bounded + (bounded.round() - bounded).detach()
         digits = (rounded.detach() + half + offset).round().long()
-        return self._states(rounded + offset), (digits * self.basis).sum(3)
+        return self._project(rounded + offset), (digits * self.place_values).sum(3)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Return the states of checked codes: (B, U, G) -> (B, U, D)."""
-        digits = codes.unsqueeze(3) // self.basis % self.counts  # (B, U, G, L)
-        return self._states(digits - (self.counts - 1) / 2)
+        digits = codes.unsqueeze(3) // self.place_values % self.levels  # (B, U, G, L)
+        return self._project(digits - (self.levels - 1) / 2)
 
-    def _states(self, levels: Tensor) -> Tensor:
-        return self.from_levels((levels * 2 / (self.counts - 1)).flatten(2))
+    def _project(self, centered_digits: Tensor) -> Tensor:
+        """Scale digits to between -1 and 1, and project them to states."""
+        return self.from_levels((centered_digits * 2 / (self.levels - 1)).flatten(2))
 
 
 class CodecModel:
@@ -74,18 +84,25 @@ class CodecModel:
         return {
             "groups": space.groups,
             "levels": space.levels,
-            "frame": self.features.frame,
+            "frame": self.features.frame_samples,
             "encoder_context": self.encoder.context,
             "decoder_context": self.decoder.context,
         }
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Code audio between -1 and 1, and decode it: (B, S), (B,) -> (B, S), (B, U, G), (B,)."""
+        """Encode audio and decode it: (B, S), (B,) -> (B, S), (B, U, G), (B,).
+
+        The audio is between -1 and 1. The codes past an utterance's length are arbitrary; the
+        audio is decoded with a mask.
+        """
         states, codes, frames, mask = self._quantize(audio, lengths)
         return self.decoder(states, mask)[:, : audio.shape[1]], codes, frames
 
     def encode(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Code audio between -1 and 1: (B, S), (B,) -> (B, U, G), (B,); zero past the lengths."""
+        """Encode audio: (B, S), (B,) -> (B, U, G), (B,).
+
+        The audio is between -1 and 1. The codes past an utterance's length are zero.
+        """
         _, codes, frames, mask = self._quantize(audio, lengths)
         return codes * mask.long(), frames
 
@@ -95,10 +112,11 @@ class CodecModel:
         return (self.decoder(self.quantizer.decode(codes), mask),)
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> Tensor:
-        """Code audio in the scale of int16, and decode it: (B, S), (B,) -> (B, S)."""
+        """Encode audio in the scale of int16, and decode it: (B, S), (B,) -> (B, S)."""
         return self.forward(audio / FULL_SCALE, audio_lengths)[0]
 
     def _quantize(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return quantized states, codes, the number of frames (B,), and their mask (B, U, 1)."""
         with torch.autocast(audio.device.type, enabled=False):
             features, frames = self.features(audio.float(), lengths)
         mask = length_mask(frames, features.shape[1], features.device).unsqueeze(2).float()

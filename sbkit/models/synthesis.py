@@ -240,10 +240,10 @@ class SynthesisModel:
         vocoder_encoder: VocoderEncoder,
         vocoder_decoder: VocoderDecoder,
     ) -> None:
-        if compute_features.hop != vocoder_decoder.hop:
+        if compute_features.hop_samples != vocoder_decoder.hop_samples:
             raise ConfigError(
-                f"`vocoder_decoder` has a hop of {vocoder_decoder.hop}, but `compute_features` has "
-                f"{compute_features.hop}. Let both refer to one key."
+                f"`vocoder_decoder` has a hop of {vocoder_decoder.hop_samples}, but "
+                f"`compute_features` has {compute_features.hop_samples}. Let both refer to one key."
             )
         self.model = model
         self.features = compute_features
@@ -256,7 +256,7 @@ class SynthesisModel:
 
     @property
     def settings(self) -> dict[str, object]:
-        return {"symbol_type": self.text_encoder.symbol_type, "frame": self.features.frame}
+        return {"symbol_type": self.text_encoder.symbol_type, "frame": self.features.frame_samples}
 
     def align(
         self, symbols: Tensor, symbol_lengths: Tensor, features: Tensor, frames: Tensor

@@ -1,9 +1,10 @@
-"""A vocoder, whose parts a codec shares: log-mel features, their encoder, a decoder to audio.
+"""The parts of a vocoder and of a codec: log-mel features, an encoder of them, a decoder to audio.
 
 Legend: B utterances, S samples, T frames of a hop, U frames of two hops, F frequencies, M mel bins,
 D model width.
 """
 
+import math
 from typing import ClassVar
 
 import torch
@@ -17,30 +18,48 @@ from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
 WINDOW_HOPS = 4  # also the number of windows that overlap at each sample
 FRAME_HOPS = 2
-MIN_MAGNITUDE = 1e-5  # under the logarithm, for audio between -1 and 1
+MIN_MAGNITUDE = 1e-5  # the logarithm is taken of at least this, for audio between -1 and 1
 MAX_LOG_MAGNITUDE = 6.0
 BLOCK_CONTEXT = 3  # frames that a block sees to each side
 
 
 def fourier_basis(window: int) -> Tensor:
-    """Return the matrix that turns a window of samples into the spectrum of its Hann window."""
+    """Return the matrix that weights a window by a Hann window and Fourier-transforms it.
+
+    ``window`` is in samples. The matrix is (window, 2 F): the real parts, then the imaginary parts.
+    """
     spectra = torch.fft.rfft(torch.hann_window(window, dtype=torch.float64).diag())
     return torch.cat([spectra.real, spectra.imag], 1).float()
 
 
 def inverse_basis(window: int) -> Tensor:
-    """Return the matrix that turns spectra into Hann windows, which add up to the signal."""
+    """Return the matrix that inverts spectra of `fourier_basis`, (2 F, window), for overlap-add.
+
+    The inverse transform is multiplied by the Hann window again. So a sample is weighted by the sum
+    of the squared windows that overlap there, and the matrix is divided by this sum.
+    """
     unit = torch.eye(window // 2 + 1, dtype=torch.float64)
-    sum_of_squares = WINDOW_HOPS * 3 / 8
+    sum_of_squares = WINDOW_HOPS * 3 / 8  # the mean square of a Hann window is 3/8
     hann = torch.hann_window(window, dtype=torch.float64) / sum_of_squares
     return (torch.fft.irfft(torch.cat([unit, 1j * unit]), n=window) * hann).float()
 
 
-class LogMel(nn.Module):
-    """Compute log-mel features, two hops side by side: (B, S), (B,) -> (B, U, 2 M), (B,).
+def window_margins(hop: int) -> tuple[int, int]:
+    """Return by how many samples a window extends to the left and right of the hop in its center.
 
-    Windows of four hops are centered on their hop. The last frame may be partly filled; frames past
-    a length are zero. The transform is a matrix product, which every runtime has.
+    If ``hop`` is odd, the window extends one sample further to the right.
+    """
+    margins = (WINDOW_HOPS - 1) * hop
+    left = margins // 2
+    return left, margins - left
+
+
+class LogMel(nn.Module):
+    """Compute log-mel features, (B, S), (B,) -> (B, U, 2 M), (B,).
+
+    Each hop has a window of four hops, centered on it. A frame concatenates the features of two
+    hops. The last frame of an utterance may extend past its end; later frames are zero. The Fourier
+    transform is a matrix product, because every runtime supports one.
     """
 
     basis: Tensor
@@ -49,32 +68,36 @@ class LogMel(nn.Module):
 
     def __init__(self, *, n_mels: int, hop: int, sample_rate: int) -> None:
         super().__init__()
-        self.hop, self.frame, self.sample_rate = hop, FRAME_HOPS * hop, sample_rate  # samples, Hz
-        basis, highest = fourier_basis(WINDOW_HOPS * hop), sample_rate / 2
+        self.hop_samples = hop
+        self.frame_samples = FRAME_HOPS * hop
+        self.sample_rate = sample_rate  # Hz
+        basis = fourier_basis(WINDOW_HOPS * hop)
+        num_frequencies = basis.shape[1] // 2
+        nyquist = sample_rate / 2
         functional = import_torchaudio("torchaudio.functional")
-        bins = basis.shape[1] // 2
-        filters = functional.melscale_fbanks(bins, 20.0, highest, n_mels, sample_rate)
+        filters = functional.melscale_fbanks(num_frequencies, 20.0, nyquist, n_mels, sample_rate)
         self.register_buffer("basis", basis, persistent=False)
         self.register_buffer("filters", filters, persistent=False)  # (F, M)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the features of audio between -1 and 1."""
-        side, after = (WINDOW_HOPS - 1) * self.hop // 2, -audio.shape[1] % self.frame
-        padded = pad(audio, (side, side + after))
-        windows = padded.unfold(1, WINDOW_HOPS * self.hop, self.hop)
+        left, right = window_margins(self.hop_samples)
+        tail = -audio.shape[1] % self.frame_samples  # completes the last frame
+        padded = pad(audio, (left, right + tail))
+        windows = padded.unfold(1, WINDOW_HOPS * self.hop_samples, self.hop_samples)
         real, imaginary = (windows @ self.basis).chunk(2, 2)  # (B, T, F)
         magnitudes = (real.square() + imaginary.square() + MIN_MAGNITUDE**2).sqrt()
         features = (magnitudes @ self.filters).clamp(min=MIN_MAGNITUDE).log()  # (B, T, M)
-        pairs = features.reshape(features.shape[0], -1, FRAME_HOPS * features.shape[2])
-        frames = (lengths + self.frame - 1) // self.frame
-        return pairs * length_mask(frames, pairs.shape[1], pairs.device).unsqueeze(2), frames
+        stacked = features.reshape(features.shape[0], -1, FRAME_HOPS * features.shape[2])
+        frames = (lengths + self.frame_samples - 1) // self.frame_samples
+        return stacked * length_mask(frames, stacked.shape[1], stacked.device).unsqueeze(2), frames
 
 
 class ConvNeXtBlock(nn.Module):
     """Mix neighboring frames, then channels: (B, U, D), (B, U, 1) -> (B, U, D).
 
-    Dropout applies to the hidden units. Applied to x, it would raise the variance that the layer
-    norms divide by, but only in training.
+    Dropout applies to the hidden units. Dropout of x would raise its variance in training only, and
+    the layer norms divide by the standard deviation.
     Source: Liu et al. 2022, as used in Vocos (arXiv 2306.00814).
     """
 
@@ -84,22 +107,24 @@ class ConvNeXtBlock(nn.Module):
             d_model, d_model, 2 * BLOCK_CONTEXT + 1, padding=BLOCK_CONTEXT, groups=d_model
         )
         self.norm = nn.LayerNorm(d_model)
-        self.up, self.down = nn.Linear(d_model, d_ffn), nn.Linear(d_ffn, d_model)
+        self.up = nn.Linear(d_model, d_ffn)
+        self.down = nn.Linear(d_ffn, d_model)
         self.dropout = Dropout(dropout)
         self.scale = nn.Parameter(torch.full((d_model,), scale))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Add to x; no frame sees those past the end of its utterance."""
-        inner = self.down(self.dropout(gelu(self.up(self.norm(self.conv(x * mask))))))
-        return x + self.scale * inner
+        """Add the output of the block to x. The mask hides the frames past an utterance's end."""
+        hidden = gelu(self.up(self.norm(self.conv(x * mask))))
+        return x + self.scale * self.down(self.dropout(hidden))
 
 
 class ConvNeXt(nn.ModuleList):
     """Run a stack of blocks that start near the identity: (B, U, D), (B, U, 1) -> (B, U, D)."""
 
-    def __init__(self, count: int, d_model: int, d_ffn: int, dropout: float = 0.0) -> None:
-        options = {"scale": 1 / count, "dropout": dropout}
-        super().__init__(ConvNeXtBlock(d_model, d_ffn, **options) for _ in range(count))
+    def __init__(self, num_blocks: int, d_model: int, d_ffn: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        for _ in range(num_blocks):
+            self.append(ConvNeXtBlock(d_model, d_ffn, scale=1 / num_blocks, dropout=dropout))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for block in self:
@@ -114,7 +139,8 @@ class VocoderEncoder(nn.Module):
         super().__init__()
         self.normalize = GlobalNorm(n_mels=FRAME_HOPS * n_mels)
         self.proj = nn.Linear(FRAME_HOPS * n_mels, d_model)
-        self.blocks, self.norm = ConvNeXt(num_layers, d_model, d_ffn), nn.LayerNorm(d_model)
+        self.blocks = ConvNeXt(num_layers, d_model, d_ffn)
+        self.norm = nn.LayerNorm(d_model)
         self.context = num_layers * BLOCK_CONTEXT + 1  # frames to each side
 
     def forward(self, features: Tensor, mask: Tensor) -> Tensor:
@@ -133,32 +159,34 @@ class VocoderDecoder(nn.Module):
         self, *, hop: int, d_model: int, d_ffn: int, num_layers: int, num_fine_layers: int
     ) -> None:
         super().__init__()
-        self.hop, window = hop, WINDOW_HOPS * hop
+        self.hop_samples = hop
+        window = WINDOW_HOPS * hop
         self.blocks = ConvNeXt(num_layers, d_model, d_ffn)
         self.upsample = nn.Linear(d_model, FRAME_HOPS * d_model)
         self.fine_blocks = ConvNeXt(num_fine_layers, d_model, d_ffn)
-        self.norm, self.head = nn.LayerNorm(d_model), nn.Linear(d_model, window + 2)
+        self.norm = nn.LayerNorm(d_model)
+        self.head = nn.Linear(d_model, window + 2)
         self.register_buffer("inverse", inverse_basis(window), persistent=False)
-        fine_hops = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1  # of blocks and windows
-        self.context = num_layers * BLOCK_CONTEXT + -(
-            -fine_hops // FRAME_HOPS
-        )  # frames to each side
+        # The fine blocks and the overlapping windows have a context in hops, the others in frames.
+        fine_hops = num_fine_layers * BLOCK_CONTEXT + WINDOW_HOPS - 1
+        fine_frames = math.ceil(fine_hops / FRAME_HOPS)
+        self.context = num_layers * BLOCK_CONTEXT + fine_frames  # frames to each side
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """Run the blocks, double the frames, and overlap-add the windows of their spectra."""
         x = self.upsample(self.blocks(states, mask)).unflatten(2, (FRAME_HOPS, -1)).flatten(1, 2)
-        fine = mask.repeat_interleave(FRAME_HOPS, 1)
-        x = self.head(self.norm(self.fine_blocks(x, fine)))  # (B, T, 2 F)
+        fine_mask = mask.repeat_interleave(FRAME_HOPS, 1)  # (B, T, 1)
+        x = self.head(self.norm(self.fine_blocks(x, fine_mask)))  # (B, T, 2 F)
         with torch.autocast(x.device.type, enabled=False):
-            return self._invert(x.float(), fine.float())
+            return self._invert(x.float(), fine_mask.float())
 
     def _invert(self, spectra: Tensor, mask: Tensor) -> Tensor:
         """Invert log-magnitudes and angles: (B, T, 2 F), (B, T, 1) -> (B, S)."""
         magnitudes, angles = spectra.chunk(2, 2)  # (B, T, F)
         magnitudes = magnitudes.clamp(max=MAX_LOG_MAGNITUDE).exp() * mask
         windows = torch.cat([magnitudes * angles.cos(), magnitudes * angles.sin()], 2)
-        hops = (windows @ self.inverse).reshape(*windows.shape[:2], WINDOW_HOPS, self.hop)
-        # The hops of each window, shifted by a hop per window: -> (B, T + 3, hop)
+        hops = (windows @ self.inverse).reshape(*windows.shape[:2], WINDOW_HOPS, self.hop_samples)
+        # Hop n of window t is part of hop t + n of the output: four times (B, T + 3, hop).
         shifted = [pad(hops[:, :, n], (0, 0, n, WINDOW_HOPS - 1 - n)) for n in range(WINDOW_HOPS)]
-        side = (WINDOW_HOPS - 1) * self.hop // 2
-        return torch.stack(shifted).sum(0).flatten(1)[:, side:-side]
+        left, right = window_margins(self.hop_samples)
+        return torch.stack(shifted).sum(0).flatten(1)[:, left:-right]

@@ -25,7 +25,7 @@ from sbkit.audio.io import (
     write_wav,
 )
 from sbkit.base.arrays import Array
-from sbkit.base.checksums import listed_checksums
+from sbkit.base.checksums import read_checksums
 from sbkit.base.files import require_writable
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.models.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
@@ -56,7 +56,7 @@ class Codec(GraphModel):
         self.frame: int = settings["frame"]
         self._contexts = (settings["encoder_context"], settings["decoder_context"])
         self._step = max(1, round(step_seconds * rate / self.frame))
-        weights = listed_checksums(Path(folder))[WEIGHTS_FILE]
+        weights = read_checksums(Path(folder))[WEIGHTS_FILE]
         self.fingerprint = self.space.fingerprint(
             sample_rate=rate, frame=self.frame, weights=weights
         )

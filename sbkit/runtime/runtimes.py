@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from sbkit.base.arrays import Array
-from sbkit.base.checksums import listed_checksums
+from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
@@ -106,7 +106,7 @@ def _load_onnx(
         model = OnnxGraphs(graphs, folder, device=device)
     else:
         model = load_onnx(folder, streaming=streaming, device=device, precision=precision)
-    if model.metadata.get(WEIGHTS_SHA256) != listed_checksums(folder).get(WEIGHTS_FILE):
+    if model.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
         raise BundleError(
             f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "
             "again."

@@ -25,7 +25,7 @@ from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_r
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.bundle.module_spec import build
+from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
 from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.distributed.device import DTYPES, Placement
@@ -381,7 +381,8 @@ def _assemble(
     arguments = {} if task.labels is None else task.labels.arguments(contents.labels)
     try:
         parts = {
-            name: build(spec, user_modules=user_modules) for name, spec in config.parts.items()
+            name: build_from_spec(spec, user_modules=user_modules)
+            for name, spec in config.parts.items()
         }
         model = nn.ModuleList(parts[name] for name in config.model)
         for part in parts.values():

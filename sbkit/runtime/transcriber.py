@@ -4,12 +4,12 @@
         -> joined at overlaps -> decoded -> a transcript for each source, in their order
 
 Audio is cut in pauses: where it is quiet, or between the speech that a voice detector finds. It
-arrives in blocks, and at most a segment and a block are held in memory. A cut depends only on the
-30 s before it, so the size of the blocks changes nothing.
+arrives in blocks. READ_AHEAD_SECONDS of segments and one block are held in memory. A cut depends
+only on the 30 s before it, so the size of the blocks changes nothing.
 
 If there is no pause, two segments overlap. Their log-probabilities are joined at one frame, in the
-longest gap between two tokens of the first segment, so that no word is lost or repeated. CTC has a
-frame for each moment, so this works with every decoder.
+longest gap between two tokens of the first segment, so that no word is lost or repeated. A frame of
+CTC belongs to a fixed time, so this works with every decoder.
 
 Any number of threads may call one Transcriber.
 
@@ -21,9 +21,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import IOBase
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -35,23 +35,23 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.decoding.decoder import DecoderInput, Recognized
+from sbkit.decoding.decoder import DecoderInput, Recognition
 from sbkit.runtime.model import Shapes, naming_audio
 from sbkit.runtime.runtimes import OpenBundle, open_model
-from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
+from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
-POOL_SECONDS = 480.0  # of audio that is read ahead and sorted by length; 15 MB
+READ_AHEAD_SECONDS = 480.0  # of audio, whose segments are batched by length; 15 MB
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
-MIN_SEGMENT_SECONDS = 1.0  # before a long pause ends a segment
+MIN_SEGMENT_SECONDS = 1.0  # a long pause ends a segment only if it is longer than this
 LONG_PAUSE_SECONDS = 0.5
-MARGIN_SECONDS = 0.5  # of a pause, kept before the next speech
+MARGIN_SECONDS = 0.5  # a cut pause leaves at most this much silence before the next speech
 OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
 
-Audio = Path | str | IOBase | Array
+AudioSource = Path | str | IOBase | Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +115,9 @@ class Segmenter:
     """
 
     sample_rate: int
-    multiple: int = 1  # samples; the starts of overlapping segments are multiples of it apart
-    min_seconds: float = MIN_SEGMENT_SECONDS  # before a long pause ends a segment
-    detector: VoiceDetector | None = None  # finds the pauses; by default they are quiet audio
+    frame_samples: int = 1  # overlapping segments start a multiple of this many samples apart
+    min_seconds: float = MIN_SEGMENT_SECONDS  # a long pause ends a segment only if it is longer
+    detector: VoiceDetector | None = None  # finds pauses; without one, quiet audio is a pause
 
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
@@ -127,16 +127,17 @@ class Segmenter:
         MAX_SEGMENT_SECONDS, and the next segment repeats its last OVERLAP_SECONDS.
         """
         pending = np.empty(0, np.int16)
-        segment, pauses = Segment(pending, 0), Pauses(self.detector, self.sample_rate)
+        segment = Segment(pending, 0)
+        pauses = Pauses(self.detector, self.sample_rate)
         for block in blocks:
             pauses.add(block)
             pending = np.concatenate([pending, block])
             while len(pending) > self._max_samples:
-                segment = self._first(pending, pauses, after=segment)
+                segment = self._next_segment(pending, pauses, previous=segment)
                 yield segment
                 pending = pending[len(segment.samples) - segment.overlap :]
         while True:
-            segment = self._first(pending, pauses, after=segment)
+            segment = self._next_segment(pending, pauses, previous=segment)
             yield segment
             pending = pending[len(segment.samples) :]
             if not len(pending):
@@ -146,71 +147,123 @@ class Segmenter:
     def _max_samples(self) -> int:
         return seconds_to_samples(MAX_SEGMENT_SECONDS, self.sample_rate)
 
-    def _first(self, pending: Samples, pauses: "Pauses", *, after: Segment) -> Segment:
-        """Return the segment of the pending samples (S,) that follows ``after``."""
-        start = after.next_start
-        ahead, is_longer = pending[: self._max_samples], len(pending) > self._max_samples
-        window = self.sample_rate // WINDOWS_PER_SECOND
-        count = len(ahead) // window
-        min_windows = max(self.min_seconds * WINDOWS_PER_SECOND, after.overlap / window)
+    def _next_segment(self, pending: Samples, pauses: "Pauses", *, previous: Segment) -> Segment:
+        """Return the segment at the start of the pending samples (S,)."""
+        start = previous.next_start
+        head = pending[: self._max_samples]
+        has_more = len(pending) > len(head)
+        cuts = self._possible_cuts(head, pauses, previous=previous, has_more=has_more)
+        for cut in cuts:
+            if cut.pause_windows >= LONG_PAUSE_SECONDS * WINDOWS_PER_SECOND:
+                return self._segment_until(cut, head, start)
+        if not has_more:
+            return Segment(head.copy(), start)
+        if cuts:
+            longest = max(cuts)
+            if longest.pause_windows >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
+                return self._segment_until(longest, head, start)
+        return self._overlapping_segment(head, start)
+
+    def _possible_cuts(
+        self, head: Samples, pauses: "Pauses", *, previous: Segment, has_more: bool
+    ) -> list["_Cut"]:
+        """Return the pauses of samples (S,) in which a segment may end."""
+        num_windows = len(head) // self._window_samples
+        min_windows = max(
+            self.min_seconds * WINDOWS_PER_SECOND, previous.overlap / self._window_samples
+        )
         margin = round(MARGIN_SECONDS * WINDOWS_PER_SECOND)
-        cuts: list[tuple[int, int]] = []  # the length of a pause, and where to cut it, in windows
-        for first, end in pauses.within(ahead, start):
-            length = end - first
-            cut = end - min(length // 2, margin)
-            is_leading = first == 0 and length < count
-            may_continue = end == count and not is_longer
-            if cut >= min_windows and not is_leading and not may_continue:
-                cuts.append((length, cut))
-        for length, cut in cuts:
-            if length >= LONG_PAUSE_SECONDS * WINDOWS_PER_SECOND:
-                return Segment(pending[: cut * window].copy(), start)
-        if not is_longer:
-            return Segment(pending, start)
-        length, cut = max(cuts, default=(0, 0))
-        if length >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
-            return Segment(pending[: cut * window].copy(), start)
+        cuts: list[_Cut] = []
+        for first, end in pauses.within(head, previous.next_start):
+            pause_windows = end - first
+            cut_window = end - min(pause_windows // 2, margin)
+            is_leading = first == 0 and pause_windows < num_windows
+            is_trailing = end == num_windows and not has_more
+            if cut_window >= min_windows and not is_leading and not is_trailing:
+                cuts.append(_Cut(pause_windows, cut_window))
+        return cuts
+
+    def _segment_until(self, cut: "_Cut", head: Samples, start: int) -> Segment:
+        return Segment(head[: cut.window * self._window_samples].copy(), start)
+
+    def _overlapping_segment(self, head: Samples, start: int) -> Segment:
         step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
-        return Segment(ahead, start, self._max_samples - step // self.multiple * self.multiple)
+        step = step // self.frame_samples * self.frame_samples
+        return Segment(head.copy(), start, overlap=self._max_samples - step)
+
+    @property
+    def _window_samples(self) -> int:
+        return self.sample_rate // WINDOWS_PER_SECOND
+
+
+class _Cut(NamedTuple):
+    """A pause, and the window of it where a segment may end."""
+
+    pause_windows: int
+    window: int
+
+
+class _Edge(NamedTuple):
+    """A change between pause and speech, as detected from the audio up to ``detected``."""
+
+    seconds: float
+    detected: float
 
 
 class Pauses:
     """The pauses of one source, whose samples arrive block by block."""
 
     def __init__(self, detector: VoiceDetector | None, sample_rate: int) -> None:
-        self._detector, self._rate = detector, sample_rate
+        self._detector = detector
+        self._rate = sample_rate
         self._state = None if detector is None else detector.start()
-        self._events: list[SpeechEvent] = []
+        # The start and the end of each pause in turn. Audio begins with a pause.
+        self._edges = [_Edge(0.0, 0.0)]
 
     def add(self, block: Samples) -> None:
         if self._detector is not None and self._state is not None:
             events, self._state = self._detector.push(block, self._state)
-            self._events += events
+            self._edges += [_Edge(event.seconds, event.detected) for event in events]
 
     def within(self, samples: Samples, start: int) -> list[list[int]]:
-        """Return the first and end window of each pause in samples (S,), as `find_pauses` does.
+        """Return [first window, end window] of each pause in samples (S,).
 
-        start: the index of the first sample in the source.
+        start: the index of the first sample in the source; later calls have later starts.
         """
-        window, rate = self._rate // WINDOWS_PER_SECOND, self._rate
+        window = self._rate // WINDOWS_PER_SECOND
         if self._detector is None:
             return find_pauses(samples, window)
-        end = samples_to_seconds(start + len(samples), rate)
-        times = [0.0, *(event.seconds for event in self._events if event.detected <= end), end]
-        edges = np.rint((np.array(times[: len(times) // 2 * 2]) * rate - start) / window)
+        end = samples_to_seconds(start + len(samples), self._rate)
+        self._drop_pauses_before(start, end)
+        times = [edge.seconds for edge in self._edges if edge.detected <= end]
+        if len(times) % 2:
+            times.append(end)  # the last pause has not ended
+        edges = np.rint((np.array(times) * self._rate - start) / window)
         pauses = edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()
-        return [[first, end] for first, end in pauses if end > first]
+        return [
+            [first_window, end_window]
+            for first_window, end_window in pauses
+            if end_window > first_window
+        ]
+
+    def _drop_pauses_before(self, start: int, end: float) -> None:
+        while len(self._edges) >= 2:
+            pause_end = self._edges[1]
+            if pause_end.detected > end or pause_end.seconds * self._rate > start:
+                return
+            del self._edges[:2]
 
 
 def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
-    """Return the frame to cut (U, V) at: the middle of the longest gap between two tokens.
+    """Return the frame at which to cut log-probabilities (U, V): the middle of the longest gap.
 
-    Only the middle half of the last ``overlap`` frames is searched. If all its frames have tokens,
-    the first of them is returned.
+    A gap is a run of frames without a token of speech. Only the middle half of the last ``overlap``
+    frames is searched. If every frame there has such a token, the first of them is returned.
 
     silent: the tokens without speech, blank and space.
     """
-    first, last = len(log_probs) - 3 * overlap // 4, len(log_probs) - overlap // 4
+    first = len(log_probs) - 3 * overlap // 4
+    last = len(log_probs) - overlap // 4
     spoken = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
     edges = np.concatenate([[-1], spoken, [last - first]])
     longest = int(np.argmax(np.diff(edges)))
@@ -218,12 +271,12 @@ def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
 
 
 @dataclass(frozen=True)
-class _SourceSegment:
+class _SegmentResult:
     """A segment of a source, or the error that ends the source."""
 
-    name: str | None  # of the file; None for an array or an open file
+    file: str | None  # None for an array or an open file
     segment: Segment | SbkitError
-    is_last: bool
+    is_last: bool = False  # of its source
 
 
 class Transcriber(AbstractContextManager["Transcriber"]):
@@ -239,26 +292,33 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         *,
         bundle: OpenBundle,
         times: bool = True,
-        pool_seconds: float = POOL_SECONDS,
+        read_ahead_seconds: float = READ_AHEAD_SECONDS,
         detector: VoiceDetector | None = None,
         encode: Callable[[Sequence[Samples]], list[Encoded]] | None = None,
     ) -> None:
-        """Take a bundle whose model has a thread of its own.
+        """Use an open bundle.
 
         times: whether words are timed.
-        pool_seconds: how much audio is read ahead.
+        read_ahead_seconds: how much audio is read before the model runs on its segments.
         detector: finds the pauses where long audio is cut.
         encode: runs the model on segments, by default in batches of similar length.
+
+        Raises:
+            ConfigError: the detector needs another sample rate than the model.
         """
-        self._bundle, self._pool, self._times = bundle, bundle.decoder_pool, times
-        self._thread, self._rate = bundle.model, bundle.config.sample_rate
-        self._pool_seconds, self.effective = pool_seconds, bundle.model.effective
-        self._segmenter = Segmenter(self._rate, self._thread.samples_per_frame, detector=detector)
+        self._bundle = bundle
+        self._model = bundle.model
+        self._decoder_pool = bundle.decoder_pool
+        self._times = times
+        self._rate = bundle.config.sample_rate
+        self._read_ahead_seconds = read_ahead_seconds
+        self.effective = bundle.model.effective
         if detector is not None:
             detector.require_rate(self._rate)
+        self._segmenter = Segmenter(self._rate, self._model.samples_per_frame, detector=detector)
         max_samples = seconds_to_samples(default_batch_seconds(self.effective), self._rate)
         self._encode = encode or partial(
-            self._thread.encode_by_length, shapes=Shapes(max_samples=max_samples)
+            self._model.encode_by_length, shapes=Shapes(max_samples=max_samples)
         )
 
     @classmethod
@@ -276,7 +336,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         detector: VoiceDetector | None = None,
         user_modules: frozenset[str] = frozenset(),
     ) -> Self:
-        """Load a bundle; a model that cannot run as requested is an error.
+        """Load a bundle, and run its model exactly as requested.
 
         device: cpu, cuda, cuda:N or auto.
         runtime: torch or onnx.
@@ -301,10 +361,14 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             compile=compile,
             user_modules=user_modules,
         )
-        return cls(bundle=bundle, times=times, detector=detector)
+        try:
+            return cls(bundle=bundle, times=times, detector=detector)
+        except BaseException:
+            bundle.model.close()
+            raise
 
-    def transcribe(self, audio: Audio, sample_rate: int | None = None) -> Transcript:
-        """Transcribe a file, or an array at ``sample_rate``, which `to_samples` converts.
+    def transcribe(self, audio: AudioSource, sample_rate: int | None = None) -> Transcript:
+        """Transcribe a file, or an array at ``sample_rate``, which is converted like a file.
 
         Raises:
             DataError: the file is not audio, or the array has no finite samples.
@@ -315,7 +379,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return transcript
 
     def transcribe_batch(
-        self, audios: Sequence[Audio], sample_rate: int | None = None
+        self, audios: Sequence[AudioSource], sample_rate: int | None = None
     ) -> list[Transcript]:
         """Transcribe sources as `transcribe` does, in batches of similar length.
 
@@ -330,107 +394,140 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
     def stream(
         self,
-        audios: Iterable[Audio],
+        audios: Iterable[AudioSource],
         sample_rate: int | None = None,
         *,
-        on_seconds: Callable[[float], object] = float,
+        on_seconds: Callable[[float], object] | None = None,
         on_text: Callable[[str], object] | None = None,
         phrases: Sequence[str] = (),
         times: bool | None = None,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each source, or its error, in their order.
 
-        on_seconds: called with the seconds of audio that were decoded since its last call.
-        on_text: called with the text that each segment adds to its source, as soon as it is final.
+        Segments are decoded in batches of ``read_ahead_seconds``, so the calls below come batch by
+        batch, one for each segment.
+
+        on_seconds: called with the seconds of audio that a segment adds.
+        on_text: called with the text that a segment adds to the transcript.
         phrases: hotwords, for a decoder that takes them.
         times: whether words are timed; None for the setting of the Transcriber.
         """
-        recognized: list[Recognized] = []
-        cut = 0  # frames of the next segment that belong to the previous one
-        hotwords = self._bundle.split_phrases(phrases)[0] if phrases else ()
+        hotwords: tuple[str, ...] = ()
+        if phrases:
+            hotwords, _ = self._bundle.split_phrases(phrases)
         times = self._times if times is None else times
-        segments = self._read(audios, sample_rate)
-        for pool in _pools(segments, self._rate, self._pool_seconds):
-            inputs, cut = self._decoder_inputs(pool, cut, hotwords)
-            decoded = iter(self._pool.decode(inputs, times=times))
-            for item in pool:
+        recognized: list[Recognition] = []  # the segments of the present source
+        frames_to_skip = 0  # frames of the next segment that belong to the previous one
+        last_character = ""  # of the text of the present source
+        for batch in _batches(
+            self._read(audios, sample_rate), self._rate, self._read_ahead_seconds
+        ):
+            inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, hotwords)
+            decoded = iter(self._decoder_pool.decode(inputs, with_times=times))
+            for item in batch:
                 if isinstance(item.segment, SbkitError):
                     yield item.segment
-                    recognized = []
-                    continue
-                recognized.append(next(decoded))
-                if on_text is not None:
-                    texts = [part.text for part in recognized]
-                    before = join_segments(texts[:-1])
-                    on_text(printable(join_segments(texts).removeprefix(before)))
-                on_seconds(self._seconds(item.segment.next_start - item.segment.start))
+                else:
+                    recognized.append(next(decoded))
+                    text = join_segments([last_character, recognized[-1].text])
+                    if on_text is not None:
+                        on_text(printable(text.removeprefix(last_character)))
+                    last_character = text[-1:]
+                    if on_seconds is not None:
+                        on_seconds(self._seconds(item.segment.next_start - item.segment.start))
+                    if item.is_last:
+                        yield self._join(recognized, item.file, item.segment)
                 if item.is_last:
-                    yield self._join(recognized, item.name, item.segment)
                     recognized = []
+                    last_character = ""
 
     def close(self) -> None:
-        self._pool.close()
-        self._thread.close()
+        self._decoder_pool.close()
+        self._model.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, audios: Iterable[Audio], sample_rate: int | None) -> Iterator[_SourceSegment]:
+    def _read(
+        self, audios: Iterable[AudioSource], sample_rate: int | None
+    ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
+        if isinstance(audios, Path | str | IOBase):
+            raise DataError(
+                f"`{audios}` is a single source. Pass a list of sources, or use `transcribe`."
+            )
         for audio in audios:
-            name = str(audio) if isinstance(audio, Path | str) else None
+            file = None
+            if isinstance(audio, Path | str):
+                file = str(audio)
             if isinstance(audio, Path | str | IOBase):
                 blocks = stream_audio(audio, self._rate)
             else:
                 blocks = convert_array(audio, sample_rate, self._rate)
+            previous: Segment | None = None
             try:
-                for segment, following in pairwise(chain(self._segmenter.split(blocks), [None])):
-                    assert segment is not None
-                    yield _SourceSegment(name, segment, is_last=following is None)
+                for segment in self._segmenter.split(blocks):
+                    if previous is not None:
+                        yield _SegmentResult(file, previous)
+                    previous = segment
             except SbkitError as error:
-                yield _SourceSegment(name, error, is_last=True)
+                yield _SegmentResult(file, error, is_last=True)
+            else:
+                assert previous is not None  # there is always a segment, which may be empty
+                yield _SegmentResult(file, previous, is_last=True)
 
     def _decoder_inputs(
-        self, pool: Sequence[_SourceSegment], cut: int, hotwords: tuple[str, ...]
+        self, batch: Sequence[_SegmentResult], frames_to_skip: int, hotwords: tuple[str, ...]
     ) -> tuple[list[DecoderInput], int]:
-        """Run the model on a pool; return the decoder's inputs, and ``cut`` for the next pool.
+        """Run the model on the segments of a batch, and return the inputs of the decoder.
 
-        cut: frames of the first segment that belong to the previous one.
+        frames_to_skip: frames of the first segment that belong to the previous batch. The number
+            for the next batch is returned, too.
         """
-        segments = [item.segment for item in pool if isinstance(item.segment, Segment)]
-        with naming_audio(listed(dict.fromkeys(item.name or "an array" for item in pool))):
+        segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
+        names = dict.fromkeys(item.file or "an array" for item in batch)
+        with naming_audio(listed(names)):
             encoded = iter(self._encode([segment.samples for segment in segments]))
         inputs: list[DecoderInput] = []
-        for item in pool:
+        for item in batch:
             if isinstance(item.segment, SbkitError):
-                cut = 0
+                frames_to_skip = 0
             else:
-                trimmed, cut = self._trim(item.segment, next(encoded), cut)
+                trimmed, frames_to_skip = self._trim(item.segment, next(encoded), frames_to_skip)
                 inputs.append(replace(trimmed, phrases=hotwords))
-        return inputs, cut
+        return inputs, frames_to_skip
 
-    def _trim(self, segment: Segment, encoded: Encoded, first: int) -> tuple[DecoderInput, int]:
-        """Omit the first frames of a segment, and those at its end that the next one provides.
+    def _trim(
+        self, segment: Segment, encoded: Encoded, frames_to_skip: int
+    ) -> tuple[DecoderInput, int]:
+        """Omit the frames of a segment that the previous segment or the next one provides.
 
-        Return also how many frames the next segment must omit.
+        Return also how many frames the next segment must skip.
         """
-        step, end, cut = self._thread.samples_per_frame, len(encoded.log_probs), 0
+        frame_samples = self._model.samples_per_frame
+        num_frames = len(encoded.log_probs)
         if segment.overlap:
-            next_first = (segment.next_start - segment.start) // step
-            end = find_gap(encoded.log_probs, end - next_first, self._bundle.tokenizer.silent)
-            cut = end - next_first
-        is_whole = end == len(encoded.log_probs)
-        samples = len(segment.samples) - first * step if is_whole else (end - first) * step
-        start = self._seconds(segment.start + first * step)
-        part = encoded.part(first, end)
-        return self._bundle.decoder_input(part, samples=samples, start=start), cut
+            next_segment_frame = (segment.next_start - segment.start) // frame_samples
+            overlap_frames = num_frames - next_segment_frame
+            silent = self._bundle.tokenizer.silent
+            split_frame = find_gap(encoded.log_probs, overlap_frames, silent)
+            skipped_by_next = split_frame - next_segment_frame
+            num_samples = (split_frame - frames_to_skip) * frame_samples
+        else:
+            split_frame = num_frames
+            skipped_by_next = 0
+            num_samples = len(segment.samples) - frames_to_skip * frame_samples
+        start = self._seconds(segment.start + frames_to_skip * frame_samples)
+        part = encoded.part(frames_to_skip, split_frame)
+        decoder_input = self._bundle.decoder_input(part, samples=num_samples, start=start)
+        return decoder_input, skipped_by_next
 
     def _join(
-        self, recognized: Sequence[Recognized], name: str | None, last: Segment
+        self, recognized: Sequence[Recognition], file: str | None, last: Segment
     ) -> Transcript:
         words = chain.from_iterable(part.words for part in recognized)
         return Transcript(
-            file=name,
+            file=file,
             text=printable(join_segments(part.text for part in recognized)),
             seconds=self._seconds(last.next_start),
             words=tuple(replace(word, text=printable(word.text)) for word in words),
@@ -456,9 +553,9 @@ def open_recognizer(
         runtime = bundle.model.effective.runtime
         if runtime != "torch" and bundle.decoder and bundle.decoder.attention_rescoring:
             raise ConfigError(
-                f"`--runtime {runtime}` does not support the decoder of this bundle, which needs "
-                "the attention decoder, which is not exported. Pass --runtime torch or --decoder "
-                "greedy, or export the run after: sbkit tune RUN --no-attention-rescoring"
+                "The decoder of this bundle rescores with the attention decoder, but `--runtime "
+                f"{runtime}` has only the encoder. Pass --runtime torch or --decoder greedy. Or "
+                "run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
             )
         bundle.task.require_prediction("text", command="transcribe")
         return bundle
@@ -467,18 +564,23 @@ def open_recognizer(
         raise
 
 
-def _pools(
-    segments: Iterable[_SourceSegment], sample_rate: int, seconds: float
-) -> Iterator[list[_SourceSegment]]:
-    """Collect segments into pools of at least that many seconds of audio."""
-    pool: list[_SourceSegment] = []
-    missing = max_samples = seconds_to_samples(seconds, sample_rate)
+def _batches(
+    segments: Iterable[_SegmentResult], sample_rate: int, seconds: float
+) -> Iterator[list[_SegmentResult]]:
+    """Collect segments into batches of at least ``seconds`` of audio; the last may be shorter."""
+    target_samples = seconds_to_samples(seconds, sample_rate)
+    batch: list[_SegmentResult] = []
+    num_samples = 0
     for item in segments:
-        pool.append(item)
-        missing -= len(item.segment.samples) if isinstance(item.segment, Segment) else sample_rate
-        if missing <= 0:
-            yield pool
+        batch.append(item)
+        if isinstance(item.segment, Segment):
+            num_samples += len(item.segment.samples)
+        else:
+            num_samples += sample_rate  # so that a list of many broken files is reported early
+        if num_samples >= target_samples:
+            yield batch
             return_freed_memory()  # not after short audio: many threads transcribe clip by clip
-            pool, missing = [], max_samples
-    if pool:
-        yield pool
+            batch = []
+            num_samples = 0
+    if batch:
+        yield batch

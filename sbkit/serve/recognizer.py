@@ -36,7 +36,7 @@ from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
 from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, forward_batch
 
-POOL_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
+READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
 
 Part = TypeVar("Part")
@@ -321,7 +321,7 @@ class Recognizer:
         )
         self._sessions = SessionBatcher(metrics.streams.observe)
         self._transcriber = Transcriber(
-            bundle=bundle, pool_seconds=POOL_SECONDS, encode=self.batcher.encode
+            bundle=bundle, read_ahead_seconds=READ_AHEAD_SECONDS, encode=self.batcher.encode
         )
         self.streaming: StreamingRecognizer | None = None
         with suppress(SbkitError):  # the model cannot run in chunks
@@ -381,7 +381,7 @@ class Recognizer:
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
         decoder = self._bundle.decoder
-        if phrases and decoder is not None and decoder.decoder_type != "graph":
+        if phrases and decoder is not None and decoder.takes_hotwords:
             streaming = await asyncio.to_thread(
                 lambda: StreamingRecognizer(bundle=self._bundle.with_more_hotwords(phrases))
             )

@@ -21,7 +21,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.decoder import BeamDecoder, CtcDecoder
+from sbkit.decoding.decoder import BeamDecoder, ClipDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.runtimes import OpenBundle
@@ -78,7 +78,7 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
             )
         self.chunks = chunks
         self.samples_per_frame = self.model.samples_per_frame
-        self.decoder: CtcDecoder = bundle.decoder_pool.decoder
+        self.decoder: ClipDecoder = bundle.decoder_pool.decoder
         self.silent = bundle.tokenizer.silent
         decoder = self.decoder.decoder
         if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:

@@ -5,16 +5,16 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.decoder import Recognized
+from sbkit.decoding.decoder import Recognition
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import describe_results, report_errors, slice_error_rates
+from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
 from sbkit.text.tokenizer import Tokenizer
 
 
 def score_texts(
-    recognized: Sequence[Recognized],
+    recognized: Sequence[Recognition],
     *,
     ids: Sequence[str],
     texts: Sequence[str],
@@ -78,9 +78,9 @@ SPEECH_RECOGNITION = Task(
     scorer=Scorer(
         target="text",
         score=transcribe_rows,
-        measure=slice_error_rates,
+        measure=slice_figures,
         describe=describe_results,
-        report=report_errors,
+        report=write_results,
     ),
     export=Exportable(
         model_class="sbkit.models.asr.AsrModel", hub_task="automatic-speech-recognition"

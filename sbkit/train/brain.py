@@ -448,7 +448,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         skipped, num_bad = recorder.flush(overflow_is_usual=self.scaler.is_enabled())
         self.nonfinite_count += num_bad
         recorder.check_count(self.nonfinite_count, self.nonfinite_patience)
-        self.training_metrics.meter.skipped += skipped
+        self.training_metrics.meter.skipped_steps += skipped
 
     def _seeded(self, batch: Any) -> AbstractContextManager[None]:
         """Seed random numbers from the position in the run, so that a resumed run draws the same.
@@ -734,7 +734,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.run_folder,
             Progress(total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics),
             resume_step=self.optimizer_step,
-            within_epoch=self.step > 0,
+            before_validation=self.step > 0,
         )
 
     def _watch(self) -> AnyWatchdog:

@@ -28,7 +28,7 @@ from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.metric import LOSS, Metrics, describe_values
-from sbkit.logs.run_log import LOG_FILE, FinalFigures, RunLog
+from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.models.loss import Loss
 
 logger = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def _log_test(
     position = {"epoch": model.epoch, "step": model.step}
     run_log = RunLog(model.folder, resume_step=model.step)
     for split, metrics in values.items():
-        figures = FinalFigures(**position, split=split, metrics=metrics, decoder=decoders[split])
+        figures = SplitFigures(**position, split=split, metrics=metrics, decoder=decoders[split])
         run_log.write(figures)
     run_log.close()
 

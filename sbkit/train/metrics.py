@@ -38,7 +38,7 @@ class MetricTotals:
     audio_seconds: float
     wall_seconds: float
     waiting_seconds: float  # mean over the ranks
-    skipped: float = 0.0  # steps whose gradient was not finite
+    skipped_steps: float = 0.0  # steps whose gradient was not finite
 
     @property
     def loss(self) -> float:
@@ -51,7 +51,7 @@ class MetricTotals:
         return self.audio_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
     @property
-    def waiting(self) -> float:
+    def data_wait_share(self) -> float:
         """Share of the time spent waiting for data."""
         return self.waiting_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
@@ -98,7 +98,7 @@ class Meter:
             self._loss += self._loss.new_tensor([unread.loss_sum, unread.labels])
             self._audio_seconds += unread.audio_seconds
             self._waiting_seconds += unread.waiting_seconds * world_size()
-        self.skipped += unread.skipped
+        self.skipped_steps += unread.skipped_steps
 
     def peek(self) -> MetricTotals:
         """Sum over ranks, transfer once, and leave the meter as it is."""
@@ -111,7 +111,7 @@ class Meter:
             audio_seconds=audio_seconds,
             wall_seconds=time.perf_counter() - self._started,
             waiting_seconds=waiting_seconds / world_size(),
-            skipped=self.skipped,
+            skipped_steps=self.skipped_steps,
         )
 
     def _reset(self) -> None:
@@ -119,7 +119,7 @@ class Meter:
         self._loss: Tensor = torch.zeros(2, dtype=dtype, device=self._device)
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
-        self.skipped = 0.0  # the same on every rank
+        self.skipped_steps = 0.0  # the same on every rank
         self._started = time.perf_counter()
 
 
@@ -144,16 +144,19 @@ class TrainingMetrics:
         self._progress = Progress(total_epochs=0, total_steps=0)
 
     def open(
-        self, folder: Path | None, progress: Progress, *, resume_step: int, within_epoch: bool
+        self, folder: Path | None, progress: Progress, *, resume_step: int, before_validation: bool
     ) -> None:
         """Open the log, without the entries after the checkpoint that the run starts from.
 
-        within_epoch: whether the checkpoint comes before the validation of its epoch.
+        before_validation: whether the checkpoint comes before the validation of its epoch.
         """
         with _together():
             if rank() == 0 and folder is not None:
                 self._log = RunLog(
-                    folder, resume_step=resume_step, within_epoch=within_epoch, keep_test=True
+                    folder,
+                    resume_step=resume_step,
+                    before_validation=before_validation,
+                    keep_test=True,
                 )
         self._progress = progress
 
@@ -193,8 +196,8 @@ class TrainingMetrics:
             loss=reading.loss,
             learning_rate=rate,
             rtfx=reading.rtfx,
-            waiting=reading.waiting,
-            skipped=int(reading.skipped),
+            data_wait_share=reading.data_wait_share,
+            skipped_steps=int(reading.skipped_steps),
         )
         self._write(figures)
         if live:
@@ -223,7 +226,7 @@ class TrainingMetrics:
             step=step,
             loss=self.so_far.loss,
             rtfx=self.so_far.rtfx,
-            skipped=int(self.so_far.skipped),
+            skipped_steps=int(self.so_far.skipped_steps),
             valid_loss=valid_loss,
             metrics=values,
         )

@@ -15,7 +15,7 @@ import soundfile
 
 from sbkit.base.checksums import write_checksums
 from sbkit.commands.cli import run
-from sbkit.decoding.decoder import LANGUAGE_MODELS
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused, watched
@@ -137,13 +137,15 @@ def test_malformed_json_is_refused(name: str, content: bytes, bundle: Path) -> N
 @pytest.mark.parametrize("size", [10**9, 1.5, "32"])
 def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
     ensure_language_models(
-        bundle / LANGUAGE_MODELS,
+        bundle / LANGUAGE_MODELS_FILE,
         source="",
         orders={WORDS: 2, TOKENS: 2},
         texts=lambda: ["hello there", "a quick brown fox"],
         tokenizer=Tokenizer(model_file=bundle / "tokenizer.model"),
     )
-    edit_config(bundle, lambda config: config.update(decoder={"beam_size": size, "weights": {}}))
+    decoder = {"decoder_type": "beam", "attention_rescoring": False, "weights": {}}
+    decoder["beam_size"] = size
+    edit_config(bundle, lambda config: config.update(decoder=decoder))
     assert "`beam_size`" in transcription_refused(bundle)
 
 

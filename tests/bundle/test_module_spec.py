@@ -9,9 +9,9 @@ import torch
 from ruamel.yaml import YAML
 from torch import nn
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules
-from sbkit.bundle.module_spec import build, to_plain
+from sbkit.bundle.module_spec import build_from_spec, node_to_spec
 
 
 class Sizes:
@@ -20,7 +20,7 @@ class Sizes:
 
 def plain_of(text: str) -> Any:
     root = YAML().load(text)
-    return to_plain(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
+    return node_to_spec(root["part"], key="part", objects={id(root.get("tokenizer")): Sizes()})
 
 
 def test_build_restores_a_tree_of_modules() -> None:
@@ -34,7 +34,7 @@ part: !new:torch.nn.Sequential
         kernel_size: (2, 3)
 """
     )
-    model = build(plain)
+    model = build_from_spec(plain)
     assert isinstance(model, nn.Sequential)
     assert model[0].out_features == 7
     assert isinstance(model[1], nn.ReLU)
@@ -42,8 +42,8 @@ part: !new:torch.nn.Sequential
 
 
 def test_build_of_a_name_returns_the_class_or_a_partial() -> None:
-    assert build(plain_of("part: !name:torch.nn.GELU")) is nn.GELU
-    leaky_relu = build(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
+    assert build_from_spec(plain_of("part: !name:torch.nn.GELU")) is nn.GELU
+    leaky_relu = build_from_spec(plain_of("part: !name:torch.nn.LeakyReLU {negative_slope: 0.5}"))
     assert leaky_relu()(torch.tensor(-1.0)).item() == -0.5
 
 
@@ -54,10 +54,40 @@ def test_build_of_a_name_returns_the_class_or_a_partial() -> None:
         ("part: !!python/object/apply:os.getcwd []", "python/object/apply"),
     ],
 )
-def test_to_plain_refuses_values_that_need_running_code(text: str, word: str) -> None:
+def test_export_refuses_values_that_need_running_code(text: str, word: str) -> None:
     with pytest.raises(SbkitError) as error:
         plain_of(text)
     assert word in str(error.value)
+
+
+LAYER = "part: !new:torch.nn.Linear"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{LAYER} {{a: {'[' * 32}{']' * 32}}}", "nests more than 32 lists and mappings"),
+        (f"{LAYER} {{a: .nan}}", "it holds nan"),
+        (f"{LAYER} {{a: 2024-01-01}}", "it holds datetime.date"),
+        (f"{LAYER} {{a: {{new: 1}}}}", "has the key 'new'"),
+        (f"{LAYER} {{a: {{tuple: [1, 2]}}}}", "has the key 'tuple'"),
+        (f"{LAYER} {{a: {{1: a, '1': b}}}}", "has the key 1"),
+        (f"{LAYER} 5", "!new:torch.nn.Linear has the single argument '5'"),
+        (
+            "tokenizer: &t !new:some.Tokenizer {file: x}\n"
+            f"{LAYER} {{a: !apply:getattr [*t, pieces]}}",
+            "the attribute `pieces` of the task's labels, which is not a public number",
+        ),
+        (
+            f"other: &o !new:some.Other {{file: x}}\n{LAYER} {{a: !apply:getattr [*o, size]}}",
+            "an attribute of an object other than the task's labels",
+        ),
+    ],
+)
+def test_export_refuses_what_loading_would_refuse(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plain_of(text)
+    assert message in str(error.value)
 
 
 def test_build_uses_only_module_classes_of_imported_user_modules(
@@ -70,14 +100,15 @@ def test_build_uses_only_module_classes_of_imported_user_modules(
     monkeypatch.syspath_prepend(str(tmp_path))
     plain = {"new": "my_own_layers.Layer", "arguments": {}}
     with pytest.raises(SbkitError, match="pass --import my_own_layers"):
-        build(plain)
+        build_from_spec(plain)
     assert "my_own_layers" not in sys.modules
     user_modules = import_user_modules(["my_own_layers"])
-    assert type(build(plain, user_modules=user_modules)).__name__ == "Layer"
+    assert type(build_from_spec(plain, user_modules=user_modules)).__name__ == "Layer"
     for name in ("leave", "os.system", "nn.Module"):
         for tag in ("new", "name"):
             with pytest.raises(SbkitError, match="list"):
-                build({tag: f"my_own_layers.{name}", "arguments": []}, user_modules=user_modules)
+                spec = {tag: f"my_own_layers.{name}", "arguments": []}
+                build_from_spec(spec, user_modules=user_modules)
 
 
 def test_import_user_modules_names_a_module_that_cannot_be_imported() -> None:

@@ -1,5 +1,6 @@
 """Damaged checkpoints are skipped, SpeechBrain's are read, and one run locks a folder."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -36,6 +37,13 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(
     assert find_damage(newest) is not None
     assert recovered(tmp_path) == 1.0
     assert f"{newest} is skipped: " in caplog.text
+
+
+def test_checksums_of_files_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / CHECKSUMS).write_text(json.dumps({"../secret": "0"}))
+    assert find_damage(tmp_path / "model") == f"its {CHECKSUMS} cannot be read"
 
 
 def test_run_with_only_damaged_checkpoints_fails(tmp_path: Path) -> None:

@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.provenance import describe_provenance, provenance_of_run
+from sbkit.checkpoint.provenance import (
+    describe_difference,
+    describe_provenance,
+    provenance_of_run,
+)
 from sbkit.commands.cli import run as sbkit
-from sbkit.decoding.decoder import Weights
+from sbkit.decoding.decoder import DecoderWeights
 from sbkit.lm.language_models import digest_of, save
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
@@ -21,7 +25,7 @@ def write_decoder(run: Path, **settings: Any) -> None:
     """Write a decoder as the end of a training does, and as `sbkit tune` does."""
     record = {
         **{"decoder_type": "beam", "beam_size": 8, "attention_rescoring": False},
-        **{"weights": Weights().plain(), "chosen_on": ["dev"], "WER": 0.5, **settings},
+        **{"weights": DecoderWeights().plain(), "chosen_on": ["dev"], "WER": 0.5, **settings},
     }
     (run / "decoder.json").write_text(json.dumps(record))
 
@@ -73,3 +77,32 @@ def test_other_weights_have_no_scores_until_measured(run: Path) -> None:
     (other,) = (run.parent / "other/checkpoints").glob("CKPT*")
     other.rename(run / "checkpoints" / other.name)
     assert "not measured with these weights and these confidences" in export(run)
+
+
+def test_run_without_scores_is_not_called_outdated(run: Path) -> None:
+    (run / "summary.json").unlink()
+    with pytest.raises(SbkitError, match=r"has no scores yet\. Finish the run"):
+        sbkit(["compare", str(run), str(run)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"decoder_type": "graph", "weights": {"word": 1.0}}, "decoder graph, word 1"),
+        ({"attention_rescoring": True, "weights": None}, "beam 8, attention rescoring"),
+    ],
+)
+def test_provenance_describes_only_what_the_decoder_uses(
+    run: Path, settings: dict[str, Any], expected: str
+) -> None:
+    write_decoder(run, **settings)
+    description = describe_provenance(provenance_of_run(run))
+    assert description.endswith(expected)
+    assert ("beam" in description) == ("beam" in expected)
+
+
+def test_differences_are_separated_by_commas() -> None:
+    current = {"weights": "a", "decoder": None, "language_models": "b", "confidence": "c"}
+    assert describe_difference(None, current) == (
+        "not measured with these weights, these language models and these confidences"
+    )

@@ -1,14 +1,17 @@
 """Beam decoders: hotwords, streams, rescoring, and pools of processes that decode many clips."""
 
+import gc
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,12 +20,12 @@ import torch
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.decoding import decoder as decoder_module
 from sbkit.decoding.decoder import (
-    AttentionDecoder,
+    AttentionScorer,
     BeamDecoder,
-    CtcDecoder,
+    ClipDecoder,
     DecoderInput,
     DecoderPool,
-    Weights,
+    DecoderWeights,
     rescore,
 )
 from sbkit.decoding.greedy import GreedyDecoder
@@ -61,7 +64,7 @@ def beam(tmp_path: Path, tokenizer: Tokenizer) -> BeamDecoder:
 
 def test_hotword_that_is_in_no_text_is_recognized(beam: BeamDecoder) -> None:
     """The utterance is "call lam"; its second l sounds a little more like a t."""
-    unbiased = beam.with_weights(Weights(token=0))
+    unbiased = beam.with_weights(DecoderWeights(token=0))
     biased = unbiased.with_hotwords(["lam", "lam"])
     log_probs = spoken(beam.tokenizer, "call lam", {5: "t"})
     assert transcribe(biased, log_probs) == "call lam"
@@ -79,11 +82,13 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         decoder = beam.with_hotwords(["lam", "north"])
     else:
         beam.attention_rescoring = True
-        attention = AttentionDecoder(
+        attention = AttentionScorer(
             log_probs=lambda tokens: -np.ones((len(tokens), tokens.shape[1] + 1, 99)), eos=2
         )
         with pytest.raises(TypeError, match="needs the attention decoder"):
             beam.nbest(np.zeros((1, vocabulary.size)))
+        with pytest.raises(TypeError, match="needs the attention decoder"):
+            beam.finish(beam.start())
     random = np.random.default_rng(3)
     for utterance in misheard(beam.tokenizer):
         log_probs, state = utterance.log_probs, decoder.start()
@@ -100,8 +105,11 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
     [
         ({"decoder_type": "tree"}, "`decoder_type` must be beam or graph; got tree"),
         ({"attention_rescoring": "rescore"}, "must be True or False; got rescore"),
-        ({"weights": {"words": 1}}, "must be numbers named word, .*; got {'words': 1}"),
-        ({"weights": {"word": 1e9}}, "must be numbers named word, .*; got {'word': 1000000000.0}"),
+        ({"weights": {"words": 1}}, "are word, .*; got {'words': 1}"),
+        ({"weights": {"word": 1000}}, "a number between -1000 and 1000; got {'word': 1000}"),
+        ({"weights": [1]}, r"are word, .*; got \[1\]"),
+        ({"beam_size": 0}, "`beam_size` must be a whole number from 1 to 4096, but is 0"),
+        ({"beam_size": 2.5}, "`beam_size` must be a whole number from 1 to 4096, but is 2.5"),
     ],
 )
 def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:
@@ -109,10 +117,31 @@ def test_decoder_refuses_invalid_settings(options: dict[str, object], message: s
         BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
 
 
+def test_clip_that_allows_no_text_is_empty(beam: BeamDecoder, decoder: ClipDecoder) -> None:
+    """Only the unknown token is possible in its frame, and no decoder may write it."""
+    log_probs = np.full((1, beam.tokenizer.vocab_size), -np.inf)
+    log_probs[0, beam.tokenizer.vocabulary.unk] = 0.0
+    clip = DecoderInput(log_probs=log_probs, samples=STEP)
+    for clip_decoder in (ClipDecoder(beam, decoder.aligner), decoder):  # the second has hotwords
+        assert clip_decoder.decode(clip, with_times=True).text == ""
+
+
+def test_decoders_with_hotwords_are_freed_with_their_decoder(decoder: ClipDecoder) -> None:
+    log_probs = spoken(decoder.aligner.tokenizer, "call", {})
+    clip = DecoderInput(log_probs=log_probs, samples=STEP, phrases=("lam",))
+    closed = ClipDecoder(decoder.decoder, decoder.aligner)  # type: ignore[arg-type]
+    closed.decode(clip, with_times=False)
+    reference = weakref.ref(closed._cached_with_phrases(("lam",)))
+    assert reference() is not None
+    del closed
+    gc.collect()
+    assert reference() is None
+
+
 # -- rescoring
 
 
-class RandomDecoder(AttentionDecoder):
+class RandomDecoder(AttentionScorer):
     """An attention decoder of random numbers."""
 
     def __init__(self, seed: int) -> None:
@@ -150,7 +179,7 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
     logits = model.decoder_log_probs(tokens, states, lengths)
     losses = attention_loss(logits, tokens, counts, model.vocabulary.eos, 0.0).sums
     long, short = (
-        AttentionDecoder(
+        AttentionScorer(
             log_probs=partial(model.score_tokens, row[:count]), eos=model.vocabulary.eos
         )
         for row, count in zip(states, lengths.tolist(), strict=True)
@@ -165,9 +194,9 @@ def test_attention_decoder_scores_texts_as_the_training_loss_does() -> None:
 
 
 @pytest.fixture
-def decoder(beam: BeamDecoder) -> CtcDecoder:
+def decoder(beam: BeamDecoder) -> ClipDecoder:
     aligner = WordAligner(tokenizer=beam.tokenizer, samples_per_frame=STEP, sample_rate=16_000)
-    return CtcDecoder(beam.with_hotwords(["norse"]), aligner)
+    return ClipDecoder(beam.with_hotwords(["norse"]), aligner)
 
 
 @pytest.fixture
@@ -182,37 +211,37 @@ def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_pool_of_processes_equals_one_process(
-    decoder: CtcDecoder,
+    decoder: ClipDecoder,
     clips: list[DecoderInput],
     always_pooled: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad = DecoderInput(log_probs=np.full((3, 99), np.nan), samples=3 * STEP, start=0)
     pool = DecoderPool(decoder, processes=2)
-    results = pool.decode(clips, times=True)
+    results = pool.decode(clips, with_times=True)
     assert pool._executor is not None
-    assert pool.decode(clips[:2], times=True) == results[:2]
+    assert pool.decode(clips[:2], with_times=True) == results[:2]
     with pytest.raises(SbkitError, match="99 columns"):
-        pool.decode([bad], times=True)
+        pool.decode([bad], with_times=True)
     pool.close()
     monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 1 << 30)
     unused = DecoderPool(decoder, processes=2)
-    assert unused.decode(clips, times=True) == results
+    assert unused.decode(clips, with_times=True) == results
     assert unused._executor is None
     assert [result.text for result in results] == TEXTS
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_phrases_of_a_clip_bias_only_that_clip(
-    beam: BeamDecoder, decoder: CtcDecoder, always_pooled: None, processes: int
+    beam: BeamDecoder, decoder: ClipDecoder, always_pooled: None, processes: int
 ) -> None:
     """Once, each request with a prompt started processes of its own."""
     aligner = replace(decoder.aligner, confidence=Confidence(0.0, {"posterior": 1.0}))
     log_probs = spoken(beam.tokenizer, "the forth is cold", {4: "n"})
     clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
     clips = [clip, replace(clip, phrases=("forth",)), clip]
-    pool = DecoderPool(CtcDecoder(beam, aligner), processes=processes)
-    unbiased, biased, unbiased_again = pool.decode(clips, times=True)
+    pool = DecoderPool(ClipDecoder(beam, aligner), processes=processes)
+    unbiased, biased, unbiased_again = pool.decode(clips, with_times=True)
     assert (pool._executor is None) == (processes == 1)
     pool.close()
     assert unbiased == unbiased_again
@@ -222,16 +251,37 @@ def test_phrases_of_a_clip_bias_only_that_clip(
 
 
 def test_pool_reports_a_killed_process(
-    decoder: CtcDecoder, clips: list[DecoderInput], always_pooled: None
+    decoder: ClipDecoder, clips: list[DecoderInput], always_pooled: None
 ) -> None:
     pool = DecoderPool(decoder, processes=2)
-    pool.decode(clips, times=True)
+    pool.decode(clips, with_times=True)
     assert pool._executor is not None
     os.kill(next(iter(pool._executor._processes)), signal.SIGKILL)
     with pytest.raises(SbkitError, match="decoding processes was killed"):
         for _ in range(1000):
-            pool.decode(clips, times=True)
-    assert len(pool.decode(clips, times=True)) == len(TEXTS)
+            pool.decode(clips, with_times=True)
+    assert len(pool.decode(clips, with_times=True)) == len(TEXTS)
+    pool.close()
+
+
+def test_thread_that_learns_late_of_a_killed_process_spares_the_next_executor(
+    decoder: ClipDecoder, clips: list[DecoderInput], always_pooled: None
+) -> None:
+    pool = DecoderPool(decoder, processes=2)
+    pool.decode(clips, with_times=True)
+    broken = pool._executor
+    assert broken is not None
+    pool._shut_down(broken)
+    with (
+        patch.object(pool, "_start_executor", return_value=broken),
+        pytest.raises(SbkitError, match="another thread found one of them killed"),
+    ):
+        pool.decode(clips, with_times=True)
+    pool.decode(clips, with_times=True)
+    running = pool._executor
+    pool._shut_down(broken)
+    assert pool._executor is running
+    assert len(pool.decode(clips, with_times=True)) == len(TEXTS)
     pool.close()
 
 
@@ -244,12 +294,12 @@ from sbkit.decoding import decoder as decoder_module
 decoder_module.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
 pool = builtins.pool = decoder_module.DecoderPool(decoder, processes=2)  # outlives this module
-print(len(pool.decode(clips, times=False)))
+print(len(pool.decode(clips, with_times=False)))
 """
 
 
 def test_pool_needs_no_main_block_and_need_not_be_closed(
-    decoder: CtcDecoder, clips: list[DecoderInput], tmp_path: Path
+    decoder: ClipDecoder, clips: list[DecoderInput], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(NEVER_CLOSED)
     (tmp_path / "input.pickle").write_bytes(pickle.dumps((decoder, clips)))
@@ -268,7 +318,7 @@ def test_decoder_with_sentences_as_words_is_pickled(beam: BeamDecoder) -> None:
     """In a language without spaces, a sentence counts as a word, and the lexicon is deep."""
     sentence = "callthenorthoffice" * 50
     models = LanguageModels(train([[sentence]], order=1).model, None)
-    decoder = beam.changed(language_models=models).with_hotwords([sentence])
+    decoder = beam.copy_with(language_models=models).with_hotwords([sentence])
     log_probs = spoken(beam.tokenizer, TEXTS[0], {})
     expected = decoder.nbest(log_probs)
     assert pickle.loads(pickle.dumps(decoder)).nbest(log_probs) == expected

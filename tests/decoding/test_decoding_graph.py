@@ -14,7 +14,7 @@ import pytest
 from recipes.asr.data import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
-from sbkit.decoding.decoder import BeamDecoder, Weights
+from sbkit.decoding.decoder import BeamDecoder, DecoderWeights
 from sbkit.decoding.decoding_graph import GraphDecoder, make_graph
 from sbkit.decoding.fit import ValidationUtterance, search_weights, used_weights
 from sbkit.lm.kneser_ney import train
@@ -149,7 +149,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def graph_of(folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: Any) -> BeamDecoder:
     file = folder / "lm.safetensors"
     train_models(file, tokenizer, TEXTS, words=order)
-    options = {"weights": Weights(word=1.0), **options}
+    options = {"weights": DecoderWeights(word=1.0), **options}
     return BeamDecoder(tokenizer=tokenizer, language_models=file, decoder_type="graph", **options)
 
 
@@ -167,7 +167,7 @@ def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer:
 
 def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer, weights=None)
-    assert [*used_weights(decoder)] == ["word", "unknown", "word_bonus"]
+    assert [*used_weights(decoder)] == ["word", "unknown_word", "word_bonus"]
     utterances = [
         ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
     ]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sbkit.decoding import fit
-from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, Weights
+from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, DecoderWeights
 from sbkit.decoding.fit import (
     FittedWeights,
     LabeledWords,
@@ -46,10 +46,12 @@ def fitting(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> F
 def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
     decoder, utterances, fitted = fitting
 
-    def errors_with(weights: Weights) -> Scores:
+    def errors_with(weights: DecoderWeights) -> Scores:
         return count_all_errors([decoder.with_weights(weights)], utterances)[0]
 
-    assert fitted.scores.wer < 0.5 * errors_with(Weights(word=0, token=0, unknown=0)).wer
+    assert (
+        fitted.scores.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown_word=0)).wer
+    )
     assert fitted.scores == errors_with(fitted.weights)
     assert fitted.plain()["utterances"] == 6
 
@@ -126,7 +128,7 @@ def test_weights_are_fitted_to_enough_speech_or_keep_their_defaults(
     utterances = [clip._replace(seconds=seconds / count)] * count
     monkeypatch.setattr(fit, "NUM_TRIALS", 2)
     fitted = fit_weights(decoder, utterances, split_sizes={"dev": total}, by_words=True)
-    assert (fitted.weights != Weights()) == is_fitted
+    assert (fitted.weights != DecoderWeights()) == is_fitted
     assert fitted.scores.utterances == count
     assert f"only {count} of {total} utterances ({seconds:.0f} s)" in fitted.reason or is_fitted
 

@@ -12,7 +12,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.evaluate.compare import MAX_CHANGED, ComparedRun, compare, compare_runs, write_comparison
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import report_errors
+from sbkit.evaluate.wer_report import write_results
 from tests.evaluate.test_intervals import read_table
 from tests.runs import read_json
 
@@ -25,7 +25,7 @@ def write_run(
     folder: Path, sets: Mapping[str, Sequence[ScoredUtterance]], *, figures: str = "summary.json"
 ) -> str:
     folder.mkdir()
-    test = {name: report_errors(folder, name, scored) for name, scored in sets.items()}
+    test = {name: write_results(folder, name, scored) for name, scored in sets.items()}
     (folder / figures).write_text(json.dumps({"test": test}))
     return str(folder)
 

@@ -17,8 +17,8 @@ from sbkit.evaluate.report import (
     write_report,
 )
 from sbkit.evaluate.run_results import RunResults
-from sbkit.evaluate.wer import Figures, ScoredUtterance, pair_units
-from sbkit.evaluate.wer_report import slice_error_rates
+from sbkit.evaluate.wer import FigureDict, ScoredUtterance, pair_units
+from sbkit.evaluate.wer_report import slice_figures
 from sbkit.logs.metric import Metric
 from tests.logs.reports import results, tone, write_example
 
@@ -66,7 +66,7 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
     assert page.stat().st_size < static + 20_000 + 400 * count
 
 
-def page_of(folder: Path, test: dict[str, Figures], **options: Any) -> str:
+def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
     """Write the page of a run without texts."""
     run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
     write_report(folder / "report.html", [run], clips=lambda *_: {}, **options)
@@ -74,7 +74,7 @@ def page_of(folder: Path, test: dict[str, Figures], **options: Any) -> str:
 
 
 def test_page_shows_the_largest_slices(tmp_path: Path) -> None:
-    figures = {**slice_error_rates([ScoredUtterance("a", "a b", "a c")]), "utterances": 1}
+    figures = {**slice_figures([ScoredUtterance("a", "a b", "a c")]), "utterances": 1}
     values = {f"speaker {n:05}": figures for n in range(20_000)}
     values["speaker 19999"] = {**figures, "utterances": 9}
     slices = {"speaker": values, "length": {"short": figures}}

@@ -5,7 +5,13 @@ from dataclasses import astuple
 
 import pytest
 
-from sbkit.evaluate.wer import ScoredUtterance, align, count_errors, right_words, total_scores
+from sbkit.evaluate.wer import (
+    ScoredUtterance,
+    count_errors,
+    format_alignment,
+    total_scores,
+    word_correctness,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +43,7 @@ def test_count_errors_equals_the_edit_distance() -> None:
         assert scores.words.errors == _edit_distance(reference.split(), hypothesis.split())
         assert scores.characters.errors == _edit_distance([*reference], [*hypothesis])
         assert scores.words.reference_length == len(reference.split())
-        right = right_words(reference.split(), hypothesis.split())
+        right = word_correctness(reference.split(), hypothesis.split())
         num_right = len(reference.split()) - scores.words.substitutions - scores.words.deletions
         assert (len(right), sum(right)) == (len(hypothesis.split()), num_right)
 
@@ -70,12 +76,16 @@ def test_scores_add_counts_instead_of_averaging_rates() -> None:
 def test_align_puts_words_in_columns(
     reference: str, hypothesis: str, lines: tuple[str, str, str]
 ) -> None:
-    assert align(reference, hypothesis) == lines
+    assert format_alignment(reference, hypothesis) == lines
 
 
 def test_align_puts_characters_in_columns_without_words() -> None:
     """A space is a visible character, because it counts for the CER."""
-    assert align("今 天气", "今天气好", by_words=False) == ("今␣天气**", "今*天气好", "  D    I")
+    assert format_alignment("今 天气", "今天气好", by_words=False) == (
+        "今␣天气**",
+        "今*天气好",
+        "  D    I",
+    )
 
 
 def _random_text(numbers: random.Random) -> str:

@@ -14,12 +14,12 @@ from sbkit.evaluate.wer import ScoredUtterance, total_scores
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
-    error_figures,
+    figures_of_test_set,
     hash_references,
+    rates_and_counts,
     read_utterances,
-    report_errors,
-    result_figures,
-    slice_error_rates,
+    slice_figures,
+    write_results,
     write_utterances,
     write_wer,
 )
@@ -64,12 +64,12 @@ def test_write_wer_writes_the_worst_first(tmp_path: Path) -> None:
     assert (tmp_path / "wer_test.txt").read_text() == REPORT
 
 
-def test_judge_words_compares_confidences_with_the_reference() -> None:
+def test_word_confidences_are_compared_with_the_reference() -> None:
     """Words without a confidence do not count; greedy decoding has figures of its own."""
     words = (Word("please", 0, 1, 0.9), Word("told", 1, 2, 0.2), Word("line", 2, 3))
     beam = ScoredUtterance("a", "please hold the line", "please told line", words=words)
     greedy = replace(beam, hypothesis="pleas", words=(Word("pleas", 0, 1, 0.4),))
-    figures = result_figures([replace(beam, greedy=greedy), SPLIT[0]])
+    figures = figures_of_test_set([replace(beam, greedy=greedy), SPLIT[0]])
     assert figures["confidence"] == {
         "AUC": 1.0,
         "NCE": pytest.approx(1 + (np.log2(0.9) + np.log2(0.8)) / 2),
@@ -81,7 +81,7 @@ def test_judge_words_compares_confidences_with_the_reference() -> None:
     assert describe_results([beam]).endswith(
         "; confidence AUC 1.0, NCE 0.8, ECE 0.15 (1 right / 2 words)"
     )
-    assert "confidence" not in result_figures(SPLIT)
+    assert "confidence" not in figures_of_test_set(SPLIT)
 
 
 def test_describe_silence_notes_a_model_that_wrote_nothing() -> None:
@@ -107,12 +107,12 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     greedy = [ScoredUtterance(*row, by_words=False) for row in texts]
     scored = [replace(result, greedy=result) for result in greedy]
     assert "; greedily CER " in describe_results(scored)
-    figures = report_errors(tmp_path, "test", scored)
-    slice_figures = slice_error_rates(scored)
-    text = json.dumps([describe_results(scored), figures, slice_figures])
+    figures = write_results(tmp_path, "test", scored)
+    of_slice = slice_figures(scored)
+    text = json.dumps([describe_results(scored), figures, of_slice])
     assert "WER" not in text
     assert "word" not in text
-    assert figures["CER"] == figures["greedy"]["CER"] == slice_figures["CER"] == 3 / 7
+    assert figures["CER"] == figures["greedy"]["CER"] == of_slice["CER"] == 3 / 7
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
     worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
     assert worst.startswith("b: CER 100.00 % (2 / 2)")
@@ -130,7 +130,7 @@ def test_write_summary_has_the_speed_of_training(
 ) -> None:
     write_summary(
         tmp_path / "summary.json",
-        test={"clean": error_figures(total_scores(SPLIT))},
+        test={"clean": rates_and_counts(total_scores(SPLIT))},
         parameters=2_000_000,
         train_seconds=seconds,
         audio_seconds=25_000.0,
@@ -201,8 +201,23 @@ def test_transcript_of_any_length_is_read_back(tmp_path: Path) -> None:
 
 def test_read_utterances_refuses_another_form(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text('{"id": "a", "words": []}')
-    with pytest.raises(SbkitError, match=r"broken.jsonl has a line that .*'reference'"):
+    with pytest.raises(SbkitError, match=r"Line 1 of .*broken.jsonl was not .*'reference'"):
         read_utterances(tmp_path / "broken.jsonl")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"reference": 3}, {"seconds": "2"}, {"by_words": 1}, {"words": [{"text": "a", "start": "0"}]}],
+)
+def test_read_utterances_refuses_a_value_of_another_type(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    file = tmp_path / "utterances_test.jsonl"
+    write_utterances(file, SPLIT[:2])
+    first, second, _ = file.read_text().split("\n")
+    file.write_text("\n".join([first, json.dumps(json.loads(second) | change)]))
+    with pytest.raises(SbkitError, match=r"Line 2 of .*jsonl was not written by sbkit \(TypeError"):
+        read_utterances(file)
 
 
 def test_hash_references_depends_on_ids_and_references_only() -> None:

@@ -100,7 +100,7 @@ def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
     decoder = BeamDecoder(
         tokenizer=tokenizer,
         language_models=models,
-        weights={"word": 1.0, "unknown": 0.0},
+        weights={"word": 1.0, "unknown_word": 0.0},
         decoder_type="graph",
     )
     for name in ("model.onnx", "tokens.txt"):

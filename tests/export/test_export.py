@@ -11,7 +11,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document
-from sbkit.decoding.decoder import LANGUAGE_MODELS
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.export import test_sets
 from sbkit.export.export import HUB, building_bundle, change_config, export_run, plain_parts
 from sbkit.export.test_sets import prepare_test_sets
@@ -115,7 +115,7 @@ def test_export_warns_of_a_decoder_without_weights(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     unfinished = Path(shutil.copytree(run, tmp_path / "run"))
-    (unfinished / LANGUAGE_MODELS).touch()
+    (unfinished / LANGUAGE_MODELS_FILE).touch()
     export_run(unfinished, tmp_path / "bundle")
     assert "greedily. Finish the run, or fit the weights: sbkit tune" in caplog.text
 

@@ -11,7 +11,7 @@ from sbkit.evaluate.compare import ComparedRun, compare
 from sbkit.evaluate.report import KnownWords, write_report
 from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import result_figures, slice_error_rates
+from sbkit.evaluate.wer_report import figures_of_test_set, slice_figures
 from sbkit.logs.run_log import EpochFigures, StepFigures
 from sbkit.text.word import Word
 
@@ -27,7 +27,9 @@ HEARD = (
 RIGHT = tuple(Word(text, 0.2 + 0.4 * n, 0.5 + 0.4 * n) for n, text in enumerate(SAID.split()))
 RECORDS = [
     *(
-        StepFigures(epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, waiting=0.0)
+        StepFigures(
+            epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, data_wait_share=0.0
+        )
         for step in range(1, 60)
     ),
     EpochFigures(epoch=1, step=59, loss=1.0, rtfx=9.0, valid_loss=1.2, metrics={"WER": 0.5}),
@@ -50,10 +52,10 @@ B = utterances(RIGHT)
 
 def results(name: str, scored: list[ScoredUtterance]) -> RunResults:
     """Make the results of a run with one test set."""
-    by = {"speaker": {HOSTILE: {"utterances": 1, **slice_error_rates(scored[:1])}}}
+    by = {"speaker": {HOSTILE: {"utterances": 1, **slice_figures(scored[:1])}}}
     return RunResults(
         name=name,
-        test={"test": {**result_figures(scored), "report_by": by}},
+        test={"test": {**figures_of_test_set(scored), "report_by": by}},
         utterances={"test": scored},
         log=[record.as_record() for record in RECORDS],
         data=None,

@@ -5,12 +5,15 @@ import logging
 import math
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
+import numpy as np
 import pytest
 
+from sbkit.base.errors import ConfigError
 from sbkit.logs import curves
 from sbkit.logs import run_log as run_log_module
-from sbkit.logs.run_log import EpochFigures, FinalFigures, RunLog, StepFigures, read_log
+from sbkit.logs.run_log import EpochFigures, RunLog, SplitFigures, StepFigures, read_log
 from tests.shortage import largest_file
 
 logger = logging.getLogger(__name__)
@@ -18,7 +21,13 @@ logger = logging.getLogger(__name__)
 
 def step_figures(step: int, *, loss: float = 2.0, **figures: float) -> StepFigures:
     return StepFigures(
-        epoch=1, step=step, loss=loss, learning_rate=1e-3, rtfx=200.0, waiting=0.02, metrics=figures
+        epoch=1,
+        step=step,
+        loss=loss,
+        learning_rate=1e-3,
+        rtfx=200.0,
+        data_wait_share=0.02,
+        metrics=figures,
     )
 
 
@@ -28,7 +37,7 @@ def test_lines_are_json_and_on_disk_at_once(tmp_path: Path) -> None:
     run_log.write(
         EpochFigures(epoch=1, step=10, loss=2.0, rtfx=200.0, metrics={"CER": 0.5, "WER": 0.9})
     )
-    run_log.write(FinalFigures(epoch=1, step=10, split="test", metrics={"WER": 0.8}))
+    run_log.write(SplitFigures(epoch=1, step=10, split="test", metrics={"WER": 0.8}))
     lines = (tmp_path / "train_log.jsonl").read_text().splitlines()  # while the log is still open
     run_log.close()
     assert _tensorboard(tmp_path, "test/WER") == [(10, pytest.approx(0.8))]
@@ -57,9 +66,9 @@ def test_resuming_drops_records_after_checkpoint(tmp_path: Path) -> None:
     assert _tensorboard(tmp_path, "step/loss") == losses
 
 
-@pytest.mark.parametrize(("within_epoch", "expected"), [(False, [1, 2]), (True, [1])])
+@pytest.mark.parametrize(("before_validation", "expected"), [(False, [1, 2]), (True, [1])])
 def test_resuming_before_validation_drops_record_of_that_epoch(
-    within_epoch: bool, expected: list[int], tmp_path: Path
+    before_validation: bool, expected: list[int], tmp_path: Path
 ) -> None:
     """The run was killed between the epoch's line and its checkpoint, and validates again."""
     run_log = RunLog(tmp_path)
@@ -67,10 +76,33 @@ def test_resuming_before_validation_drops_record_of_that_epoch(
         run_log.write(step_figures(step))
         run_log.write(EpochFigures(epoch=epoch, step=step, loss=2.0, rtfx=200.0))
     run_log.close()
-    RunLog(tmp_path, resume_step=20, within_epoch=within_epoch).close()
+    RunLog(tmp_path, resume_step=20, before_validation=before_validation).close()
     records = read_log(tmp_path / "train_log.jsonl")
     assert [record["epoch"] for record in records if record["kind"] == "epoch"] == expected
     assert [record["step"] for record in records if record["kind"] == "step"] == [10, 20]
+
+
+def test_new_run_drops_all_records_and_ignores_foreign_lines(tmp_path: Path) -> None:
+    run_log = RunLog(tmp_path)
+    run_log.write(SplitFigures(epoch=0, step=0, split="dev\u2028other", metrics={"WER": 1.0}))
+    run_log.close()
+    path = tmp_path / "train_log.jsonl"
+    with path.open("a") as file:
+        file.write("null\n")
+    assert [record["split"] for record in read_log(path)] == ["dev\u2028other"]
+    RunLog(tmp_path, keep_test=True).close()
+    assert read_log(path) == []
+
+
+def test_metrics_may_be_numbers_of_numpy_but_replace_no_figure(tmp_path: Path) -> None:
+    run_log = RunLog(tmp_path)
+    metrics = MappingProxyType({"WER": np.float32(0.5)})
+    run_log.write(EpochFigures(epoch=1, step=10, loss=2.0, rtfx=200.0, metrics=metrics))
+    clashing = EpochFigures(epoch=2, step=20, loss=2.0, rtfx=200.0, metrics={"loss": 1.0})
+    with pytest.raises(ConfigError, match="A metric may not be called loss"):
+        run_log.write(clashing)
+    run_log.close()
+    assert _tensorboard(tmp_path, "epoch/WER") == [(10, 0.5)]
 
 
 def test_full_disk_is_raised_once_and_names_file(tmp_path: Path) -> None:
@@ -98,7 +130,7 @@ def test_run_without_tensorboard_and_matplotlib_says_once_what_it_leaves_out(
     curves.can_draw.cache_clear()
     assert [file.name for file in tmp_path.iterdir()] == ["train_log.jsonl"]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "No TensorBoard files without tensorboard",
+        "No TensorBoard files are written, because tensorboard is not installed",
         "No pictures without matplotlib",
     ]
 

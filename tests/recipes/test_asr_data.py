@@ -6,7 +6,7 @@ import pytest
 
 from recipes.asr.data import prepare_language_models
 from sbkit.data.splits import Splits
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
@@ -52,5 +52,5 @@ def test_other_training_data_gives_other_language_models(
         prints = {"train-clean-100": text, "dev-clean": "other"}
         splits = Splits(train, {"dev-clean": train}, {}, fingerprints=prints)
         prepare_language_models(knobs, splits, tokenizer)
-        words = load_language_models(tmp_path / LANGUAGE_MODELS, tokenizer).words
+        words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None and {*words.words} == {*SPECIAL, *known}

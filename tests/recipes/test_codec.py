@@ -222,6 +222,15 @@ def test_log_mel_equals_the_log_mel_of_windows_around_their_hop() -> None:
     assert distance.tolist() == pytest.approx([4 * math.log(2), 2 * math.log(2)], rel=1e-2)
 
 
+@pytest.mark.parametrize("hop", [20, 21])
+def test_log_mel_and_vocoder_have_the_same_frames_with_any_hop(hop: int) -> None:
+    features = LogMel(n_mels=5, hop=hop, sample_rate=2000)
+    decoder = VocoderDecoder(hop=hop, d_model=4, d_ffn=8, num_layers=0, num_fine_layers=0)
+    stacked, frames = features(torch.zeros(1, 5 * hop), torch.tensor([5 * hop]))
+    assert (stacked.shape, frames.tolist()) == ((1, 3, 10), [3])
+    assert decoder(torch.zeros(1, 3, 4), torch.ones(1, 3, 1)).shape == (1, 6 * hop)
+
+
 def test_vocoder_decoder_inverts_spectra() -> None:
     decoder = VocoderDecoder(hop=20, d_model=4, d_ffn=8, num_layers=1, num_fine_layers=1)
     audio = torch.randn(1, 200, generator=torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ from sbkit.audio.io import Samples
 from sbkit.runtime.transcriber import (
     MAX_SEGMENT_SECONDS,
     OVERLAP_SECONDS,
+    Pauses,
     Segment,
     Segmenter,
     find_gap,
@@ -121,3 +122,23 @@ def test_segmenter_takes_pauses_from_a_detector(block: float) -> None:
     cutter = Segmenter(RATE, 640, detector=VoiceDetector(ScriptedSpeech()))
     assert [len(segment.samples) / RATE for segment in cutter.split(blocks)] == [5.0, 16.6]
     assert len(list(Segmenter(RATE, 640).split(blocks))) == 1
+
+
+def pauses_of(audio: Samples) -> Pauses:
+    pauses = Pauses(VoiceDetector(ScriptedSpeech()), RATE)
+    pauses.add(audio)
+    return pauses
+
+
+def test_pauses_before_a_segment_are_forgotten() -> None:
+    """Once, each segment of a source scanned all pauses since its start: 48 s in eight hours."""
+    audio = script(*[(1.0, 0.3), (4.0, 0.9)] * 12)
+    pauses = pauses_of(audio)
+    for start in range(0, len(audio), RATE // 3):
+        samples = audio[start : start + 10 * RATE]
+        assert pauses.within(samples, start) == pauses_of(audio).within(samples, start)
+    assert len(pauses._edges) < 3
+
+
+def test_segments_keep_no_blocks_in_memory() -> None:
+    assert all(segment.samples.base is None for segment in cut(noise(100)))

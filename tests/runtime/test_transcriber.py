@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import enumerate as enumerate_threads
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,9 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.commands.score import describe_decoding
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
+from sbkit.runtime.voice_detector import VoiceDetector
 from tests.runtime.bundles import make_bundle
+from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
 
 SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
@@ -56,8 +59,8 @@ def test_transcriber_joins_overlaps_without_losing_or_repeating_words(
     seed: int, tmp_path: Path
 ) -> None:
     bundle, tokenizer, model = tone_bundle(tmp_path)
-    pool_seconds = 40.0 if seed % 2 else 480.0  # at 40 overlapping segments are in two pools
-    transcriber = Transcriber(bundle=bundle, pool_seconds=pool_seconds)
+    read_ahead_seconds = 40.0 if seed % 2 else 480.0  # at 40 overlapping segments are in two pools
+    transcriber = Transcriber(bundle=bundle, read_ahead_seconds=read_ahead_seconds)
     text = say(130, seed=seed)
     lead = silence(0.24 * seed)  # so that the cuts lie elsewhere
     transcript = transcriber.transcribe(np.concatenate([lead, speak(tokenizer, text)]), RATE)
@@ -102,7 +105,7 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
 ) -> None:
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
     monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: bundle)
-    with pytest.raises(SbkitError, match="needs the attention decoder, which is not exported"):
+    with pytest.raises(SbkitError, match="rescores with the attention decoder"):
         Transcriber.load(tmp_path, runtime="onnx")
 
 
@@ -177,6 +180,21 @@ def test_transcribe_batch_keeps_the_results_beside_a_broken_file(tmp_path: Path)
     first, missing, second = failed.value.results
     assert [str(first), str(second)] == [*SENTENCES[:2]]
     assert isinstance(missing, SbkitError)
+
+
+def test_transcribe_batch_refuses_a_single_file(tmp_path: Path) -> None:
+    transcriber, _, _ = tone_transcriber(tmp_path)
+    with pytest.raises(SbkitError, match=r"`ab\.wav` is a single source\. Pass a list of sources"):
+        transcriber.transcribe_batch("ab.wav")
+
+
+def test_load_ends_the_model_if_the_detector_has_another_rate(tmp_path: Path) -> None:
+    speech = ScriptedSpeech()
+    speech.sample_rate = 8000
+    before = set(enumerate_threads())
+    with pytest.raises(SbkitError, match="takes audio at 8000 Hz"):
+        Transcriber.load(make_bundle(tmp_path), device="cpu", detector=VoiceDetector(speech))
+    assert not any(thread.name.startswith("model") for thread in {*enumerate_threads()} - before)
 
 
 def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:

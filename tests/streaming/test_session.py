@@ -13,7 +13,7 @@ import torch
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.decoder import BeamDecoder, CtcDecoder
+from sbkit.decoding.decoder import BeamDecoder, ClipDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model import ModelThread
@@ -255,7 +255,7 @@ def test_session_expects_hotwords(tmp_path: Path) -> None:
     decoder = recognizer.decoder.decoder
     assert isinstance(decoder, BeamDecoder)
     biased = decoder.with_hotwords(["lazy fox"])
-    recognizer.decoder = CtcDecoder(biased, recognizer.decoder.aligner)
+    recognizer.decoder = ClipDecoder(biased, recognizer.decoder.aligner)
     events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
     assert finals(events)[0].text == "a lazy fox"
 

@@ -60,7 +60,7 @@ def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> N
     assert list(meter.timed(iter([]))) == []
     reading = meter.read()
     assert (reading.waiting_seconds, reading.wall_seconds) == (12.0, 15.0)
-    assert reading.waiting == 0.8
+    assert reading.data_wait_share == 0.8
 
 
 def test_metric_totals_add_up() -> None:
@@ -68,25 +68,25 @@ def test_metric_totals_add_up() -> None:
         NO_TOTALS + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
     )
     assert total == MetricTotals(8.0, 4.0, 30.0, 6.0, 1.5)
-    assert (total.loss, total.rtfx, total.waiting) == (2.0, 5.0, 0.25)
+    assert (total.loss, total.rtfx, total.data_wait_share) == (2.0, 5.0, 0.25)
 
 
 def test_empty_totals_have_no_loss_and_no_speed() -> None:
     assert math.isnan(NO_TOTALS.loss)
-    assert (NO_TOTALS.rtfx, NO_TOTALS.waiting) == (0.0, 0.0)
+    assert (NO_TOTALS.rtfx, NO_TOTALS.data_wait_share) == (0.0, 0.0)
 
 
 def opened(
-    folder: Path | None, *, resume_step: int = 0, within_epoch: bool = False
+    folder: Path | None, *, resume_step: int = 0, before_validation: bool = False
 ) -> TrainingMetrics:
     metrics, progress = TrainingMetrics(CPU), Progress(total_epochs=2, total_steps=20)
-    metrics.open(folder, progress, resume_step=resume_step, within_epoch=within_epoch)
+    metrics.open(folder, progress, resume_step=resume_step, before_validation=before_validation)
     return metrics
 
 
 def test_killed_run_logs_each_epoch_once(tmp_path: Path) -> None:
-    for within_epoch in (False, True):
-        metrics = opened(tmp_path, resume_step=10, within_epoch=within_epoch)
+    for before_validation in (False, True):
+        metrics = opened(tmp_path, resume_step=10, before_validation=before_validation)
         metrics.log_epoch(1, 10, valid_loss=1.0, values={"CER": 0.5})
         metrics.close()
     assert len(read_log(tmp_path / "train_log.jsonl")) == 1

@@ -23,7 +23,7 @@ from tests.processes import Process
 from tests.runs import Workplace, read_json
 from tests.train.adversarial import write_yaml
 
-CLOCK = ("rtfx", "waiting")
+CLOCK = ("rtfx", "data_wait_share")
 SHORT = ("--device=cpu", "--batch_seconds=6", "--log_every=1", "--check=false")
 SHORT += ("--average_checkpoints=2", "--number_of_epochs=4")
 
