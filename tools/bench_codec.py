@@ -26,7 +26,7 @@ from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
 from sbkit.evaluate.wer import count_errors
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.codec import Codec
 from sbkit.runtime.torch_model import load_bundle
 from tools.bench_clips import error_rate, make_parser, read_clips, table_row
@@ -50,7 +50,7 @@ def main() -> None:
     print(f"{len(rows)} clips, {seconds:.0f} s, {cpu_name()}")
     print("| | kbit/s | STOI | PESQ-wb | CER greedy | RTFx |\n|---|---|---|---|---|---|")
     recognize = None if options.recognizer is None else recognizer(options.recognizer)
-    with as_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
+    with exported_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
         for name, coder in coders(codec):
             begun = time.process_time()
             coded = [coder(row["audio"]) for row in rows]

@@ -25,7 +25,7 @@ from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.units import samples_to_seconds
 from sbkit.evaluate.wer import count_errors
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
@@ -39,7 +39,7 @@ def main() -> None:
     options = make_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     rows = read_clips(options.run, options.most)
-    with as_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
+    with exported_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         bundle, rate = load_bundle(folder), voice.sample_rate
         collate = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
         batches = [collate([{"percent": 100, "weight": 1.0, **row}]) for row in rows]

@@ -38,7 +38,7 @@ from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 from tools.bench_times import TIMES_COLUMN
 
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("--languages", default="en")
     parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
-    with as_bundle(options.model) as folder:
+    with exported_bundle(options.model) as folder:
         detectors: dict[str, Detector] = {"own": partial(frames_of, VoiceDetector.load(folder))}
     detectors |= {f"webrtcvad, mode {mode}": partial(webrtc, mode) for mode in (3, 2, 1)}
     if options.silero:

@@ -489,9 +489,9 @@ def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextM
     """Return a context that yields the folder of a bundle; a run folder is exported first."""
     if not (folder / "hyperparams.yaml").is_file():
         return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
-    from sbkit.export.export import as_bundle
+    from sbkit.export.export import exported_bundle
 
-    return as_bundle(folder, user_modules)
+    return exported_bundle(folder, user_modules)
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     CARD,
-    as_bundle,
     building_bundle,
     change_config,
+    exported_bundle,
     require_free,
 )
 from sbkit.export.test_sets import read_whole_clips
@@ -75,7 +75,7 @@ def tune(options: Namespace) -> None:
     model, user_modules = options.model, options.user_modules
     is_bundle = (model / CONFIG_FILE).exists()
     _check_options(options, is_bundle=is_bundle)
-    with as_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
+    with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
         new = Path(folder)

@@ -111,7 +111,7 @@ def export_run(
 
 
 @contextmanager
-def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
+def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Yield the folder of a bundle, or of a temporary bundle made from a run."""
     if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
         yield model
