@@ -207,7 +207,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
     contents |= (sources := source_files(user_modules))
     for note in describe_recipes(sources):
         logger.info(note)
-    parts = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
+    parts = describe_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # used for the run's test
     if decoder is not None:
         contents[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
@@ -278,7 +278,7 @@ def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
     return {file.name: content}, task.labels.read(file, content)
 
 
-def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
+def describe_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
     """Describe a model's parts as plain data, and the order in which its ModuleList owns them.
 
     The parts are the entries of the ModuleList, and others that the task's model takes from the

@@ -13,7 +13,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.export import test_sets
-from sbkit.export.export import HUB, building_bundle, change_config, export_run, plain_parts
+from sbkit.export.export import HUB, building_bundle, change_config, describe_parts, export_run
 from sbkit.export.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
@@ -160,7 +160,7 @@ def test_plain_parts_describes_parts_that_only_the_model_class_takes(tmp_path: P
     parts = [f"{name}: &{name} !new:torch.nn.Linear\n    in_features: 4\n" for name in names]
     yaml = tmp_path / "train.yaml"
     yaml.write_text("".join([*parts, "model: !new:torch.nn.ModuleList\n    - [*ctc_lin]\n"]))
-    described = plain_parts(read_document(yaml).root, {}, SPEECH_RECOGNITION)
+    described = describe_parts(read_document(yaml).root, {}, SPEECH_RECOGNITION)
     assert described["model"] == ["ctc_lin"] and {*described["parts"]} == {*names[:3]}
 
 
