@@ -40,10 +40,10 @@ from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     CARD,
-    building_bundle,
     change_config,
     exported_bundle,
-    require_free,
+    replacing_bundle,
+    require_replaceable,
 )
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
@@ -117,7 +117,7 @@ def _check_options(options: Namespace, *, is_bundle: bool) -> None:
     if out is not None:
         if out.resolve() == model.resolve():
             raise ConfigError(f"--out must be a new folder, but is {model} itself.")
-        require_free(out)
+        require_replaceable(out)
         require_writable(out.parent, option="--out")
 
 
@@ -270,7 +270,7 @@ def _replace(run: Path, new: Path) -> None:
 
 def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     """Copy a bundle with another decoder, without the formats that contain the earlier one."""
-    with building_bundle(out) as temporary:
+    with replacing_bundle(out) as temporary:
         for path in bundle.iterdir():
             if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
                 logger.info(f"{path.name} is left out: a link may lead out of the bundle")

@@ -87,9 +87,9 @@ def export_run(
             f"{run} is no run folder: it has no {RESOLVED}. Name the folder that training printed, "
             "such as results/ctc/en/3407."
         )
-    require_free(out)
+    require_replaceable(out)
     contents, config = _contents(run, user_modules)
-    with building_bundle(out) as folder:
+    with replacing_bundle(out) as folder:
         for name, content in contents.items():
             (folder / name).write_bytes(content)
         write_checksums(folder)
@@ -141,7 +141,7 @@ def _write_cards(
 # The folder that `--out` names
 
 
-def require_free(out: Path, *, moved_to: Path | None = None) -> None:
+def require_replaceable(out: Path, *, moved_to: Path | None = None) -> None:
     """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported.
 
     ``moved_to`` is where its content is, if that was moved.
@@ -162,7 +162,7 @@ def require_free(out: Path, *, moved_to: Path | None = None) -> None:
 
 
 @contextmanager
-def building_bundle(out: Path) -> Iterator[Path]:
+def replacing_bundle(out: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, then rename it to ``out``, in place of an unchanged bundle.
 
     Raises:
@@ -178,7 +178,7 @@ def building_bundle(out: Path) -> Iterator[Path]:
             if out.exists():
                 out.rename(earlier)  # before the check, so that no file can be added after it
             try:
-                require_free(out, moved_to=earlier)
+                require_replaceable(out, moved_to=earlier)
                 new.rename(out)
             except BaseException:  # also Ctrl-C
                 if earlier.exists():
@@ -205,7 +205,7 @@ def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes]
     checkpoints, task = _read_checkpoints(run / CHECKPOINTS, user_modules)
     contents, labels = _read_labels(run, task)
     contents |= (sources := source_files(user_modules))
-    for note in describe_recipes(sources):
+    for note in recipe_import_notes(sources):
         logger.info(note)
     parts = describe_parts(root, {task.labels.key: labels} if task.labels else {}, task)
     decoder = read_json(run / DECODER_FILE)  # used for the run's test
@@ -321,7 +321,7 @@ def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
     return sources
 
 
-def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
+def recipe_import_notes(sources: Mapping[str, bytes]) -> Iterator[str]:
     """Yield a note for each file that imports `recipes`, which an installed sbkit does not have."""
     for file, source in sources.items():
         names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})

@@ -13,7 +13,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document
 from sbkit.decoding.decoder import LANGUAGE_MODELS
 from sbkit.export import test_sets
-from sbkit.export.export import HUB, building_bundle, change_config, describe_parts, export_run
+from sbkit.export.export import HUB, change_config, describe_parts, export_run, replacing_bundle
 from sbkit.export.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
@@ -94,7 +94,7 @@ def test_export_keeps_files_that_are_put_into_out_meanwhile(
 
 def test_building_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:
     """`sbkit tune` writes its bundle in this way, too."""
-    with pytest.raises(SbkitError, match="NOTES.md has no checksum"), building_bundle(bundle):
+    with pytest.raises(SbkitError, match="NOTES.md has no checksum"), replacing_bundle(bundle):
         (bundle / "NOTES.md").write_text("mine")
     assert names(bundle) >= {"NOTES.md", CONFIG_FILE}
     assert names(bundle.parent) == {"bundle"}
