@@ -49,9 +49,9 @@ def describe_machine() -> dict[str, str]:
     devices: list[str] = []
     packages = {name: version or "not installed" for name, version in versions(PACKAGES).items()}
     if has_torch():
-        from sbkit.distributed.device import PRECISIONS_OF, count_local_devices
+        from sbkit.distributed.device import PRECISIONS_BY_DEVICE_TYPE, count_local_devices
 
-        kinds = [kind for kind in PRECISIONS_OF if kind != "cpu"]
+        kinds = [kind for kind in PRECISIONS_BY_DEVICE_TYPE if kind != "cpu"]
         devices = [f"{kind}:{n}" for kind in kinds for n in range(count_local_devices(kind))]
         packages["torchaudio"] = _try_torchaudio(packages["torchaudio"])
     causes = {runtime: why_no_cuda(runtime) for runtime in ("torch", "onnx")}
