@@ -61,7 +61,7 @@ class AsrBrain(Brain):
         return model
 
     @property
-    def inactive(self) -> tuple[nn.Module, ...]:
+    def unused_modules(self) -> tuple[nn.Module, ...]:
         """Return the modules that no loss trains: the attention decoder, if there is only CTC."""
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 

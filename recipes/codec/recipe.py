@@ -67,7 +67,7 @@ class CodecBrain(Brain):
         self.codec = CodecModel(model=self.modules["model"], **parts)
 
     @property
-    def inactive(self) -> tuple[nn.Module, ...]:
+    def unused_modules(self) -> tuple[nn.Module, ...]:
         """Return the discriminator if its weight is 0."""
         return () if self.hparams.adversarial_weight else (self.hparams.discriminator,)
 

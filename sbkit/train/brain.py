@@ -203,7 +203,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._valid_set: SplitLoaders = {}  # of the last fit
 
     @property
-    def inactive(self) -> tuple[nn.Module, ...]:
+    def unused_modules(self) -> tuple[nn.Module, ...]:
         """The modules that the present knobs turn off; they need no gradient."""
         return ()
 
@@ -394,7 +394,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
-            self.training_step.ddp.renew(self.inactive)
+            self.training_step.ddp.renew(self.unused_modules)
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -540,7 +540,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Share the step among the ranks, once its first weights are loaded."""
         ddp = self.training_step.ddp
         if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
-            ddp.share(self.inactive)
+            ddp.share(self.unused_modules)
 
     def _unwrap_distributed(self) -> None:
         self.training_step.ddp.unwrap()
