@@ -364,9 +364,9 @@ def _config(options: Namespace) -> None:
 
 
 def _cache(options: Namespace) -> None:
-    from sbkit.data.cache import default_cache, print_entries, prune
+    from sbkit.data.cache import default_cache, print_entries, prune_orphans
 
-    action = print_entries if options.action == "list" else prune
+    action = print_entries if options.action == "list" else prune_orphans
     action(default_cache())
 
 

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 CACHE_VERSION = 3  # raise it if the same clip would give other audio, or another key
 AUDIO_FOLDER = "audio"  # of the cache
-EMBEDDED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
+EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
 BLOCK_CLIPS = 1000  # 160 MB if they last 5 s at 16 kHz
 BLOCK_BYTES = 200_000_000  # of the files of a block's clips
@@ -238,7 +238,7 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.expanduser().is_file()
 
 
-def unpacked(data_folder: str | Path | None) -> Path:
+def unpack_corpus(data_folder: str | Path | None) -> Path:
     """Return the absolute path of a corpus; an archive is unpacked into the cache once.
 
     Only files and folders are unpacked, no links and no devices. An archive with another path, size
@@ -255,7 +255,7 @@ def unpacked(data_folder: str | Path | None) -> Path:
     archive, status = corpus.resolve(), corpus.stat()
     identity = f"{archive}\n{status.st_size}\n{status.st_mtime_ns}"
     key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
-    folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
+    folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{key}"
     if not folder.is_dir():
         logger.info(f"unpacking {archive} into {folder}, once")
         with writing(folder.parent), building(folder) as beside:
@@ -318,7 +318,7 @@ class CacheEntry:
 def list_entries(cache_folder: Path) -> list[CacheEntry]:
     """List the folders of the cache."""
     entries = []
-    for name in (AUDIO_FOLDER, EMBEDDED_FOLDER):
+    for name in (AUDIO_FOLDER, EXTRACTED_FOLDER):
         for folder in sorted((cache_folder / name).glob("*")):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
                 file = folder / CORPUS_FILE
@@ -328,7 +328,7 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
     return entries
 
 
-def remove(entry: CacheEntry) -> bool:
+def remove_entry(entry: CacheEntry) -> bool:
     """Remove a folder of the cache; return False if a process is preparing it."""
     lock = os.open(entry.folder, os.O_RDONLY)
     try:
@@ -355,11 +355,11 @@ def print_entries(cache_folder: Path) -> None:
     print(f"{_megabytes(total)} in {plural(len(entries), 'folder')} of {cache_folder}")
 
 
-def prune(cache_folder: Path) -> None:
+def prune_orphans(cache_folder: Path) -> None:
     """Remove the folders of removed corpora, and print each."""
     for entry in list_entries(cache_folder):
         if entry.is_orphan:
-            outcome = "removed" if remove(entry) else "kept, since a process is preparing it:"
+            outcome = "removed" if remove_entry(entry) else "kept, since a process is preparing it:"
             size = _megabytes(entry.bytes)
             print(printable(f"{outcome} {entry.folder} ({size}) of {entry.corpus}"))
 

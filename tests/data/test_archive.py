@@ -8,7 +8,7 @@ import pytest
 
 from recipes.prepare import corpus_of, read_manifest
 from sbkit.base.errors import SbkitError
-from sbkit.data.cache import list_entries, unpacked
+from sbkit.data.cache import list_entries, unpack_corpus
 from tests.recipes.test_common_voice import make_release, prepare
 
 
@@ -40,8 +40,8 @@ def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, cache:
     assert len(packed.train) == 3
     named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
     assert len(read_manifest(corpus_of(named), named, "train")) == 3
-    again = unpacked(archive)
-    assert again == unpacked(archive)
+    again = unpack_corpus(archive)
+    assert again == unpack_corpus(archive)
     (entry,) = [item for item in list_entries(cache) if item.corpus == archive]
     assert not entry.is_orphan
     archive.unlink()
@@ -66,7 +66,7 @@ def test_archive_cannot_write_outside_its_folder(name: str, tmp_path: Path, cach
         info.size = 4
         tar.addfile(info, io.BytesIO(b"evil"))
     with pytest.raises(SbkitError, match="cannot be unpacked.* is outside its folder"):
-        unpacked(archive)
+        unpack_corpus(archive)
     assert not [*tmp_path.rglob("outside.tsv")]
 
 
@@ -79,4 +79,4 @@ def test_archive_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
             tar.addfile(info)
         info = tarfile.TarInfo("train.tsv")
         tar.addfile(info, io.BytesIO())
-    assert {file.name for file in unpacked(archive).iterdir()} == {"train.tsv", "corpus.json"}
+    assert {file.name for file in unpack_corpus(archive).iterdir()} == {"train.tsv", "corpus.json"}
