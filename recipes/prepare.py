@@ -45,7 +45,7 @@ from sbkit.text.normalization import normalize
 
 logger = logging.getLogger(__name__)
 
-RANGES = {  # of the keys that every recipe here reads
+COMMON_RANGES = {  # of the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),

@@ -90,7 +90,10 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
 
 
 def test_describe_recipes_names_modules_that_need_a_checkout() -> None:
-    sources = {"a.py": b"from recipes.prepare import RANGES", "b.py": b"import torch, recipes_x"}
+    sources = {
+        "a.py": b"from recipes.prepare import COMMON_RANGES",
+        "b.py": b"import torch, recipes_x",
+    }
     assert [note.split(",")[0] for note in recipe_import_notes(sources)] == [
         "note: a.py imports recipes.prepare"
     ]

@@ -9,7 +9,7 @@ from torch import nn
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.asr.decoding import RunDecoding
-from recipes.prepare import RANGES, corpus_of, prepare_transcripts
+from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.data.batch import TextBatch
@@ -141,7 +141,7 @@ ASR = Recipe(
     brain=AsrBrain,
     corpus=corpus_of,
     ranges={
-        **RANGES,
+        **COMMON_RANGES,
         "ctc_weight": Range(low=0.01, high=1, advice="All decoding is by CTC, which must learn."),
         "inter_ctc_weight": Range(
             low=0, high=0.99, advice="At 1 nothing trains the upper encoder."

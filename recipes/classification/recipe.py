@@ -17,7 +17,7 @@ from datasets import Dataset
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import RANGES, corpus_of, log_data, prepare_audio
+from recipes.prepare import COMMON_RANGES, corpus_of, log_data, prepare_audio
 from sbkit.audio.augment import Augmentation
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
@@ -228,5 +228,5 @@ CLASSIFICATION = Recipe(
     make_loaders=make_label_loaders,
     brain=ClassificationBrain,
     corpus=corpus_of,
-    ranges=RANGES,
+    ranges=COMMON_RANGES,
 )

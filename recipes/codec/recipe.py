@@ -13,7 +13,7 @@ import numpy as np
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabeled_loaders
+from recipes.prepare import COMMON_RANGES, corpus_of, prepare_audio, unlabeled_loaders
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
@@ -194,5 +194,5 @@ CODEC = Recipe(
     make_loaders=unlabeled_loaders,
     brain=CodecBrain,
     corpus=corpus_of,
-    ranges=RANGES | dict.fromkeys(LOSS_WEIGHTS, NON_NEGATIVE),
+    ranges=COMMON_RANGES | dict.fromkeys(LOSS_WEIGHTS, NON_NEGATIVE),
 )

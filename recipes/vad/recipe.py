@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.prepare import RANGES, corpus_of, unlabeled_loaders
+from recipes.prepare import COMMON_RANGES, corpus_of, unlabeled_loaders
 from recipes.vad.data import (
     NOISE_DRAWS,
     SPEECH,
@@ -157,5 +157,5 @@ VAD = Recipe(
     make_loaders=partial(unlabeled_loaders, collate=collate),
     brain=VoiceActivityBrain,
     corpus=corpus_of,
-    ranges=RANGES,
+    ranges=COMMON_RANGES,
 )
