@@ -68,10 +68,10 @@ class AsrBrain(Brain):
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         training = stage is Stage.TRAIN
         return self.asr_model.run(
-            *self.augmentation.audio(batch, training=training),
+            *self.augmentation.augment_audio(batch, training=training),
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
-            spec_augment=self.augmentation.features(training=training),
+            spec_augment=self.augmentation.feature_augmentation(training=training),
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:

@@ -89,8 +89,8 @@ class ClassificationBrain(Brain):
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
         """Compute the log-probability of every class from the audio: -> (B, V)."""
         training = stage is Stage.TRAIN
-        audio, lengths = self.augmentation.audio(batch, training=training)
-        spec_augment = self.augmentation.features(training=training)
+        audio, lengths = self.augmentation.augment_audio(batch, training=training)
+        spec_augment = self.augmentation.feature_augmentation(training=training)
         return self.classifier.predict(audio, lengths, spec_augment)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:

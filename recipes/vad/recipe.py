@@ -117,7 +117,7 @@ class VoiceActivityBrain(Brain):
         )
         lengths = batch.audio_lengths + silence * window
         batch = replace(batch, audio=audio, audio_lengths=lengths)
-        audio, lengths = self.augmentation.audio(batch, training=training)
+        audio, lengths = self.augmentation.augment_audio(batch, training=training)
         audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
         ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
         mask = length_mask(lengths, audio.shape[1], audio.device)

@@ -52,9 +52,9 @@ AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T
 class SpeedGroup:
     """Consecutive utterances that are played at one speed."""
 
-    percent: int  # the speed
-    utterances: int  # how many
-    longest: int  # samples of the longest before the change of speed
+    speed_percent: int  # 100 is the natural speed
+    num_utterances: int
+    max_samples: int  # the length of the longest utterance at its natural speed
 
 
 class AudioBatch(Protocol):
@@ -83,7 +83,7 @@ class Augmentation:
                 "Remove it, and let the encoder mask its own features."
             )
 
-    def audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
+    def augment_audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
         """Return the audio of a batch at its speeds, as float, augmented: (B, S), (B,)."""
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float()
@@ -91,7 +91,7 @@ class Augmentation:
             audio, lengths = self._wave(audio, lengths)
         return audio, lengths
 
-    def features(self, *, training: bool) -> AugmentFeatures | None:
+    def feature_augmentation(self, *, training: bool) -> AugmentFeatures | None:
         return self._spec if training else None
 
 
@@ -114,12 +114,12 @@ def speed_perturb(
     Resampling changes tempo and pitch together (Ko et al. 2015). The host knows all new lengths, so
     it never waits for the device.
     """
-    if all(group.percent == 100 for group in speed_groups):
+    if all(group.speed_percent == 100 for group in speed_groups):
         return audio, lengths
-    sizes = [group.utterances for group in speed_groups]
+    sizes = [group.num_utterances for group in speed_groups]
     parts = zip(speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True)
     groups = [
-        _at_speed(clips[:, : group.longest], clip_lengths, group.percent)
+        _at_speed(clips[:, : group.max_samples], clip_lengths, group.speed_percent)
         for group, clips, clip_lengths in parts
     ]
     longest = max(clips.shape[1] for clips, _ in groups)

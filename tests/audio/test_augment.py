@@ -125,9 +125,9 @@ def test_wave_augment_applies_in_training_only() -> None:
     audio, lengths = tones()
     groups = [SpeedGroup(100, 2, 4001)]
     batch = SimpleNamespace(audio=audio, audio_lengths=lengths, speed_groups=groups)
-    assert torch.equal(augmentation.audio(batch, training=False)[0], audio)
-    assert torch.equal(augmentation.audio(batch, training=True)[0], 2 * audio)
-    assert augmentation.features(training=True) is None
+    assert torch.equal(augmentation.augment_audio(batch, training=False)[0], audio)
+    assert torch.equal(augmentation.augment_audio(batch, training=True)[0], 2 * audio)
+    assert augmentation.feature_augmentation(training=True) is None
 
 
 # -- noise and reverberation ------------------------------------------------------------------
