@@ -112,7 +112,9 @@ class Ours:
 
 
 def _percents(batch: Any) -> list[int]:
-    return [group.percent for group in batch.speed_groups for _ in range(group.utterances)]
+    return [
+        group.speed_percent for group in batch.speed_groups for _ in range(group.num_utterances)
+    ]
 
 
 class Theirs:
