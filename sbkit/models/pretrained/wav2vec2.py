@@ -137,7 +137,7 @@ class Wav2Vec2(Body):
         if config["model_type"] == "wavlm":  # for all layers; the files store it in the first
             self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
-    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    def embed_positions(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """Add positions, and return WavLM's attention bias: (B, U, D), (B, U) -> same, (H, U, U).
 
         The convolution sees zeros in the padding.
@@ -149,7 +149,7 @@ class Wav2Vec2(Body):
         x = x if self.norm_first else self.encoder.layer_norm(x)
         return self.encoder.dropout(x), position_bias
 
-    def finish(self, x: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor) -> Tensor:
         """Normalize the output if the blocks do not: (B, U, D) -> (B, U, D)."""
         return self.encoder.layer_norm(x) if self.norm_first else x
 
