@@ -42,7 +42,7 @@ from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.metric import LOSS, best_key
-from sbkit.logs.progress import Progress, progress_bar
+from sbkit.logs.progress import TrainingProgress, progress_bar
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import Objective
@@ -676,7 +676,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.optimizer_step,
             valid_loss=loss,
             values={name: value for name, value in values.items() if name not in LOSS},
-            ending=lambda seconds: seconds_after_training(
+            estimate_ending=lambda seconds: seconds_after_training(
                 self, self.loaders, num_averaged=num_averaged, validation=seconds
             ),
         )
@@ -732,7 +732,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             logger.info(f"Resuming after step {self.optimizer_step}, in epoch {next_epoch}.")
         self.training_metrics.open(
             self.run_folder,
-            Progress(total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics),
+            TrainingProgress(
+                total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics
+            ),
             resume_step=self.optimizer_step,
             within_epoch=self.step > 0,
         )

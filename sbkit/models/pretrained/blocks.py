@@ -36,8 +36,8 @@ def layer_norm(config: Config) -> nn.LayerNorm:
 class Body(nn.Module):
     """An encoder without its front-end, with the tensor names of its file.
 
-    `PretrainedEncoder` calls `project`, `embed_positions`, each of `layers` with (x, mask, positions), and
-    `normalize_output`.
+    `PretrainedEncoder` calls `project`, `embed_positions`, each of `layers` with
+    (x, mask, positions), and `normalize_output`.
     """
 
     encoder: Any

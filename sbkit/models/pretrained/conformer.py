@@ -46,7 +46,7 @@ class ConformerLayer(nn.Module):
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Apply the parts: (B, U, D), (B, U), positions from `embed_positions` of the body -> (B, U, D)."""
+        """Apply the parts: (B, U, D), (B, U), the body's `embed_positions` -> (B, U, D)."""
         parts = [getattr(self, name) for name in self.names]
         norm1, feed1, norm2, attention, norm3, convolution, norm4, feed2, last_norm = parts
         x = self.dropout.add(x, feed1(norm1(x)), 0.5)
