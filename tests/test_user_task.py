@@ -89,7 +89,7 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
         Run.make_brain(run)
 
 
-def test_describe_recipes_names_modules_that_need_a_checkout() -> None:
+def test_recipe_import_notes_name_modules_that_need_a_checkout() -> None:
     sources = {
         "a.py": b"from recipes.prepare import COMMON_RANGES",
         "b.py": b"import torch, recipes_x",

@@ -39,7 +39,7 @@ from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
-    CARD,
+    CARD_FILE,
     change_config,
     exported_bundle,
     replacing_bundle,
@@ -282,7 +282,8 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
         shutil.copyfile(new / LANGUAGE_MODELS, temporary / LANGUAGE_MODELS)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
-        if (card := temporary / CARD).is_file():
+        card = temporary / CARD_FILE
+        if card.is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
         record = make_provenance(
             weights=(temporary / WEIGHTS_FILE).read_bytes(),
