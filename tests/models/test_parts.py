@@ -162,7 +162,7 @@ def test_feature_extractor_gets_audio_in_its_scale() -> None:
 
 
 def test_augmentation_that_takes_fractions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`wave_augment` must take lengths in samples"):
+    with pytest.raises(ConfigError, match="`wave_augment` is called with lengths in samples"):
         Augmentation(SimpleNamespace(wave_augment=Augmenter()), features=FeatureExtractor)
 
 
