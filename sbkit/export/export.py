@@ -229,14 +229,9 @@ def _collect_files(
     files |= sources
     for note in recipe_import_notes(sources):
         logger.info(note)
-    decoder = read_json(run / DECODER_FILE)  # with the weights that the run's test used
+    decoder = _read_decoder(run, root)
     if decoder is not None:
         files[LANGUAGE_MODELS] = (run / LANGUAGE_MODELS).read_bytes()
-    elif "decoder" in root and (run / LANGUAGE_MODELS).exists():
-        logger.warning(
-            "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
-            f"Finish the run, or fit the weights: sbkit tune {run}"
-        )
     weights = to_safetensors(checkpoints)
     files[WEIGHTS_FILE] = weights
     training_parts = task.require_export().training_parts
@@ -269,6 +264,17 @@ def _collect_files(
         config["language"] = str(root["language"])
     files[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
     return files, config
+
+
+def _read_decoder(run: Path, root: CommentedMap) -> Any:
+    """Return the decoder of a run, with the weights that its test used; None decodes greedily."""
+    decoder = read_json(run / DECODER_FILE)
+    if decoder is None and "decoder" in root and (run / LANGUAGE_MODELS).exists():
+        logger.warning(
+            "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
+            f"Finish the run, or fit the weights: sbkit tune {run}"
+        )
+    return decoder
 
 
 def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list[dict[str, object]]:
