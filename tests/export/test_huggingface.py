@@ -115,7 +115,7 @@ def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
         assert find_damage(folder / name) is None
         if name == "sherpa-onnx" and folder.parent.name == "wavlm":
             (reason,) = parity_report(folder, name)["all"]["reasons"]
-            assert "trained with do_normalize: false" in reason
+            assert "trained with `do_normalize: false`" in reason
             continue
         report = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
         assert report["written"], report["reasons"]
