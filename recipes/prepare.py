@@ -23,7 +23,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
-from sbkit.data.cache import default_cache, is_archive, unpacked
+from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, KnobValues, splits_of
 from sbkit.data.manifest import Manifest, check_locale
 from sbkit.data.sampler import TrainSampler
@@ -45,7 +45,7 @@ from sbkit.text.normalization import normalize
 
 logger = logging.getLogger(__name__)
 
-RANGES = {  # of the keys that every recipe here reads
+COMMON_RANGES = {  # of the keys that every recipe here reads
     **TrainSampler.RANGES,
     **dict.fromkeys(
         ("min_seconds", "max_seconds"),
@@ -76,7 +76,7 @@ def corpus_of(knobs: KnobValues) -> Corpus:
         return asterisk_prompts
     if not is_archive(Path(data_folder)) and sharded_corpus.recognizes(str(data_folder)):
         return sharded_corpus
-    folder = unpacked(data_folder)
+    folder = unpack_corpus(data_folder)
     for corpus in FOLDER_LAYOUTS:
         if corpus.recognizes(folder):
             return corpus

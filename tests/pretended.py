@@ -262,4 +262,4 @@ def parse_pretended(device: Any, **key: str) -> torch.device:
 
 
 sbkit_device.parse_device = parse_pretended
-sbkit_device.PRECISIONS_OF[NAME] = ("fp32", "bf16", "fp16")
+sbkit_device.PRECISIONS_BY_DEVICE_TYPE[NAME] = ("fp32", "bf16", "fp16")

@@ -29,7 +29,7 @@ from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.codec import Codec
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips, table_row
@@ -53,7 +53,7 @@ def main() -> None:
     print(f"{len(rows)} clips, {seconds:.0f} s, {cpu_name()}")
     print("| | kbit/s | STOI | PESQ-wb | CER greedy | RTFx |\n|---|---|---|---|---|---|")
     recognizer = options.recognizer and load_bundle(options.recognizer).with_decoder("greedy")
-    with as_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
+    with exported_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
         for name, round_trip in round_trips(codec):
             start = processor_seconds()
             decoded, sizes = zip(*(round_trip(row["audio"]) for row in rows), strict=True)

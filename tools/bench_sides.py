@@ -81,7 +81,7 @@ class SbkitSide:
         """Train one step, and return its seconds of audio without and with padding."""
         self.brain.step += 1
         self.brain.fit_batch(batch)
-        percents = [group.percent for group in batch.speed_groups for _ in range(group.utterances)]
+        percents = [g.speed_percent for g in batch.speed_groups for _ in range(g.num_utterances)]
         lengths = [*map(at_speed, batch.audio_lengths.tolist(), percents)]
         return batch.seconds, batch.seconds * max(lengths) * len(lengths) / sum(lengths)
 

@@ -24,7 +24,7 @@ from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
@@ -37,7 +37,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = read_clips(options.run, options.max_clips)
     recognizer = options.recognizer and load_bundle(options.recognizer)
-    with as_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
+    with exported_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         bundle, rate = load_bundle(folder), voice.sample_rate
         collate = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
         batches = [collate([{"percent": 100, "weight": 1.0, **row}]) for row in rows]

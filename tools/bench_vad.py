@@ -39,7 +39,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
 from sbkit.evaluate.intervals import Grouping, rate_interval
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 from tools.bench_times import TIMES_COLUMN
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--languages", default="en")
     parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
-    with as_bundle(options.model) as folder:
+    with exported_bundle(options.model) as folder:
         detectors: dict[str, Detector] = {"own": partial(detect, VoiceDetector.load(folder))}
     detectors |= {f"webrtcvad, mode {mode}": partial(detect_by_webrtc, mode) for mode in (3, 2, 1)}
     if options.silero:

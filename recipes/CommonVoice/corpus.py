@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.data.cache import unpacked
+from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_releases
@@ -53,7 +53,7 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     check_language(language)  # it becomes the name of a folder
     tsvs = ", ".join(f"{split}.tsv" for split in splits or ("train", "dev", "test"))
     advice = f"Pass --data_folder=FOLDER of a Common Voice release, with {tsvs} and clips/."
-    release = unpacked(data_folder)
+    release = unpack_corpus(data_folder)
     if not release.is_dir():
         raise DataError(f"data_folder: {release} is not a folder. {advice}")
     if not any(release.glob("*.tsv")) and (release / language).is_dir():

@@ -11,7 +11,7 @@ from pathlib import Path
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text
-from sbkit.data.cache import unpacked
+from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import KnobValues, resolve_splits
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.text.languages import spoken_language
@@ -45,7 +45,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
 
 def _find_root(knobs: KnobValues) -> Path:
-    folder = unpacked(knobs["data_folder"])
+    folder = unpack_corpus(knobs["data_folder"])
     if not recognizes(folder):
         raise DataError(
             f"data_folder: {folder} has no splits with the layout of LibriSpeech, such as "

@@ -9,7 +9,7 @@ from torch import nn
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.asr.decoding import RunDecoding
-from recipes.prepare import RANGES, corpus_of, prepare_transcripts
+from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.data.batch import TextBatch
@@ -33,7 +33,7 @@ from sbkit.train.recipe import Recipe
 class AsrBrain(Brain):
     """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
-    task: ClassVar[Task] = SPEECH_RECOGNITION  # of the recipe
+    task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
     metrics: ClassVar[Metrics] = SPEECH_RECOGNITION.metrics
 
     def __init__(self, **options: Any) -> None:
@@ -53,39 +53,48 @@ class AsrBrain(Brain):
         self.decoding = RunDecoding(self.hparams, self.asr_model)
 
     def make_model(self, **parts: Any) -> AsrModel:
-        """Build the model that is trained, and that a bundle of the task contains.
+        """Build the model to train, of the class that the task's bundles contain.
 
-        An override may add more parts from the hparams.
+        A subclass may override this, and pass more parts from the hparams.
         """
         model: AsrModel = self.task.require_export().import_model_class()(**parts)
         return model
 
     @property
-    def inactive(self) -> tuple[nn.Module, ...]:
-        """Return the modules that no loss trains: the attention decoder, if there is only CTC."""
+    def unused_modules(self) -> tuple[nn.Module, ...]:
+        """Return the modules that no loss trains: with CTC alone, the attention decoder."""
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         training = stage is Stage.TRAIN
+        audio, lengths = self.augmentation.augment_audio(batch, training=training)
         return self.asr_model.run(
-            *self.augmentation.audio(batch, training=training),
+            audio,
+            lengths,
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
             return_intermediate=training and self.hparams.inter_ctc_weight > 0,
-            spec_augment=self.augmentation.features(training=training),
+            spec_augment=self.augmentation.feature_augmentation(training=training),
         )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
-        """Sum the losses of each utterance."""
-        vocabulary, frames = self.tokenizer.vocabulary, predictions.frame_lengths
-        tokens, counts = batch.tokens, batch.token_lengths
-        loss = ctc(predictions.log_probs, frames, tokens, counts, vocabulary.blank)
+        """Interpolate the losses of each utterance, and multiply them by its weight."""
+        vocabulary = self.tokenizer.vocabulary
+        frame_lengths = predictions.frame_lengths
+        tokens = batch.tokens
+        token_lengths = batch.token_lengths
+        blank = vocabulary.blank
+        loss = ctc(predictions.log_probs, frame_lengths, tokens, token_lengths, blank)
         if predictions.intermediate is not None:
-            intermediate = ctc(predictions.intermediate, frames, tokens, counts, vocabulary.blank)
-            loss = intermediate.interpolate(loss, self.hparams.inter_ctc_weight)
+            intermediate = ctc(
+                predictions.intermediate, frame_lengths, tokens, token_lengths, blank
+            )
+            loss = intermediate.interpolate(loss, own_weight=self.hparams.inter_ctc_weight)
         if predictions.logits is not None:
             smoothing = self.hparams.label_smoothing if stage is Stage.TRAIN else 0.0
-            decoder = attention_loss(predictions.logits, tokens, counts, vocabulary.eos, smoothing)
-            loss = loss.interpolate(decoder, self.hparams.ctc_weight)
+            attention = attention_loss(
+                predictions.logits, tokens, token_lengths, vocabulary.eos, smoothing
+            )
+            loss = loss.interpolate(attention, own_weight=self.hparams.ctc_weight)
         return Loss(loss.sums * batch.weights, loss.counts * batch.weights)
 
     def on_fit_start(self) -> None:
@@ -104,15 +113,22 @@ class AsrBrain(Brain):
         self.decoding.fit(self)
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[ScoredUtterance]:
-        """Decode every utterance and count its errors; greedily, except for a test set."""
-        log_probs, frames = predictions.log_probs, predictions.frame_lengths
+        """Decode every utterance and count its errors.
+
+        Test sets are decoded with the run's decoder, validation sets greedily.
+        """
+        log_probs = predictions.log_probs
+        frame_lengths = predictions.frame_lengths
         if self._stage is Stage.TEST:
-            return self.decoding.score(batch, log_probs, frames, predictions.states)
-        return self.decoding.score_greedily(batch, log_probs, frames)
+            return self.decoding.score(batch, log_probs, frame_lengths, predictions.states)
+        return self.decoding.score_greedily(batch, log_probs, frame_lengths)
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
         scores = total_scores(results)
-        return {"CER": scores.cer, **({"WER": scores.wer} if self.decoding.by_words else {})}
+        rates = {"CER": scores.cer}
+        if self.decoding.by_words:
+            rates["WER"] = scores.wer
+        return rates
 
     def seconds_after_training(self, test_share: float) -> float:
         """Estimate the time to fit the decoder and to decode the test sets."""
@@ -130,7 +146,9 @@ class AsrBrain(Brain):
         """Write every utterance with its errors; return the figures and notes."""
         figures = {**write_results(folder, split, results), "decoder": self.decoding.decoder_type}
         notes = [*self.decoding.notes, *describe_silence(results)]
-        return {**figures, "notes": notes} if notes else figures
+        if notes:
+            figures["notes"] = notes
+        return figures
 
 
 ASR = Recipe(
@@ -141,10 +159,10 @@ ASR = Recipe(
     brain=AsrBrain,
     corpus=corpus_of,
     ranges={
-        **RANGES,
-        "ctc_weight": Range(low=0.01, high=1, advice="All decoding is by CTC, which must learn."),
+        **COMMON_RANGES,
+        "ctc_weight": Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
         "inter_ctc_weight": Range(
-            low=0, high=0.99, advice="At 1 nothing trains the upper encoder."
+            low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
         "lm_text": Text(),

@@ -17,7 +17,7 @@ from datasets import Dataset
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import RANGES, corpus_of, log_data, prepare_audio
+from recipes.prepare import COMMON_RANGES, corpus_of, log_data, prepare_audio
 from sbkit.audio.augment import Augmentation
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
@@ -89,8 +89,8 @@ class ClassificationBrain(Brain):
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
         """Compute the log-probability of every class from the audio: -> (B, V)."""
         training = stage is Stage.TRAIN
-        audio, lengths = self.augmentation.audio(batch, training=training)
-        spec_augment = self.augmentation.features(training=training)
+        audio, lengths = self.augmentation.augment_audio(batch, training=training)
+        spec_augment = self.augmentation.feature_augmentation(training=training)
         return self.classifier.predict(audio, lengths, spec_augment)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
@@ -228,5 +228,5 @@ CLASSIFICATION = Recipe(
     make_loaders=make_label_loaders,
     brain=ClassificationBrain,
     corpus=corpus_of,
-    ranges=RANGES,
+    ranges=COMMON_RANGES,
 )

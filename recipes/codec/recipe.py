@@ -15,7 +15,7 @@ import numpy as np
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.prepare import RANGES, corpus_of, prepare_audio, unlabeled_loaders
+from recipes.prepare import COMMON_RANGES, corpus_of, prepare_audio, unlabeled_loaders
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
@@ -73,7 +73,7 @@ class CodecBrain(Brain):
         self.codec = CodecModel(model=self.modules["model"], **parts)
 
     @property
-    def inactive(self) -> tuple[nn.Module, ...]:
+    def unused_modules(self) -> tuple[nn.Module, ...]:
         """Return the discriminator if its weight is 0."""
         return () if self.hparams.adversarial_weight else (self.hparams.discriminator,)
 
@@ -225,5 +225,5 @@ CODEC = Recipe(
     make_loaders=unlabeled_loaders,
     brain=CodecBrain,
     corpus=corpus_of,
-    ranges=RANGES | dict.fromkeys(LOSS_WEIGHTS, NON_NEGATIVE),
+    ranges=COMMON_RANGES | dict.fromkeys(LOSS_WEIGHTS, NON_NEGATIVE),
 )

@@ -20,7 +20,7 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.prepare import RANGES, corpus_of
+from recipes.prepare import COMMON_RANGES, corpus_of
 from recipes.synthesis.data import SpokenBatch, make_spoken_loaders, prepare_spoken, prepare_symbols
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
@@ -364,7 +364,7 @@ SYNTHESIS = Recipe(
     make_loaders=make_spoken_loaders,
     brain=SynthesisBrain,
     corpus=corpus_of,
-    ranges=RANGES
+    ranges=COMMON_RANGES
     | dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE)
     | {
         "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),

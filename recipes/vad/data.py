@@ -31,7 +31,7 @@ from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.word import Word
 
@@ -48,7 +48,7 @@ def prepare_speech(knobs: KnobValues) -> Splits:
     """
     if knobs["recognizer"] is None:
         return prepare_audio(knobs)
-    with as_bundle(Path(knobs["recognizer"])) as folder:
+    with exported_bundle(Path(knobs["recognizer"])) as folder:
         recognizer, weights = load_bundle(folder), read_checksums(folder)[WEIGHTS_FILE]
     recognizer.task.require_prediction("text", command="transcribe")
     splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.prepare import RANGES, corpus_of, unlabeled_loaders
+from recipes.prepare import COMMON_RANGES, corpus_of, unlabeled_loaders
 from recipes.vad.data import (
     NOISE_DRAWS,
     SPEECH,
@@ -117,7 +117,7 @@ class VoiceActivityBrain(Brain):
         )
         lengths = batch.audio_lengths + silence * window
         batch = replace(batch, audio=audio, audio_lengths=lengths)
-        audio, lengths = self.augmentation.audio(batch, training=training)
+        audio, lengths = self.augmentation.augment_audio(batch, training=training)
         audio = audio * 10 ** (_between(*gain_db, gain) / 20).unsqueeze(1)
         ratio = torch.where(chance < noise_prob, _between(*snr_db, ratio), torch.inf)
         mask = length_mask(lengths, audio.shape[1], audio.device)
@@ -157,5 +157,5 @@ VAD = Recipe(
     make_loaders=partial(unlabeled_loaders, collate=collate),
     brain=VoiceActivityBrain,
     corpus=corpus_of,
-    ranges=RANGES,
+    ranges=COMMON_RANGES,
 )

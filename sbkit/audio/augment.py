@@ -39,10 +39,10 @@ from sbkit.base.imports import import_torchaudio
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.ranges import NON_NEGATIVE_COUNT, SHARE
 
-MAX_NOISE_SECONDS = 3600  # a folder's share of a device, 115 MB, divided evenly among its files
-MAX_IMPULSE_SECONDS = 2  # the start of a room's impulse response
-# With more files, each would give less than two seconds of noise, and its repetition is audible.
-MAX_FILES = MAX_NOISE_SECONDS // MAX_IMPULSE_SECONDS
+MAX_NOISE_SECONDS = 3600  # per folder, 115 MB on the device; each of its files gives an equal part
+MIN_NOISE_SECONDS_PER_FILE = 2  # a shorter noise is heard to repeat
+MAX_FILES = MAX_NOISE_SECONDS // MIN_NOISE_SECONDS_PER_FILE
+MAX_IMPULSE_SECONDS = 2  # of a room's impulse response, from the direct sound on
 
 AugmentAudio = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (B, S), (B,) -> same
 AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T, M)
@@ -52,9 +52,9 @@ AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T
 class SpeedGroup:
     """Consecutive utterances that are played at one speed."""
 
-    percent: int  # the speed
-    utterances: int  # how many
-    longest: int  # samples of the longest before the change of speed
+    speed_percent: int  # 100 is the natural speed
+    num_utterances: int
+    max_samples: int  # the length of the longest utterance at its natural speed
 
 
 class AudioBatch(Protocol):
@@ -69,39 +69,52 @@ class AudioBatch(Protocol):
 
 
 class Augmentation:
-    """The speed of utterances and, in training, the `wave_augment` and `spec_augment` of a YAML.
+    """Change the speed of utterances and, in training, apply the YAML's augmentations.
+
+    They are `wave_augment`, of audio, and `spec_augment`, of features.
 
     features: the part that computes features; None for a model that takes audio.
     """
 
     def __init__(self, hparams: object, *, features: object | None) -> None:
-        self._wave: AugmentAudio | None = _declared(hparams, "wave_augment")
-        self._spec: AugmentFeatures | None = _declared(hparams, "spec_augment")
+        self._wave: AugmentAudio | None = _read_augmentation(hparams, "wave_augment")
+        self._spec: AugmentFeatures | None = _read_augmentation(hparams, "spec_augment")
         if self._spec is not None and features is None:
             raise ConfigError(
                 "`spec_augment` masks features, but the `encoder` of this model takes audio. "
                 "Remove it, and let the encoder mask its own features."
             )
 
-    def audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
-        """Return the audio of a batch at its speeds, as float, augmented: (B, S), (B,)."""
+    def augment_audio(self, batch: AudioBatch, *, training: bool) -> tuple[Tensor, Tensor]:
+        """Return the audio of a batch as float, at its speeds, and in training augmented.
+
+        -> (B, S), (B,).
+        """
         audio, lengths = speed_perturb(batch.audio, batch.audio_lengths, batch.speed_groups)
         audio = audio.float()
         if training and self._wave is not None:
             audio, lengths = self._wave(audio, lengths)
         return audio, lengths
 
-    def features(self, *, training: bool) -> AugmentFeatures | None:
+    def feature_augmentation(self, *, training: bool) -> AugmentFeatures | None:
         return self._spec if training else None
 
 
-def _declared(hparams: object, key: str) -> Any:
+def _read_augmentation(hparams: object, key: str) -> Any:
     part = getattr(hparams, key, None)
-    forward = getattr(part, "forward", part)
-    if forward is not None and forward.__module__.startswith("speechbrain."):
+    if part is None:
+        return None
+    if not callable(part):
         raise ConfigError(
-            f"`{key}` must take lengths in samples or frames, but SpeechBrain's takes fractions. "
-            "Wrap it in a module with forward(x, lengths)."
+            f"`{key}` must be an augmentation such as !new:sbkit.audio.augment.SpecAugment, but is "
+            f"{part!r}. Correct or remove it."
+        )
+    forward = getattr(part, "forward", part)
+    if (getattr(forward, "__module__", None) or "").startswith("speechbrain."):
+        raise ConfigError(
+            f"`{key}` is called with lengths in samples or frames, but augmentations of "
+            "SpeechBrain expect fractions of the longest. Wrap it in a module whose "
+            "forward(x, lengths) converts them."
         )
     return part
 
@@ -114,31 +127,36 @@ def speed_perturb(
     Resampling changes tempo and pitch together (Ko et al. 2015). The host knows all new lengths, so
     it never waits for the device.
     """
-    if all(group.percent == 100 for group in speed_groups):
+    if all(group.speed_percent == 100 for group in speed_groups):
         return audio, lengths
-    sizes = [group.utterances for group in speed_groups]
-    parts = zip(speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True)
-    groups = [
-        _at_speed(clips[:, : group.longest], clip_lengths, group.percent)
-        for group, clips, clip_lengths in parts
-    ]
-    longest = max(clips.shape[1] for clips, _ in groups)
-    padded = [pad(clips, (0, longest - clips.shape[1])) for clips, _ in groups]
-    return torch.cat(padded), torch.cat([clip_lengths for _, clip_lengths in groups])
+    sizes = [group.num_utterances for group in speed_groups]
+    new_clips: list[Tensor] = []
+    new_lengths: list[Tensor] = []
+    for group, clips, clip_lengths in zip(
+        speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True
+    ):
+        changed, changed_lengths = _change_speed(
+            clips[:, : group.max_samples], clip_lengths, group.speed_percent
+        )
+        new_clips.append(changed)
+        new_lengths.append(changed_lengths)
+    max_samples = max(clips.shape[1] for clips in new_clips)
+    padded = [pad(clips, (0, max_samples - clips.shape[1])) for clips in new_clips]
+    return torch.cat(padded), torch.cat(new_lengths)
 
 
-def _at_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
+def _change_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
     if percent == 100:
         return audio.float(), lengths
-    resampled = resampler(percent, audio.device)(audio.float())
+    resampled = make_resampler(percent, audio.device)(audio.float())
     lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
     mask = length_mask(lengths, resampled.shape[1], resampled.device)
     return resampled * mask, lengths  # the filter rings past the end
 
 
 @lru_cache
-def resampler(percent: int, device: torch.device) -> nn.Module:
-    """Return the resampler of a speed, made once: torchaudio makes the host wait for its kernel."""
+def make_resampler(percent: int, device: torch.device) -> nn.Module:
+    """Make the resampler of a speed, once: the host must wait while torchaudio makes its kernel."""
     # Small integers make a small polyphase kernel: 110 % is 11:10, not 17600:16000.
     transforms = import_torchaudio("torchaudio.transforms")
     resample: nn.Module = transforms.Resample(percent, 100, dtype=torch.float32)
@@ -148,7 +166,7 @@ def resampler(percent: int, device: torch.device) -> nn.Module:
 class Compose(nn.Module):
     """Apply augmentations of audio in order: (B, S), (B,) -> (B, S), (B,).
 
-    Each part maps audio and lengths to others of the same shapes, and leaves the padding zero.
+    Each part takes and returns audio and lengths. It changes no shape, and keeps the padding zero.
     """
 
     def __init__(self, *, parts: Sequence[nn.Module]) -> None:
@@ -170,7 +188,7 @@ class Clips(NamedTuple):
 
 
 class _FolderAugmentation(nn.Module):
-    """Augment each utterance, with a chance of ``prob``, by a random file of a folder."""
+    """Apply a random file of a folder to each utterance, with probability ``prob``."""
 
     RANGES: ClassVar = {"prob": SHARE}
 
@@ -182,17 +200,20 @@ class _FolderAugmentation(nn.Module):
                 f"`folder` of {type(self).__name__} must hold audio files "
                 f"({', '.join(SUFFIXES[:6])} ...), but {folder} holds none. Correct `folder`."
             )
-        count = min(len(files), MAX_FILES)  # evenly spaced in the sorted folder
+        # Of too many files, take some that are evenly spaced in the sorted list.
+        count = min(len(files), MAX_FILES)
         self.files = tuple(files[index * len(files) // count] for index in range(count))
-        self.prob, self.sample_rate = prob, sample_rate
+        self.prob = prob
+        self.sample_rate = sample_rate
 
 
 class AddNoise(_FolderAugmentation):
     """Add noise at a random signal-to-noise ratio: (B, S), (B,) -> (B, S), (B,).
 
     The ratio compares powers over the utterance's own length. An utterance stays unchanged with a
-    chance of 1 - ``prob``, and if it or the noise is silent. The noise starts at a random sample of
-    its file and repeats as needed. The result is float in the scale of int16, not clipped.
+    probability of 1 - ``prob``, and if it or the noise is silent. The noise starts at a random
+    sample of its file and repeats as needed. The result is float in the scale of int16, and is not
+    clipped.
 
     snr_db: the lowest and the highest ratio.
     """
@@ -206,7 +227,14 @@ class AddNoise(_FolderAugmentation):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         super().__init__(folder=folder, prob=prob, sample_rate=sample_rate)
-        self.min_snr_db, self.max_snr_db = map(float, snr_db)
+        is_pair = isinstance(snr_db, Sequence) and len(snr_db) == 2
+        if not is_pair or not all(isinstance(ratio, int | float) for ratio in snr_db):
+            raise ConfigError(
+                "`snr_db` of AddNoise must be two numbers, the lowest and the highest ratio, but "
+                f"is {snr_db!r}. Write [5, 20], or [10, 10] for a fixed ratio."
+            )
+        self.min_snr_db = float(snr_db[0])
+        self.max_snr_db = float(snr_db[1])
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         draws = draw_uniform(len(lengths), 4).to(audio.device, non_blocking=True).T
@@ -218,12 +246,13 @@ class AddNoise(_FolderAugmentation):
         offsets = (start + torch.arange(audio.shape[1], device=audio.device)) % clip_length
         noise = clips.samples[clips.starts[clip_index].unsqueeze(1) + offsets].float()  # (B, S)
         mask = length_mask(lengths, audio.shape[1], audio.device)
-        audio, noise = audio.float(), noise * mask
+        audio = audio.float()
+        noise = noise * mask
         snr_db = self.min_snr_db + draws[2] * (self.max_snr_db - self.min_snr_db)
-        noise_energy = (audio * mask).square().sum(1) / 10 ** (snr_db / 10)  # wanted, (B,)
-        energy = noise.square().sum(1)
-        is_noisy = (draws[3] < self.prob) & (energy > 0)
-        gain = (noise_energy / energy.clamp(min=1.0)).sqrt() * is_noisy
+        target_noise_energy = (audio * mask).square().sum(1) / 10 ** (snr_db / 10)  # (B,)
+        noise_energy = noise.square().sum(1)
+        is_noisy = (draws[3] < self.prob) & (noise_energy > 0)
+        gain = (target_noise_energy / noise_energy.clamp(min=1.0)).sqrt() * is_noisy
         return audio + gain.unsqueeze(1) * noise, lengths
 
 
@@ -241,13 +270,15 @@ class AddReverb(_FolderAugmentation):
         mask = length_mask(lengths, audio.shape[1], audio.device)
         audio = audio.float()
         with torch.autocast(audio.device.type, enabled=False):
-            # One of a few sizes: CUDA keeps a plan of each, in memory that torch does not see.
+            # CUDA keeps a plan for each size, in memory that torch does not count. Rounding up
+            # leaves only a few sizes.
             size = bucket_of(audio.shape[1] + response.shape[1] - 1)
             spectrum = torch.fft.rfft(audio, n=size) * torch.fft.rfft(response, n=size)
             wet = torch.fft.irfft(spectrum, n=size)[:, : audio.shape[1]] * mask
-        target_energy, energy = audio.square().sum(1), wet.square().sum(1)
-        wet = wet * (target_energy / energy.clamp(min=1.0)).sqrt().unsqueeze(1)
-        is_wet = (draws[1] < self.prob) & (energy > 0)
+        target_energy = audio.square().sum(1)
+        wet_energy = wet.square().sum(1)
+        wet = wet * (target_energy / wet_energy.clamp(min=1.0)).sqrt().unsqueeze(1)
+        is_wet = (draws[1] < self.prob) & (wet_energy > 0)
         return torch.where(is_wet.unsqueeze(1), wet, audio), lengths
 
 
@@ -271,7 +302,8 @@ def read_impulse_responses(
     responses = []
     for file in files:
         response = torch.from_numpy(read_audio(file, sample_rate)).float()
-        response = response[int(response.abs().argmax()) :][: MAX_IMPULSE_SECONDS * sample_rate]
+        loudest = int(response.abs().argmax())  # the direct sound
+        response = response[loudest : loudest + MAX_IMPULSE_SECONDS * sample_rate]
         responses.append(response / response.abs().max().clamp(min=1.0))
     return pad_sequence(responses, batch_first=True).to(device)
 
@@ -285,7 +317,7 @@ class SpecAugment(nn.Module):
     time_masks, freq_masks: masks per utterance.
     time_width: the most frames of a time mask, which covers at most ``max_time_fraction`` of the
         utterance.
-    freq_width: the most mel bins of a frequency mask.
+    freq_width: the most mel bins of a frequency mask, which covers at most all of them.
 
     >>> features, lengths = torch.rand(1, 100, 80), torch.tensor([100])
     >>> SpecAugment(freq_masks=0, time_masks=1)(features, lengths).shape
@@ -306,27 +338,28 @@ class SpecAugment(nn.Module):
         freq_width: int = 27,
     ) -> None:
         super().__init__()
-        self.time_masks, self.time_width = time_masks, time_width
+        self.time_masks = time_masks
+        self.time_width = time_width
         self.max_time_fraction = max_time_fraction
-        self.freq_masks, self.freq_width = freq_masks, freq_width
+        self.freq_masks = freq_masks
+        self.freq_width = freq_width
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         _, frames, bins = features.shape
-        device, masks = features.device, self.time_masks + self.freq_masks
-        draws = draw_uniform(len(lengths), 2, masks).to(lengths.device).unbind(2)
+        device = features.device
+        num_masks = self.time_masks + self.freq_masks
+        draws = draw_uniform(len(lengths), 2, num_masks).to(lengths.device).unbind(2)
         time_mask = torch.zeros(1, frames, dtype=torch.bool, device=device)
         freq_mask = torch.zeros(1, bins, dtype=torch.bool, device=device)
-        max_width = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
+        max_frames = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
         for draw in draws[: self.time_masks]:
-            time_mask = time_mask | _random_spans(draw, max_width, lengths, frames, device)
-        max_width, num_bins = (
-            torch.full_like(lengths, self.freq_width),
-            torch.full_like(lengths, bins),
-        )
+            time_mask = time_mask | _random_spans(draw, max_frames, lengths, frames, device)
+        max_bins = torch.full_like(lengths, min(self.freq_width, bins))
+        num_bins = torch.full_like(lengths, bins)
         for draw in draws[self.time_masks :]:
-            freq_mask = freq_mask | _random_spans(draw, max_width, num_bins, bins, device)
+            freq_mask = freq_mask | _random_spans(draw, max_bins, num_bins, bins, device)
         is_masked = time_mask.unsqueeze(2) | freq_mask.unsqueeze(1)
-        mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within
+        mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within utterances
         counts = lengths.clamp(min=1).to(device, non_blocking=True).view(-1, 1, 1)
         mean = (features * mask).sum(1, keepdim=True) / counts
         return torch.where(is_masked & mask, mean, features)

@@ -53,7 +53,10 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
 
 
 def find_damage(folder: Path) -> str | None:
-    """Describe the first file of a folder that differs from its checksum; None if all match."""
+    """Describe the first file of a folder that differs from its checksum; None if all match.
+
+    Files in subfolders are not checked.
+    """
     expected = read_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"

@@ -113,20 +113,20 @@ def _take_small_steps(planned: PlannedRun) -> DryRun:
 
 def _train(brain: Brain, batch: object) -> None:
     """Take two steps, as the first may break the second, and more if layers are dropped."""
-    inactive = _inactive(brain)
+    unused = _unused_parameters(brain)
     for index in range(MAX_STEPS):
         parameters = list(brain.modules.parameters())
         missing = (p for p in parameters if p.requires_grad and p.grad is None)
-        if index > 1 and all(id(p) in inactive for p in missing):
+        if index > 1 and all(id(p) in unused for p in missing):
             break
         brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         torch.autograd.backward(training_loss(brain, batch).sums.sum())
 
 
-def _inactive(brain: Brain) -> set[int]:
+def _unused_parameters(brain: Brain) -> set[int]:
     """Return the ids of the parameters that the knobs turn off."""
-    return {id(p) for part in brain.inactive for p in part.parameters()}
+    return {id(p) for part in brain.unused_modules for p in part.parameters()}
 
 
 def _find_unsaved(
@@ -244,10 +244,11 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
 def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """Find parts of the model that small steps leave without a gradient.
 
-    A part that a knob turns off (`ctc_weight: 1.0` runs no decoder) is in `inactive` of the Brain.
+    A part that a knob turns off (`ctc_weight: 1.0` runs no decoder) is in the Brain's
+    `unused_modules`.
     """
     run, parameters = completed_dry_run(planned), planned.require_model().parameters()
-    used = run.trained | _inactive(planned.make_cpu_brain())
+    used = run.trained | _unused_parameters(planned.make_cpu_brain())
     dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
     groups: dict[tuple[str | int, bool], list[Keys]] = {}
     for keys, part in _largest_dead(planned, dead):
@@ -261,7 +262,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
             problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so it gets no "
             "gradient and never learns",
             fix="Use it in the recipe, or take it out of the YAML. If a knob turns it off, list it "
-            "in `inactive` of the Brain.",
+            "in `unused_modules` of the Brain.",
         )
 
 

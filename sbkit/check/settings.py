@@ -34,7 +34,7 @@ from sbkit.config.hparams import MissingKnobError, resolve, save_resolved
 from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.device import check_precision, choose_device, find_device
-from sbkit.export.export import plain_parts
+from sbkit.export.export import describe_parts
 from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
 from sbkit.train.optimizers import ALWAYS, FREEZE, FREEZE_STEPS
@@ -240,7 +240,7 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
     save_resolved(file, planned.yaml_file, planned.overrides)
     try:
         load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
-        plain_parts(read_document(file).root, planned.build_hparams(), task)
+        describe_parts(read_document(file).root, planned.build_hparams(), task)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
         yield planned.finding(key, problem=str(error).rstrip("."), stops=False)

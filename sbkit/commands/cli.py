@@ -371,9 +371,9 @@ def _config(options: Namespace) -> None:
 
 
 def _cache(options: Namespace) -> None:
-    from sbkit.data.cache import default_cache, print_entries, prune
+    from sbkit.data.cache import default_cache, print_entries, prune_orphans
 
-    action = print_entries if options.action == "list" else prune
+    action = print_entries if options.action == "list" else prune_orphans
     action(default_cache())
 
 
@@ -501,9 +501,9 @@ def _open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextM
     """Return a context that yields the folder of a bundle; a run folder is exported first."""
     if not (folder / "hyperparams.yaml").is_file():
         return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
-    from sbkit.export.export import as_bundle
+    from sbkit.export.export import exported_bundle
 
-    return as_bundle(folder, user_modules)
+    return exported_bundle(folder, user_modules)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""`sbkit doctor`: versions, devices, providers and compiler of this machine, and a bundle."""
+"""`sbkit doctor`: show versions, devices and compiler of this machine, and try a bundle on it."""
 
 import os
 import platform
 import shutil
 from argparse import Namespace
-from functools import partial
 
 import soundfile
 
@@ -16,55 +15,68 @@ from sbkit.base.versions import versions
 from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER, available_providers
 from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 
-PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")
+MORE_PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")  # besides those of a run
 
 
 def doctor(options: Namespace) -> int:
     """Describe this machine, and load each format of a bundle, if given; return the exit code."""
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
-    code, folder = 0, options.bundle
-    if folder is not None:
-        open_here = partial(open_model, folder, user_modules=options.user_modules)
-        onnx = [
-            ("onnx", name)
-            for name, file in MODEL_FILES.items()
-            if (folder / ONNX_FOLDER / file).exists()
-        ]
-        torch = [("torch", "fp32")] if has_torch() or not onnx else []
-        for runtime, precision in [*torch, *onnx]:
-            try:
-                model = open_here(runtime=runtime, precision=precision).model
-            except SbkitError as error:
-                code, result = BAD_INPUT, str(error)
-            else:
-                result = f"runs on {model.effective}"
-                model.close()
-            print(printable(f"{folder}, {runtime} {precision}: {result}"), flush=True)
-    return code
+    if options.bundle is None:
+        return 0
+    return _try_bundle(options)
+
+
+def _try_bundle(options: Namespace) -> int:
+    """Load each format of the bundle, and print the device that it runs on, or the error."""
+    folder = options.bundle
+    exit_code = 0
+    onnx_targets = [
+        ("onnx", precision)
+        for precision, file in MODEL_FILES.items()
+        if (folder / ONNX_FOLDER / file).exists()
+    ]
+    # Without ONNX files and without torch, the error of the torch format says what to install.
+    torch_targets = [("torch", "fp32")] if has_torch() or not onnx_targets else []
+    for runtime, precision in [*torch_targets, *onnx_targets]:
+        try:
+            bundle = open_model(
+                folder, runtime=runtime, precision=precision, user_modules=options.user_modules
+            )
+        except SbkitError as error:
+            exit_code = BAD_INPUT
+            result = str(error)
+        else:
+            result = f"runs on {bundle.model.effective}"
+            bundle.model.close()
+        print(printable(f"{folder}, {runtime} {precision}: {result}"), flush=True)
+    return exit_code
 
 
 def describe_machine() -> dict[str, str]:
     """Return the versions, devices, providers and compiler of this machine, by subject."""
-    devices: list[str] = []
-    packages = {name: version or "not installed" for name, version in versions(PACKAGES).items()}
+    subjects = {"system": platform.platform()}
+    for package, version in versions(MORE_PACKAGES).items():
+        subjects[package] = version or "not installed"
+    devices = [f"cpu with {usable_cores()} cores"]
     if has_torch():
-        from sbkit.distributed.device import PRECISIONS_OF, count_local_devices
+        from sbkit.distributed.device import PRECISIONS_BY_DEVICE_TYPE, count_local_devices
 
-        kinds = [kind for kind in PRECISIONS_OF if kind != "cpu"]
-        devices = [f"{kind}:{n}" for kind in kinds for n in range(count_local_devices(kind))]
-        packages["torchaudio"] = _try_torchaudio(packages["torchaudio"])
-    causes = {runtime: why_no_cuda(runtime) for runtime in ("torch", "onnx")}
-    return {
-        "system": platform.platform(),
-        **packages,
-        "libsndfile": soundfile.__libsndfile_version__,
-        "devices": ", ".join([f"cpu with {usable_cores()} cores", *devices]),
-        **{f"CUDA with {name}": f"no: {why}" if why else "usable" for name, why in causes.items()},
-        "onnxruntime's providers": ", ".join(available_providers()) or "none",
-        "compiler": shutil.which(os.environ.get("CXX", "g++"))
-        or "none, so --compile cannot be used",
-    }
+        subjects["torchaudio"] = _try_torchaudio(subjects["torchaudio"])
+        for device_type in PRECISIONS_BY_DEVICE_TYPE:
+            if device_type != "cpu":
+                count = count_local_devices(device_type)
+                devices += [f"{device_type}:{index}" for index in range(count)]
+    subjects["libsndfile"] = soundfile.__libsndfile_version__
+    subjects["devices"] = ", ".join(devices)
+    for runtime in ("torch", "onnx"):
+        cuda_problem = why_no_cuda(runtime)
+        usable = "usable" if cuda_problem is None else f"not usable, because {cuda_problem}"
+        subjects[f"CUDA with {runtime}"] = usable
+    subjects["onnxruntime's providers"] = ", ".join(available_providers()) or "none"
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    subjects["compiler"] = compiler or "none, so --compile cannot be used"
+    return subjects
 
 
 def _try_torchaudio(version: str) -> str:

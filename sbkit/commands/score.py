@@ -33,7 +33,7 @@ from sbkit.evaluate.run_results import read_results
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model import naming_audio
@@ -165,7 +165,7 @@ def _write_page(
 @contextmanager
 def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[TorchBundle]:
     """Load a bundle, or export a run into a temporary folder first."""
-    with as_bundle(model, user_modules) as folder:
+    with exported_bundle(model, user_modules) as folder:
         yield load_bundle(folder, user_modules=user_modules)
 
 

@@ -38,11 +38,11 @@ from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
-    CARD,
-    as_bundle,
-    building_bundle,
+    CARD_FILE,
     change_config,
-    require_free,
+    exported_bundle,
+    replacing_bundle,
+    require_replaceable,
 )
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
@@ -74,7 +74,7 @@ def tune(options: Namespace) -> None:
     model, user_modules = options.model, options.user_modules
     is_bundle = (model / CONFIG_FILE).exists()
     _check_options(options, is_bundle=is_bundle)
-    with as_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
+    with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
         new = Path(folder)
@@ -116,7 +116,7 @@ def _check_options(options: Namespace, *, is_bundle: bool) -> None:
     if out is not None:
         if out.resolve() == model.resolve():
             raise ConfigError(f"--out must be a new folder, but is {model} itself.")
-        require_free(out)
+        require_replaceable(out)
         require_writable(out.parent, option="--out")
 
 
@@ -268,7 +268,7 @@ def _replace(run: Path, new: Path) -> None:
 
 def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
     """Copy a bundle with another decoder, without the formats that contain the earlier one."""
-    with building_bundle(out) as temporary:
+    with replacing_bundle(out) as temporary:
         for path in bundle.iterdir():
             if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
                 logger.info(f"{path.name} is left out: a link may lead out of the bundle")
@@ -280,7 +280,8 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
         shutil.copyfile(new / LANGUAGE_MODELS_FILE, temporary / LANGUAGE_MODELS_FILE)
         decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
-        if (card := temporary / CARD).is_file():
+        card = temporary / CARD_FILE
+        if card.is_file():
             card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
         record = make_provenance(
             weights=(temporary / WEIGHTS_FILE).read_bytes(),

@@ -80,7 +80,9 @@ class Batch:
     def take(self, rows: slice) -> Self:
         """Return some utterances, without padding that only the others need."""
         lengths = self.audio_lengths[rows]
-        percents = [group.percent for group in self.speed_groups for _ in range(group.utterances)]
+        percents = [
+            group.speed_percent for group in self.speed_groups for _ in range(group.num_utterances)
+        ]
         sliced: dict[str, Any] = {
             name: value[rows]
             for name, value in vars(self).items()

@@ -1,8 +1,10 @@
-"""The cache of decoded audio: each clip of a corpus folder is decoded once, for all its splits.
+"""The cache of decoded audio: each clip is decoded once, and read from there by every later run.
 
-A clip is identified by its path, size and time of change. Its text is not kept, so correcting a
-transcript decodes nothing. Clips are decoded in blocks: the process that holds a block's lock file
-decodes it into a shard. A killed process loses its current block.
+A clip is identified by the path, the size and the modification time of its file. Its text is not
+kept, so correcting a transcript decodes nothing. The clips of a split are stored in one folder of
+the cache, which is named after the folder that contains them all; splits with the same such folder
+share their clips. Clips are decoded in blocks: the process that holds a block's lock file decodes
+it into a shard. A killed process loses its current block.
 
 The cache also keeps unpacked archives, and audio files that were inside datasets.
 """
@@ -11,21 +13,17 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import DataError
@@ -46,15 +44,14 @@ from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-CACHE_VERSION = 3  # raise it if the same clip would give other audio, or another key
+CACHE_VERSION = 4  # raise it if the same clip would give other audio, or tables other columns
 AUDIO_FOLDER = "audio"  # of the cache
-EMBEDDED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
+EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
 BLOCK_CLIPS = 1000  # 160 MB if they last 5 s at 16 kHz
-BLOCK_BYTES = 200_000_000  # of the files of a block's clips
-KEY_COLUMN = "clip"  # of a shard's table; a key is the path, size and time of change of a file
-KEY_STATE = r"\t\d+\t\d+$"  # size and time of change, in a key
-TEMPORARY_REASONS = ("missing", "unreachable")  # not recorded: tomorrow the file may be there
+BLOCK_BYTES = 200_000_000  # most bytes of audio files in a block
+# Not recorded: at the next attempt the file may be there.
+TEMPORARY_REASONS = ("missing", "unreachable")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
 
@@ -62,15 +59,24 @@ COPY_BYTES = 1 << 20
 def default_cache() -> Path:
     """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``."""
     if folder := os.environ.get("SBKIT_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sbkit"
+        return Path(folder).expanduser()
+    parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(parent).expanduser() / "sbkit"
 
 
 # Decoded audio
 
 NO_AUDIO = pa.schema(
-    {KEY_COLUMN: pa.string(), "samples": pa.int64(), "digest": pa.string(), AUDIO: AUDIO_TYPE}
+    {"samples": pa.int64(), "digest": pa.string(), AUDIO: AUDIO_TYPE}
 ).empty_table()
+
+
+class ClipKey(NamedTuple):
+    """What identifies a clip. The fields are also columns of the table of a shard."""
+
+    path: str
+    file_size: int  # bytes
+    mtime_ns: int  # modification time; negative before 1970
 
 
 class StoredAudio(NamedTuple):
@@ -94,16 +100,16 @@ def cache_audio(
     parents = {path[: path.rfind("/") + 1] for path in decode_paths(paths)}  # "/" for the root
     corpus = Path(os.path.commonpath([Path(os.path.abspath(path)) for path in parents]))  # noqa: PTH100
     identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
-    key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
-    name = f"{corpus.parent.name}-{corpus.name}-{key}".lstrip("-.")
-    shards = _CorpusShards(cache_folder.expanduser() / AUDIO_FOLDER / name, sample_rate, store)
+    name = f"{corpus.parent.name}-{corpus.name}-{_short_digest(identity)}".lstrip("-.")
+    shards = _CorpusShards(cache_folder / AUDIO_FOLDER / name, sample_rate, store)
     keys, errors = _file_keys(paths)
     shards.read_new()
-    if missing := {*keys.values()} - shards.keys:
+    missing = {key for key in keys.values() if not shards.has(key)}
+    if missing:
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
-                (block[0] + block[-1], partial(shards.decode, block, partial(advance, 1)))
+                (f"{block[0]} {block[-1]}", partial(shards.decode, block, partial(advance, 1)))
                 for block in _divide([*keys.values()])
                 if not missing.isdisjoint(block)
             ]
@@ -112,9 +118,16 @@ def cache_audio(
     return shards.locate(keys, errors)
 
 
+def _short_digest(identity: str) -> str:
+    return hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
+
+
 @contextmanager
 def _write_access(folder: Path) -> Iterator[None]:
-    """Hold a shared lock on a new or existing folder; if no other process does, clean it up."""
+    """Make a folder if it is missing, and hold a shared lock on it.
+
+    If no other process holds the lock, first remove what killed processes have left in the folder.
+    """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
@@ -130,9 +143,9 @@ def _write_access(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, str], dict[int, AudioError]]:
-    """Return the path, size and time of change of every file, or why it is unreachable, by row."""
-    keys: dict[int, str] = {}
+def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, ClipKey], dict[int, AudioError]]:
+    """Return the keys of the files that can be reached, and the errors of the others, by row."""
+    keys: dict[int, ClipKey] = {}
     errors: dict[int, AudioError] = {}
     for row, path in enumerate(decode_paths(paths)):
         try:
@@ -143,16 +156,19 @@ def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, str], dict[int, AudioE
             detail = getattr(error, "strerror", None) or "its name is not UTF-8"
             errors[row] = AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
             continue
-        keys[row] = f"{path}\t{status.st_size}\t{status.st_mtime_ns}"
+        keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns)
     return keys, errors
 
 
-def _divide(keys: Sequence[str]) -> list[list[str]]:
+def _divide(keys: Iterable[ClipKey]) -> list[list[ClipKey]]:
     """Divide keys into blocks, one for each shard, in the same way in every process."""
-    sizes = [int(key.rsplit("\t", 2)[1]) for key in keys]
-    block_of = np.cumsum(sizes) // BLOCK_BYTES + np.arange(len(keys)) // BLOCK_CLIPS
-    ends = [*(np.flatnonzero(np.diff(block_of)) + 1).tolist(), len(keys)]
-    return [[*dict.fromkeys(keys[start:end])] for start, end in pairwise([0, *ends])]
+    blocks: dict[int, dict[ClipKey, None]] = {}  # without repeated keys
+    num_bytes = 0
+    for index, key in enumerate(keys):
+        num_bytes += key.file_size
+        block = num_bytes // BLOCK_BYTES + index // BLOCK_CLIPS
+        blocks.setdefault(block, {})[key] = None
+    return [[*block] for block in blocks.values()]
 
 
 class _CorpusShards:
@@ -161,8 +177,12 @@ class _CorpusShards:
     def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
         self.folder, self._sample_rate, self._store = folder, sample_rate, store
         self._tables: dict[Path, pa.Table] = {}
-        self._unreadable: dict[str, AudioError] = {}  # by the key of the file
-        self.keys: set[str] = set()  # of all files that were decoded or are unreadable
+        self._rows: dict[ClipKey, int] = {}  # of decoded clips, in all tables one after another
+        self._unreadable: dict[ClipKey, AudioError] = {}
+
+    def has(self, key: ClipKey) -> bool:
+        """Return whether a clip was decoded or is unreadable."""
+        return key in self._rows or key in self._unreadable
 
     def read_new(self) -> None:
         """Read the tables that were added."""
@@ -170,6 +190,7 @@ class _CorpusShards:
             audio = file.with_suffix(".arrow")
             try:
                 table, facts = read_shard_table(file.read_bytes())
+                columns = [table[name].to_pylist() for name in ClipKey._fields]
                 if facts.bytes and audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
             except (OSError, ValueError, LookupError, TypeError) as error:
@@ -177,51 +198,56 @@ class _CorpusShards:
                 with suppress(OSError):
                     file.unlink()
                 continue
+            first_row = sum(map(len, self._tables.values()))
+            for row, values in enumerate(zip(*columns, strict=True), start=first_row):
+                self._rows.setdefault(ClipKey(*values), row)
+            for path, file_size, mtime_ns, reason, message in facts.left_out:
+                key = ClipKey(path, file_size, mtime_ns)
+                self._unreadable[key] = AudioError(reason, message)
             self._tables[file] = table
-            self._unreadable |= {key: AudioError(*reason) for key, *reason in facts.left_out}
-            self.keys.update(table[KEY_COLUMN].to_pylist(), self._unreadable)
 
-    def decode(self, block: Sequence[str], on_clip: Callable[[], None]) -> None:
+    def decode(self, block: Sequence[ClipKey], on_clip: Callable[[], None]) -> None:
         """Decode a block into a shard, except for clips that other processes have decoded."""
         self.read_new()
-        keys = [key for key in block if key not in self.keys]
+        keys = [key for key in block if not self.has(key)]
         if not keys:
             return
-        paths = [Path(re.sub(KEY_STATE, "", key)) for key in keys]
-        names = (path.name for path in paths)
+        paths = [Path(key.path) for key in keys]
+        names = [path.name for path in paths]
         with closing(ShardWriter(self.folder)) as writer:
-            added, errors = writer.add_clips(
+            added_indices, errors = writer.add_clips(
                 names, paths, self._sample_rate, store=self._store, on_clip=on_clip
             )
-            self._unreadable |= {keys[index]: error for index, error in errors.items()}
-            self.keys.update(self._unreadable)
-            left_out = [
-                (keys[index], error.reason, str(error))
-                for index, error in errors.items()
-                if error.reason not in TEMPORARY_REASONS
-            ]
-            columns = {KEY_COLUMN: pa.array([keys[index] for index in added], pa.string())}
+            left_out = []
+            for index, error in errors.items():
+                self._unreadable[keys[index]] = error
+                if error.reason not in TEMPORARY_REASONS:
+                    left_out.append((*keys[index], error.reason, str(error)))
+            added = [keys[index] for index in added_indices]
+            columns = {
+                "path": pa.array([key.path for key in added], pa.string()),
+                "file_size": pa.array([key.file_size for key in added], pa.int64()),
+                "mtime_ns": pa.array([key.mtime_ns for key in added], pa.int64()),
+            }
             writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
 
-    def locate(self, keys: Mapping[int, str], errors: Mapping[int, AudioError]) -> StoredAudio:
+    def locate(self, keys: Mapping[int, ClipKey], errors: Mapping[int, AudioError]) -> StoredAudio:
         """Return where the audio of files is; keys and errors are by row."""
-        all_errors, readable = dict(errors), []
+        all_errors = dict(errors)
+        stored_rows = []
         for row, key in keys.items():
             if key in self._unreadable:
                 all_errors[row] = self._unreadable[key]
             else:
-                readable.append(key)
+                stored_rows.append(self._rows[key])
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
-            audio = pa.repeat(str(file.with_suffix(".arrow")), len(table))
+            files = pa.repeat(str(file.with_suffix(".arrow")), len(table))
             if self._store == "none":
-                names = table[KEY_COLUMN].combine_chunks()
-                audio = pc.replace_substring_regex(names, KEY_STATE, "")
-            stored = to_stored(table, audio, shard=0, sample_rate=self._sample_rate)
-            tables.append(stored.add_column(0, KEY_COLUMN, table[KEY_COLUMN]))
-        stored = pa.concat_tables(tables)
-        rows = pc.index_in(pa.array(readable, pa.string()), value_set=stored[KEY_COLUMN])
-        return StoredAudio(stored.take(rows).drop_columns([KEY_COLUMN]), all_errors)
+                files = table["path"].combine_chunks()
+            tables.append(to_stored(table, files, shard=0, sample_rate=self._sample_rate))
+        stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
+        return StoredAudio(stored, all_errors)
 
 
 def describe_folder(folder: Path, corpus: Path) -> None:
@@ -238,11 +264,11 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.expanduser().is_file()
 
 
-def unpacked(data_folder: str | Path | None) -> Path:
-    """Return the absolute path of a corpus; an archive is unpacked into the cache once.
+def unpack_corpus(data_folder: str | Path | None) -> Path:
+    """Return the absolute path of a corpus; if it is an archive, unpack it into the cache first.
 
-    Only files and folders are unpacked, no links and no devices. An archive with another path, size
-    or time of change is unpacked again.
+    An archive is unpacked once, and again if its path, size or modification time changes. Its files
+    are unpacked, and hard links to them as copies. Symbolic links and devices are skipped.
     """
     if not data_folder:
         raise DataError(
@@ -252,47 +278,89 @@ def unpacked(data_folder: str | Path | None) -> Path:
     corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
         return corpus
-    archive, status = corpus.resolve(), corpus.stat()
-    identity = f"{archive}\n{status.st_size}\n{status.st_mtime_ns}"
-    key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:12]
-    folder = default_cache() / EMBEDDED_FOLDER / f"{archive.name}-{key}"
+    archive = corpus.resolve()
+    status = archive.stat()
+    digest = _short_digest(f"{archive}\n{status.st_size}\n{status.st_mtime_ns}")
+    folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{digest}"
     if not folder.is_dir():
         logger.info(f"unpacking {archive} into {folder}, once")
-        with writing(folder.parent), building(folder) as beside:
-            _extract(archive, beside)
-            describe_folder(beside, archive)
+        with writing(folder.parent), building(folder) as temporary:
+            _extract(archive, temporary)
+            describe_folder(temporary, archive)
     return _innermost(folder)
 
 
 def _extract(archive: Path, folder: Path) -> None:
-    """Write the files of an archive into a folder; read it to the end, where its checksum is."""
+    """Write the files of an archive into a folder."""
+    num_skipped = 0
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
                 tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
-                path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
-                if path.is_absolute() or ".." in path.parts:
-                    raise ValueError(f"{member.name[:200]!r} is outside its folder")
-                content = tar.extractfile(member) if member.isfile() else None
-                if content is not None:
-                    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                    with content, (folder / path).open("wb") as target:
-                        shutil.copyfileobj(content, target, COPY_BYTES)
+                if not member.isdir() and not _extract_member(tar, member, archive, folder):
+                    num_skipped += 1
+            # The checksum of a compressed archive follows its last member.
             while tar.fileobj is not None and tar.fileobj.read(COPY_BYTES):
                 pass
+    except DataError:
+        raise
     except Exception as error:  # the libraries that unpack raise many kinds of errors
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(
             f"{archive} cannot be unpacked as a tar file ({str(error)[:200]}). Download it again."
         ) from error
+    if num_skipped:
+        logger.warning(
+            f"{plural(num_skipped, 'entry', 'entries')} of {archive} skipped: symbolic links, "
+            "devices, or hard links to files that are not in the archive."
+        )
+
+
+def _extract_member(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, archive: Path, folder: Path
+) -> bool:
+    """Write a file, or copy the file of a hard link; return False for any other member."""
+    path = PurePosixPath(member.name)  # Python before 3.11.4 has no filter for it
+    name = member.name[:200]
+    if _is_outside(path):
+        raise DataError(
+            f"{archive} is not unpacked, because it would write outside of its own folder, to "
+            f"{name!r}. Get it from a source that you trust."
+        )
+    target = folder / path
+    try:
+        if member.islnk():
+            linked = PurePosixPath(member.linkname)
+            # A hard link follows the file that it names.
+            if _is_outside(linked) or not (folder / linked).is_file():
+                return False
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / linked, target)
+            return True
+        content = tar.extractfile(member) if member.isfile() else None
+        if content is None:
+            return False
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with content, target.open("wb") as file:
+            shutil.copyfileobj(content, file, COPY_BYTES)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise DataError(
+            f"{archive} cannot be unpacked, because it has a file and a folder of the same name, "
+            f"at {name!r}. Unpack it by hand, and pass --data_folder=FOLDER."
+        ) from error
+    return True
+
+
+def _is_outside(path: PurePosixPath) -> bool:
+    return path.is_absolute() or ".." in path.parts
 
 
 def _innermost(folder: Path) -> Path:
-    """Return the first folder, going down, that has more in it than one other folder."""
+    """Return the corpus in an unpacked archive: skip folders that contain only another folder."""
     entries = [entry for entry in folder.iterdir() if entry.name != CORPUS_FILE]
-    is_single = len(entries) == 1 and entries[0].is_dir() and entries[0].name != "clips"
-    return _innermost(entries[0]) if is_single else folder
+    is_wrapper = len(entries) == 1 and entries[0].is_dir() and entries[0].name != "clips"
+    return _innermost(entries[0]) if is_wrapper else folder
 
 
 # Listing and pruning
@@ -300,15 +368,15 @@ def _innermost(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One folder of the cache, and its size on the disk."""
+    """One folder of the cache."""
 
     folder: Path
     corpus: Path | None  # the folder or file that its audio comes from, if known
-    bytes: int
+    size: int  # bytes on the disk
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the corpus was removed; one without access may still exist."""
+        """Whether the corpus is gone. A corpus that cannot be accessed may still exist."""
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -318,17 +386,32 @@ class CacheEntry:
 def list_entries(cache_folder: Path) -> list[CacheEntry]:
     """List the folders of the cache."""
     entries = []
-    for name in (AUDIO_FOLDER, EMBEDDED_FOLDER):
+    # Extracted files first: once `prune_orphans` has removed them, the audio decoded from them is
+    # an orphan, too.
+    for name in (EXTRACTED_FOLDER, AUDIO_FOLDER):
         for folder in sorted((cache_folder / name).glob("*")):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
-                file = folder / CORPUS_FILE
-                corpus = Path(json.loads(file.read_text())["folder"]) if file.is_file() else None
-                size = sum(path.lstat().st_size for path in folder.rglob("*"))
-                entries.append(CacheEntry(folder, corpus, size))
+                entries.append(CacheEntry(folder, _read_corpus(folder), _size_of(folder)))
     return entries
 
 
-def remove(entry: CacheEntry) -> bool:
+def _read_corpus(folder: Path) -> Path | None:
+    """Return the path of the corpus that a folder of the cache records, None if there is none."""
+    try:
+        return Path(json.loads((folder / CORPUS_FILE).read_text(encoding="utf-8"))["folder"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _size_of(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # another process may remove files meanwhile
+            size += path.lstat().st_size
+    return size
+
+
+def remove_entry(entry: CacheEntry) -> bool:
     """Remove a folder of the cache; return False if a process is preparing it."""
     lock = os.open(entry.folder, os.O_RDONLY)
     try:
@@ -349,20 +432,24 @@ def print_entries(cache_folder: Path) -> None:
     entries = list_entries(cache_folder)
     for entry in entries:
         corpus = "unknown" if entry.corpus is None else str(entry.corpus)
-        corpus += " (gone)" if entry.is_orphan else ""
-        print(printable(f"{_megabytes(entry.bytes):>9}  {corpus}, in {entry.folder}"))
-    total = sum(entry.bytes for entry in entries)
-    print(f"{_megabytes(total)} in {plural(len(entries), 'folder')} of {cache_folder}")
-
-
-def prune(cache_folder: Path) -> None:
-    """Remove the folders of removed corpora, and print each."""
-    for entry in list_entries(cache_folder):
         if entry.is_orphan:
-            outcome = "removed" if remove(entry) else "kept, since a process is preparing it:"
-            size = _megabytes(entry.bytes)
-            print(printable(f"{outcome} {entry.folder} ({size}) of {entry.corpus}"))
+            corpus += " (gone)"
+        print(printable(f"{_format_size(entry.size):>9}  {corpus}, in {entry.folder}"))
+    total = _format_size(sum(entry.size for entry in entries))
+    print(f"{total} in {plural(len(entries), 'folder')} of {cache_folder}")
 
 
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"
+def prune_orphans(cache_folder: Path) -> None:
+    """Remove the folders whose corpus is gone, and print each."""
+    for entry in list_entries(cache_folder):
+        if not entry.is_orphan:
+            continue
+        description = f"{entry.folder} ({_format_size(entry.size)}) of {entry.corpus}"
+        if remove_entry(entry):
+            print(printable(f"removed {description}"))
+        else:
+            print(printable(f"kept, since a process is preparing it: {description}"))
+
+
+def _format_size(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"

@@ -209,7 +209,7 @@ class ShardFacts:
     """Facts about a shard, kept in the metadata of its table."""
 
     bytes: int  # size of the Arrow file
-    left_out: Sequence[Sequence[str]]  # the clips without usable audio, and why
+    left_out: Sequence[Sequence[Any]]  # the clips without usable audio, and why
     parts: int = 1  # how many parts of its unit are in this shard and those before it
     last: bool = True  # whether the unit has no further part
 
@@ -268,7 +268,7 @@ class ShardWriter:
         name: str,
         columns: Mapping[str, pa.Array | pa.ChunkedArray],
         *,
-        left_out: Sequence[Sequence[str]],
+        left_out: Sequence[Sequence[Any]],
         parts: int = 1,
         last: bool = True,
     ) -> None:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.files import read_text, reading, write_bytes_atomically
-from sbkit.data.cache import EMBEDDED_FOLDER, default_cache, describe_folder
+from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.tables import (
@@ -268,7 +268,7 @@ def _to_text(value: object) -> str:
 def _embedded_folder(source: Path) -> Path:
     """Return the cache folder to which the audio bytes of a dataset are written."""
     key = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:12]
-    return default_cache() / EMBEDDED_FOLDER / f"{source.name}-{key}"
+    return default_cache() / EXTRACTED_FOLDER / f"{source.name}-{key}"
 
 
 def _audio_file(folder: Path, content: bytes, path: str) -> Path:

@@ -16,7 +16,7 @@ DeviceCounter = Callable[[str], int]  # counts the devices of a type
 
 DEVICE_FORMS = "cpu, cuda, cuda:N, mps, xpu or xpu:N"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISIONS_OF = {  # keyed by device type; fp16 needs a GradScaler, and is for GPUs
+PRECISIONS_BY_DEVICE_TYPE = {  # keyed by device type; fp16 needs a GradScaler, and is for GPUs
     "cpu": ("fp32", "bf16"),
     "cuda": ("fp32", "bf16", "fp16"),
     "mps": ("fp32", "bf16"),
@@ -125,7 +125,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 def parse_device(device: str | torch.device, *, key: str = "device") -> torch.device:
     """Parse a device in one of `DEVICE_FORMS`; raises ConfigError for another."""
-    if isinstance(device, torch.device) and device.type in PRECISIONS_OF:
+    if isinstance(device, torch.device) and device.type in PRECISIONS_BY_DEVICE_TYPE:
         return device
     text = str(device)
     if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:(0|[1-9]\d?))?", text, re.ASCII):
@@ -146,10 +146,11 @@ def check_precision(device_type: str, precision: str, *, key: str = "precision")
         raise ConfigError(
             f"`{key}` must be one of {', '.join(DTYPES)}, but is {precision!r}. Choose one of them."
         )
-    if precision not in PRECISIONS_OF[device_type]:
+    supported = PRECISIONS_BY_DEVICE_TYPE[device_type]
+    if precision not in supported:
         raise DeviceError(
-            f"`{key}` on {device_type} must be one of {', '.join(PRECISIONS_OF[device_type])}, "
-            f"but is {precision}. Use --{key}=bf16, or another device."
+            f"`{key}` on {device_type} must be one of {', '.join(supported)}, but is {precision}. "
+            f"Use --{key}=bf16, or another device."
         )
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
-    from sbkit.export.export import as_bundle as as_bundle
     from sbkit.export.export import export_run as export_run
+    from sbkit.export.export import exported_bundle as exported_bundle
     from sbkit.export.parity import Candidate as Candidate
     from sbkit.export.parity import Grid as Grid
 
@@ -14,6 +14,6 @@ __getattr__ = lazy_names(
     "sbkit.export",
     Candidate="parity",
     Grid="parity",
-    as_bundle="export",
+    exported_bundle="export",
     export_run="export",
 )

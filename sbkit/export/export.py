@@ -1,4 +1,4 @@
-"""Export a run: write its best checkpoint as a bundle, with other formats beside it.
+"""Export a run: write its best checkpoint as a bundle, which may contain other formats of it.
 
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
@@ -51,7 +51,7 @@ from sbkit.tasks.task import Task, load_task
 
 logger = logging.getLogger(__name__)
 
-CARD = "README.md"
+CARD_FILE = "README.md"
 PRETRAINED_ENCODER = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
 
 
@@ -64,9 +64,10 @@ def export_run(
     grid: Grid = FULL_GRID,
     user_modules: frozenset[str] = frozenset(),
 ) -> ParityReports:
-    """Write the best checkpoint of a run as a bundle, whole or not at all, with its formats.
+    """Write the best checkpoint of a run as a bundle with further formats; return their reports.
 
-    A format that misses its limits is not written; its parity report, which is returned, says why.
+    ``out`` is written completely or not at all. A format that differs too much from the trained
+    model is left out, and its parity report says why.
 
     Args:
         run: the run folder.
@@ -74,44 +75,46 @@ def export_run(
         formats: names of further formats, each compared with the trained model.
         license: for the model card.
         grid: the batches that formats are compared on.
-        user_modules: the modules that `--import` names, with parts of the model or its task.
+        user_modules: the modules that `--import` names. They define parts of the model, or its
+            task.
 
     Raises:
-        SbkitError: ``run`` is not a run folder, has no good checkpoint, or names a class that is
-            not on the list; or ``out`` holds anything but an earlier bundle.
+        SbkitError: ``run`` is not a run folder, has no undamaged checkpoint, or names a class that
+            bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
     require_formats(formats)
     out = out.resolve()
     if not (run / RESOLVED).is_file():
         raise BundleError(
-            f"{run} is no run folder: it has no {RESOLVED}. Name the folder that training printed, "
-            "such as results/ctc/en/3407."
+            f"{run} is not a run folder, because it has no {RESOLVED}. Name the folder that "
+            "training printed, such as results/ctc/en/3407."
         )
-    require_free(out)
-    contents, config = _contents(run, user_modules)
-    with building_bundle(out) as folder:
-        for name, content in contents.items():
+    require_replaceable(out)
+    files, config = _collect_files(run, user_modules)
+    with replacing_bundle(out) as folder:
+        for name, content in files.items():
             (folder / name).write_bytes(content)
         write_checksums(folder)
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
-        if compared := [name for name in formats if name != HUB]:
+        compared_formats = [name for name in formats if name != HUB]
+        if compared_formats:
             trained = TrainedModel(bundle, user_modules)
-            reports = write_formats(trained, run, folder, compared, grid)
-        written = [
+            reports = write_formats(trained, run, folder, compared_formats, grid)
+        written_formats = [
             name
             for name in formats
             if name == HUB or any(report["written"] for report in reports[name].values())
         ]
-        _write_cards(run, folder, bundle.task, config, written, license)
+        _write_cards(run, folder, bundle.task, config, written_formats, license)
         if HUB in formats:
             write_hub(folder)
     return reports
 
 
 @contextmanager
-def as_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
+def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Yield the folder of a bundle, or of a temporary bundle made from a run."""
     if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
         yield model
@@ -130,10 +133,10 @@ def _write_cards(
     license: str,
 ) -> None:
     card = model_card(run, task, config, formats, license=license)
-    (folder / CARD).write_text(card, encoding="utf-8")
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
     if HUGGINGFACE in formats:
         card = model_card(run, task, config, [], license=license, library=TRANSFORMERS)
-        (folder / HUGGINGFACE / CARD).write_text(card, encoding="utf-8")
+        (folder / HUGGINGFACE / CARD_FILE).write_text(card, encoding="utf-8")
         write_checksums(folder / HUGGINGFACE)
     write_checksums(folder)
 
@@ -141,19 +144,15 @@ def _write_cards(
 # The folder that `--out` names
 
 
-def require_free(out: Path, *, moved_to: Path | None = None) -> None:
-    """Raise ConfigError unless a folder is new, empty, or a bundle as it was exported.
+def require_replaceable(out: Path, *, moved_to: Path | None = None) -> None:
+    """Raise ConfigError unless ``out`` is missing, empty, or a bundle as it was exported.
 
-    ``moved_to`` is where its content is, if that was moved.
+    moved_to: the folder that ``out`` was renamed to, if it was.
     """
-    content = moved_to or out
-    if not content.exists() or (content.is_dir() and not any(content.iterdir())):
+    folder = moved_to or out
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    reason: str | None = "it is no bundle"
-    if (content / CONFIG_FILE).is_file():
-        folders = [content, *(path for path in content.iterdir() if path.is_dir())]
-        damages = ((folder.name, find_damage(folder)) for folder in folders)
-        reason = next((f"in {name}, {damage}" for name, damage in damages if damage), None)
+    reason = _why_not_replaceable(folder)
     if reason is not None:
         raise ConfigError(
             f"--out must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
@@ -161,27 +160,47 @@ def require_free(out: Path, *, moved_to: Path | None = None) -> None:
         )
 
 
+def _why_not_replaceable(folder: Path) -> str | None:
+    """Describe what a folder contains besides the files of an export; None if nothing."""
+    if not (folder / CONFIG_FILE).is_file():
+        return "it is not a bundle"
+    # An export lists the files of each folder that it writes in a checksum file there.
+    subfolders = sorted(path for path in folder.rglob("*") if path.is_dir())
+    for subfolder in [folder, *subfolders]:
+        damage = find_damage(subfolder)
+        if damage is not None:
+            name = subfolder.relative_to(folder.parent)
+            return f"in {name}, {damage}"
+    return None
+
+
 @contextmanager
-def building_bundle(out: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill, then rename it to ``out``, in place of an unchanged bundle.
+def replacing_bundle(out: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill, then rename it to ``out``; an unchanged bundle is replaced.
 
     Raises:
-        SbkitError: nothing can be written there, or somebody has put other files into ``out``.
+        SbkitError: ``out`` cannot be written, or contains anything but an unchanged bundle.
     """
     require_writable(out.parent, option="--out")
     with building(out) as new:
         yield new
         fsync_tree(new)
+        # Checksums take seconds, so they are computed while the earlier bundle is in its place. A
+        # kill between the two renames would leave it in the temporary folder.
+        require_replaceable(out)
         temporary = TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent)
         with temporary as parent:
             earlier = Path(parent, out.name)
-            if out.exists():
-                out.rename(earlier)  # before the check, so that no file can be added after it
             try:
-                require_free(out, moved_to=earlier)
+                if out.exists():
+                    out.rename(earlier)
                 new.rename(out)
+                # Somebody may have put a file into it after the first check.
+                require_replaceable(out, moved_to=earlier)
             except BaseException:  # also Ctrl-C
                 if earlier.exists():
+                    if out.exists():
+                        out.rename(new)
                     earlier.rename(out)
                 raise
 
@@ -199,56 +218,80 @@ def change_config(bundle: Path, **values: object) -> None:
 # The files of a bundle
 
 
-def _contents(run: Path, user_modules: frozenset[str]) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Collect the files of a bundle, and its configuration."""
+def _collect_files(
+    run: Path, user_modules: frozenset[str]
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the contents of a bundle's files by name, and its configuration."""
     root = read_document(run / RESOLVED).root
     checkpoints, task = _read_checkpoints(run / CHECKPOINTS, user_modules)
-    contents, labels = _read_labels(run, task)
-    contents |= (sources := source_files(user_modules))
-    for note in describe_recipes(sources):
+    files, labels = _read_labels(run, task)
+    sources = source_files(user_modules)
+    files |= sources
+    for note in recipe_import_notes(sources):
         logger.info(note)
-    parts = plain_parts(root, {task.labels.key: labels} if task.labels else {}, task)
-    decoder = read_json(run / DECODER_FILE)  # used for the run's test
+    decoder = _read_decoder(run, root)
     if decoder is not None:
-        contents[LANGUAGE_MODELS_FILE] = (run / LANGUAGE_MODELS_FILE).read_bytes()
-    elif "decoder" in root and (run / LANGUAGE_MODELS_FILE).exists():
-        logger.warning(
-            "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
-            f"Finish the run, or fit the weights: sbkit tune {run}"
-        )
+        files[LANGUAGE_MODELS_FILE] = (run / LANGUAGE_MODELS_FILE).read_bytes()
     weights = averaged_safetensors(checkpoints)
-    omitted = task.require_export().training_parts
-    indices = [index for index, name in enumerate(part_names_of_yaml(root)) if name not in omitted]
-    contents[WEIGHTS_FILE] = averaged_safetensors(checkpoints, indices) if omitted else weights
+    files[WEIGHTS_FILE] = weights
+    training_parts = task.require_export().training_parts
+    if training_parts:
+        names = part_names_of_yaml(root)
+        indices = [index for index, name in enumerate(names) if name not in training_parts]
+        files[WEIGHTS_FILE] = averaged_safetensors(checkpoints, indices)
     confidence = read_json(run / CONFIDENCE_FILE)
+    built_objects = {task.labels.key: labels} if task.labels else {}
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
-        **parts,
+        **describe_parts(root, built_objects, task),
         "decoder": decoder,
         "confidence": confidence,
         PROVENANCE: make_provenance(
             weights=weights,
             decoder=decoder,
-            language_models=contents.get(LANGUAGE_MODELS_FILE),
+            language_models=files.get(LANGUAGE_MODELS_FILE),
             confidence=confidence,
         ),
-        "checkpoints": [
-            {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
-            for meta in (checkpoint.meta for checkpoint in checkpoints)
-        ],
+        "checkpoints": _describe_checkpoints(checkpoints, task),
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, sources)),
-        **({"user_modules": sorted(user_modules)} if user_modules else {}),
-        **({"language": str(root["language"])} if "language" in root else {}),
     }
-    contents[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
-    return contents, config
+    if user_modules:
+        config["user_modules"] = sorted(user_modules)
+    if "language" in root:
+        config["language"] = str(root["language"])
+    files[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
+    return files, config
+
+
+def _read_decoder(run: Path, root: CommentedMap) -> Any:
+    """Return the decoder of a run, with the weights that its test used; None decodes greedily."""
+    decoder = read_json(run / DECODER_FILE)
+    if decoder is None and "decoder" in root and (run / LANGUAGE_MODELS_FILE).exists():
+        logger.warning(
+            "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
+            f"Finish the run, or fit the weights: sbkit tune {run}"
+        )
+    return decoder
+
+
+def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list[dict[str, object]]:
+    """Return the epoch and the metrics of each checkpoint."""
+    keys = ("epoch", *task.metrics)
+    return [
+        {key: checkpoint.meta[key] for key in keys if key in checkpoint.meta}
+        for checkpoint in checkpoints
+    ]
 
 
 def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[Checkpoint], Task]:
-    """Find the undamaged checkpoints that were tested, or the best one on dev; load their task."""
+    """Return the checkpoints to average, which are not damaged, and the task of the run.
+
+    They are those that the run's test averaged. Without a test, it is the best one on the
+    validation set.
+    """
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
         raise BundleError(
@@ -265,47 +308,56 @@ def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[
 
 
 def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
-    """Read the label file of the training; return its content by file name, and its labels."""
+    """Return the content of the run's label file, by file name, and the labels read from it."""
     if task.labels is None:
         return {}, None
     file = run / task.labels.name
     if read_run_config(run).labels != checksum(file):
         raise BundleError(
-            f"{file} is not the file that the run was trained with, so the model's predictions "
-            "would get wrong names. Restore it."
+            f"{file} has changed since the run was trained, so the model's predictions would get "
+            "wrong names. Restore it."
         )
     content = file.read_bytes()
     return {file.name: content}, task.labels.read(file, content)
 
 
-def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -> dict[str, Any]:
-    """Describe a model's parts as plain data, and the order in which its ModuleList owns them.
+def describe_parts(
+    root: CommentedMap, built_objects: Mapping[str, object], task: Task
+) -> dict[str, Any]:
+    """Describe the parts of a model as plain data, as `model` and `parts` of a configuration.
 
-    The parts are the entries of the ModuleList, and others that the task's model takes from the
-    YAML. They may refer to attributes of ``objects``, which are built objects by their YAML key.
+    `model` lists the names of the parts in the YAML's ModuleList, in order. `parts` describes
+    these, and the other arguments of the model's class that the YAML defines.
+
+    built_objects: by YAML key; parts may refer to their attributes, `!ref <tokenizer.vocab_size>`.
 
     Raises:
-        SbkitError: a part cannot be described as plain data, or the model takes no such part.
+        SbkitError: a part cannot be described as plain data, or the model's class does not take it.
     """
     export = task.require_export()
-    owned = [name for name in part_names_of_yaml(root) if name not in export.training_parts]
+    listed_names = [name for name in part_names_of_yaml(root) if name not in export.training_parts]
     parameters = inspect.signature(export.import_model_class()).parameters
     takes_any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    unexpected = [name for name in owned if name not in (root if takes_any_key else parameters)]
+    accepted_names = root if takes_any_key else parameters
+    unexpected = [name for name in listed_names if name not in accepted_names]
     if unexpected:
         raise ConfigError(
             f"`model` must list only parts that {export.model_class} takes, each under its own "
             f"key, but lists {listed(unexpected)}. Remove unused parts, or move them into the "
             "other parts."
         )
-    unowned = [name for name in parameters if name != "model" and tag_of(root.get(name))]
-    by_node = {id(root.get(key)): built for key, built in objects.items() if built is not None}
-    names = dict.fromkeys([*owned, *unowned])
-    parts: Any = {name: node_to_spec(root[name], key=name, objects=by_node) for name in names}
-    for part in parts.values():
-        if part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
-            part[ARGUMENTS_KEY]["lora"] = None  # its weights have the adapters merged
-    return {"model": owned, "parts": parts}
+    other_names = [name for name in parameters if name != "model" and tag_of(root.get(name))]
+    objects_by_node = {
+        id(root.get(key)): built for key, built in built_objects.items() if built is not None
+    }
+    parts: dict[str, Any] = {}
+    for name in (*listed_names, *other_names):
+        part: Any = node_to_spec(root[name], key=name, objects=objects_by_node)
+        is_object = isinstance(part, dict)  # otherwise a number or a text
+        if is_object and part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
+            part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
+        parts[name] = part
+    return {"model": listed_names, "parts": parts}
 
 
 # User modules: a bundle has their source, and the versions of the packages that they import
@@ -313,7 +365,8 @@ def plain_parts(root: CommentedMap, objects: Mapping[str, object], task: Task) -
 
 def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
     """Return the source of modules by file name; installed and compiled modules are left out."""
-    installed, sources = packages_distributions(), dict[str, bytes]()
+    installed = packages_distributions()
+    sources: dict[str, bytes] = {}
     for name in sorted(user_modules):
         file = Path(getattr(sys.modules[name], "__file__", None) or "")
         if name.partition(".")[0] not in installed and file.suffix == ".py":
@@ -321,15 +374,17 @@ def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
     return sources
 
 
-def describe_recipes(sources: Mapping[str, bytes]) -> Iterator[str]:
-    """Yield a note for each file that imports `recipes`, which an installed sbkit does not have."""
+def recipe_import_notes(sources: Mapping[str, bytes]) -> list[str]:
+    """Write a note for each file that imports `recipes`, which an installed sbkit does not have."""
+    notes = []
     for file, source in sources.items():
         names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})
         if names:
-            yield (
+            notes.append(
                 f"note: {file} imports {', '.join(names)}, so the bundle only loads in a checkout "
                 "of sbkit, not in an installation."
             )
+    return notes
 
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:

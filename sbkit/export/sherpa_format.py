@@ -1,17 +1,22 @@
-"""The folder that sherpa-onnx loads on servers, phones and in browsers, with three model types.
+"""Write models for sherpa-onnx, which recognizes speech on servers, phones and in browsers.
 
-`fire-red-asr-2-ctc` (80 log-mel bins) and `omnilingual-asr-ctc` (a pretrained encoder of waveforms)
-recognize whole clips; `wenet_ctc` recognizes chunk by chunk. A decoding graph of the bundle is
-written as `HLG.fst`. sherpa-onnx computes features itself, with settings that depend on the model
-type: `fire-red-asr-2-ctc` has sbkit's (no partial windows, filters up to half the sample rate, the
-scale of int16). It writes the names of special tokens (<unk>) into texts; sbkit omits them.
+A model is written as one of sherpa-onnx's own model types, which it knows how to run:
+
+fire-red-asr-2-ctc   whole clips, from 80 log-mel bins
+omnilingual-asr-ctc  whole clips, from waveforms, for a pretrained encoder
+wenet_ctc            chunk by chunk, in addition, if the model is a streaming model
+
+sherpa-onnx computes the features itself, with settings of the model type. Those of
+fire-red-asr-2-ctc are sbkit's: no partial windows, filters up to half the sample rate, the scale of
+int16. A decoding graph of the bundle is written as `HLG.fst`. Texts of sherpa-onnx contain special
+tokens such as <unk>, which sbkit omits.
 
 Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary. In a streaming
 model: L frames of left context, N blocks, H heads, D model width, K frames of a convolution.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,65 +35,95 @@ from sbkit.bundle.protocols import ChunkSizes
 from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Case, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, WaveformModel, trace
+from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, trace
 from sbkit.models.asr import AsrModel, StreamingAsrModel
 from sbkit.models.frontend import PAST_FRAMES, STRIDE
-from sbkit.models.pretrained.features import VARIANCE_EPS, NormalizedAudio
+from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
+from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.models.streaming import EncoderState, streaming_network
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
 from sbkit.runtime.torch_model import TorchBundle
 
-MODEL_FILE, ONLINE_FILE = "model.onnx", "online.onnx"
-TOKENS_FILE, GRAPH_FILE = "tokens.txt", "HLG.fst"
-FIRE_RED, OMNILINGUAL, WENET = "fire-red-asr-2-ctc", "omnilingual-asr-ctc", "wenet_ctc"
+MODEL_FILE = "model.onnx"
+ONLINE_FILE = "online.onnx"
+TOKENS_FILE = "tokens.txt"
+GRAPH_FILE = "HLG.fst"
+FIRE_RED = "fire-red-asr-2-ctc"
+OMNILINGUAL = "omnilingual-asr-ctc"
+WENET = "wenet_ctc"
 BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
 N_MELS = 80  # of FIRE_RED
-VARIANCE_EPSILON = 1e-5  # sherpa-onnx adds it to the variance of a clip
+SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encoder adds MODEL_EPS
 SUBSAMPLING = STRIDE**2
 WENET_INPUTS = ("x", "offset", "required_cache_size", "attn_cache", "conv_cache", "attn_mask")
 WENET_OUTPUTS = ("log_probs", "next_attn_cache", "next_conv_cache")
+
+
+@dataclass(frozen=True)
+class ClipFormat:
+    """A model type of sherpa-onnx for whole clips.
+
+    model_type: its name in sherpa-onnx.
+    factory: the method of `sherpa_onnx.OfflineRecognizer` that loads it.
+    write: writes the model into a file; returns a function that runs the file.
+    """
+
+    model_type: str
+    factory: str
+    write: Callable[[TrainedModel, Path], RunBatch]
 
 
 def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write the model and its tokens, and the decoding graph of the bundle, if it has one.
 
     Raises:
-        BundleError: sherpa-onnx cannot compute the model's features, which must be 80 log-mel bins
-            or normalized audio, at 16 kHz.
+        BundleError: sherpa-onnx cannot compute the features of the model, or cannot hold the state
+            of the streaming model.
     """
     sherpa = require_package("sherpa_onnx", extra="export")
     bundle = trained.bundle
-    if takes_waveforms(bundle.model.network.encoder.modules.get("compute_features")):
-        model_type, load = OMNILINGUAL, sherpa.OfflineRecognizer.from_omnilingual_asr_ctc
-        log_probs = _write_waveform_model(trained, folder / MODEL_FILE)
-    else:
-        model_type, load = FIRE_RED, sherpa.OfflineRecognizer.from_fire_red_asr_ctc
-        log_probs = _write_feature_model(bundle, folder / MODEL_FILE)
+    clip_format = _find_clip_format(bundle)
+    # Built first, so that a model that does not fit fails before anything is written.
+    wenet = None if bundle.model.chunks is None else make_wenet_model(bundle)
+    log_probs = clip_format.write(trained, folder / MODEL_FILE)
     names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: BLANK}
     tokens = "".join(f"{name} {id}\n" for id, name in names.items())
     (folder / TOKENS_FILE).write_text(tokens, encoding="utf-8")
-    recognizer = load(model=str(folder / MODEL_FILE), tokens=str(folder / TOKENS_FILE))
+    recognizer_factory = getattr(sherpa.OfflineRecognizer, clip_format.factory)
+    recognizer = recognizer_factory(
+        model=str(folder / MODEL_FILE), tokens=str(folder / TOKENS_FILE)
+    )
     greedy = Candidate(
-        name=model_type,
+        name=clip_format.model_type,
         files=(MODEL_FILE,),
         log_probs=log_probs,
         transcribe=partial(_transcribe, recognizer),
     )
     candidates = [greedy]
-    if bundle.model.chunks is not None:
-        candidates.append(_write_online(trained, folder))
+    if wenet is not None:
+        candidates.append(_write_wenet(trained, wenet, folder))
     decoder = bundle.decoder
-    if decoder is None or decoder.decoder_type != "graph":
-        return candidates
-    decoder.graph_decoder.graph.write(str(folder / GRAPH_FILE))
-    with_graph = replace(
-        greedy,
-        name=f"{model_type}, {GRAPH_FILE}",
-        files=(GRAPH_FILE,),
-        transcribe=partial(_transcribe, load_with_graph(folder, model_type)),
-        decoder="graph",
-    )
-    return [*candidates, with_graph]
+    if decoder is not None and decoder.decoder_type == "graph":
+        decoder.graph_decoder.graph.write(str(folder / GRAPH_FILE))
+        with_graph = replace(
+            greedy,
+            name=f"{clip_format.model_type}, {GRAPH_FILE}",
+            files=(GRAPH_FILE,),
+            transcribe=partial(_transcribe, load_with_graph(folder, clip_format.model_type)),
+            decoder="graph",
+        )
+        candidates.append(with_graph)
+    return candidates
+
+
+def _find_clip_format(bundle: TorchBundle) -> ClipFormat:
+    """Return the model type whose features are those of the model, or raise BundleError."""
+    features = bundle.model.network.encoder.modules.get("compute_features")
+    if isinstance(getattr(features, "body", None), NormalizedAudio):
+        require_normalized_audio(features)
+        return ClipFormat(OMNILINGUAL, "from_omnilingual_asr_ctc", _write_omnilingual)
+    _require_fbank(features, bundle.config.sample_rate)
+    return ClipFormat(FIRE_RED, "from_fire_red_asr_ctc", _write_fire_red)
 
 
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
@@ -134,23 +169,28 @@ def load_online(model: Path, tokens: Path, *, chunk: int = 16, left_chunks: int 
 
 
 def _build_recognizer(sherpa: Any, config: Any) -> Any:
-    """Call a private class, since no public function takes the config; tested with 2.0.1."""
+    """Build a recognizer from a config, which no public function takes; tested with 2.0.1."""
     return sherpa._Recognizer(config)
 
 
 # Models of log-mel features: FIRE_RED
 
 
-class FeatureModel(WaveformModel):
+class FeatureModel(nn.Module):
     """Features from another program to log-probabilities: (B, T, M), (B,) -> (B, U, V), (B,)."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.parts = model.model  # owns every parameter
+        self.model = model
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
         states, frames = self.model.encoder.encode_features(x, x_lens)
         return self.model.ctc_log_probs(states), frames
 
 
-def _write_feature_model(bundle: TorchBundle, file: Path) -> RunBatch:
-    _require_fbank(bundle)
+def _write_fire_red(trained: TrainedModel, file: Path) -> RunBatch:
+    bundle = trained.bundle
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     network = bundle.model.network
@@ -167,16 +207,17 @@ def _write_feature_model(bundle: TorchBundle, file: Path) -> RunBatch:
     return partial(_feature_log_probs, network, OnnxModel(file.read_bytes()))
 
 
-def _require_fbank(bundle: TorchBundle) -> None:
-    features = bundle.config.parts.get("compute_features") or {}
-    name, arguments = features.get("new"), features.get("arguments") or {}
-    is_fbank = name == f"{Fbank.__module__}.{Fbank.__qualname__}"
-    mels = arguments.get("n_mels", N_MELS)
-    if not is_fbank or mels != N_MELS or bundle.config.sample_rate != SAMPLE_RATE:
+def _require_fbank(features: object, sample_rate: int) -> None:
+    """Raise BundleError unless a model takes the features that sherpa-onnx computes."""
+    if type(features) is not Fbank:
         raise BundleError(
-            f"sherpa-onnx can only compute sbkit's Fbank with {N_MELS} bins at {SAMPLE_RATE} Hz, "
-            f"but this model has {name} with {mels} bins at {bundle.config.sample_rate} Hz. Leave "
-            "the format out."
+            f"sherpa-onnx can only compute the features of sbkit's Fbank, but this model has "
+            f"{type(features).__qualname__}. Leave the format out."
+        )
+    if features.n_mels != N_MELS or sample_rate != SAMPLE_RATE:
+        raise BundleError(
+            f"sherpa-onnx can only compute {N_MELS} mel bins at {SAMPLE_RATE} Hz, but this model "
+            f"has {features.n_mels} bins at {sample_rate} Hz. Leave the format out."
         )
 
 
@@ -191,18 +232,23 @@ def _feature_log_probs(
 
 
 # Models of waveforms: OMNILINGUAL. sherpa-onnx passes whole clips, one by one, without lengths. It
-# subtracts the mean of each clip, and divides by the root of its variance plus 1e-5
-# (`offline-omnilingual-asr-ctc-model.cc`). The encoder was trained with 1e-7, so the graph first
-# rescales the audio.
+# subtracts the mean of each clip, and divides by the root of its variance plus SHERPA_EPS
+# (`offline-omnilingual-asr-ctc-model.cc`). The encoder was trained with MODEL_EPS in its place, so
+# the graph first rescales the audio.
 
 
-class NormalizedModel(WaveformModel):
+class SherpaNormalizedModel(nn.Module):
     """A recognizer of clips that sherpa-onnx has normalized: (B, S) -> (B, U, V)."""
 
-    def forward(self, audio: Tensor) -> Tensor:  # type: ignore[override]
-        # A clip whose variance was v has variance v / (v + VARIANCE_EPSILON) here.
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.parts = model.model  # owns every parameter
+        self.model = model
+
+    def forward(self, audio: Tensor) -> Tensor:
+        # If the variance of a clip was v, sherpa-onnx has made it v / (v + SHERPA_EPS).
         variance = audio.double().var(1, correction=0, keepdim=True)
-        ratio = VARIANCE_EPS / VARIANCE_EPSILON
+        ratio = MODEL_EPS / SHERPA_EPS
         audio = audio * (variance + ratio * (1 - variance)).rsqrt().float()
         lengths = torch.full_like(audio[:, 0], audio.shape[1], dtype=torch.int64)
         states, _ = self.model.encoder.encode_features(audio.unsqueeze(-1), lengths)
@@ -210,27 +256,23 @@ class NormalizedModel(WaveformModel):
         return log_probs
 
 
-def takes_waveforms(features: Any) -> bool:
-    """Return whether the part `compute_features` passes on the waveform.
-
-    Raises:
-        BundleError: the model was not trained on normalized audio, which sherpa-onnx passes.
-    """
-    body = getattr(features, "body", None)
-    if not isinstance(body, NormalizedAudio):
-        return False
-    if not body.do_normalize or features.sample_rate != SAMPLE_RATE:
+def require_normalized_audio(features: Any) -> None:
+    """Raise BundleError if a model of waveforms was not trained on normalized audio at 16 kHz."""
+    if not features.body.do_normalize:
         raise BundleError(
-            f"sherpa-onnx normalizes waveforms and needs {SAMPLE_RATE} Hz, but this model was "
-            f"trained with do_normalize: {str(body.do_normalize).lower()} at "
+            "sherpa-onnx normalizes waveforms, but this model was trained with `do_normalize: "
+            "false`. Leave the format out."
+        )
+    if features.sample_rate != SAMPLE_RATE:
+        raise BundleError(
+            f"sherpa-onnx needs waveforms at {SAMPLE_RATE} Hz, but this model was trained at "
             f"{features.sample_rate} Hz. Leave the format out."
         )
-    return True
 
 
-def _write_waveform_model(trained: TrainedModel, file: Path) -> RunBatch:
+def _write_omnilingual(trained: TrainedModel, file: Path) -> RunBatch:
     example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
-    program = trace(NormalizedModel(trained.bundle.model.network).eval(), example)
+    program = trace(SherpaNormalizedModel(trained.bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
     session = require_package("onnxruntime", extra="export").InferenceSession(file)
     return partial(_waveform_log_probs, session)
@@ -241,47 +283,65 @@ def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> Batch
     outputs = []
     for samples, length in zip(audio, lengths, strict=True):
         clip = samples[:length].astype(np.float64)
-        clip = (clip - clip.mean()) / np.sqrt(clip.var() + VARIANCE_EPSILON)
+        clip = (clip - clip.mean()) / np.sqrt(clip.var() + SHERPA_EPS)
         (output,) = session.run(None, {"audio": clip[None].astype(np.float32)})
         outputs.append(output[0])
     return join(outputs)
 
 
-# Streaming models: WENET. The caches are WeNet's and have N + 1 blocks: keys before rotation and
-# values, (N + 1, H, L, 2 D/H), and the frames that each convolution keeps, (N + 1, 1, D, K). The
-# last block of the second cache has the frames that the front-end keeps. sherpa-onnx decodes only
-# whole chunks, and a chunk only once one more frame is available, so audio must end with silence
+# Streaming models: WENET. WeNet's model has two caches of N + 1 blocks:
+#
+# attn_cache  (N + 1, H, L, 2 D/H)  keys before rotation, and values
+# conv_cache  (N + 1, 1, D, K)      the last frames before each convolution
+#
+# The last block of conv_cache holds the past frames of the front-end. sherpa-onnx decodes only
+# whole chunks, and each only once one more frame is available, so audio must end with silence
 # (sherpa #411). Its features equal sbkit's only with the settings of `load_online`.
 
 
-class OnlineModel(nn.Module):
-    """A chunk with WeNet's inputs and outputs."""
+class WenetModel(nn.Module):
+    """A chunk with WeNet's inputs and outputs.
+
+    initial_state: the encoder's state before the first chunk.
+    """
 
     def __init__(self, model: AsrModel, stream: StreamingAsrModel) -> None:
         super().__init__()
-        self.parts, self.stream = model.model, stream  # parts own every parameter
-        self.start = stream.start()
+        self.parts = model.model  # owns every parameter
+        self.stream = stream
+        self.initial_state = stream.start()
+        _, blocks, left_frames, _, heads, head_dim = self.initial_state.attention.shape
+        self.blocks = blocks
+        self.left_frames = left_frames
+        self.heads = heads
+        self.head_dim = head_dim
+        _, _, past_frames, d_model = self.initial_state.convolution.shape
+        self.past_frames = past_frames  # of a convolution
+        self.d_model = d_model
+        self.n_mels = self.initial_state.features.shape[2]
+        self.channels = self.initial_state.hidden.shape[2]
+        self.feature_frames = stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)
+        self.chunk_frames = self.feature_frames // SUBSAMPLING
 
     def metadata(self) -> dict[str, object]:
         """Return the sizes of the caches, which sherpa-onnx reads."""
-        _, blocks, width, size = self.start.convolution.shape
         return {
             "model_type": WENET,
-            "head": self.start.attention.shape[4],
-            "num_blocks": blocks + 1,
-            "output_size": size,
-            "cnn_module_kernel": width + 1,
+            "head": self.heads,
+            "num_blocks": self.blocks + 1,
+            "output_size": self.d_model,
+            "cnn_module_kernel": self.past_frames + 1,
             "right_context": SUBSAMPLING - 1,  # so that chunks share no frame
             "subsampling_factor": SUBSAMPLING,
         }
 
-    def example(self) -> tuple[Tensor, ...]:
+    def example(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the inputs for a first chunk of zeros, with the whole context visible."""
-        left = self.start.attention.shape[2]
-        frames = self.stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)
-        mask = torch.ones(1, 1, left + frames // SUBSAMPLING, dtype=torch.bool)
-        offset, x = torch.tensor([left]), torch.zeros(1, frames, self.start.features.shape[2])
-        return x, offset, offset, *self._pack(self.start), mask
+        x = torch.zeros(1, self.feature_frames, self.n_mels)
+        offset = torch.tensor([self.left_frames])
+        attn_cache, conv_cache = self._pack(self.initial_state)
+        attn_mask = torch.ones(1, 1, self.left_frames + self.chunk_frames, dtype=torch.bool)
+        return x, offset, offset, attn_cache, conv_cache, attn_mask
 
     def forward(
         self,
@@ -296,79 +356,102 @@ class OnlineModel(nn.Module):
         state = self._unpack(attn_cache, conv_cache, attn_mask)
         lengths = torch.full((1,), x.shape[1])
         log_probs, _, state = self.stream.forward_features(x, lengths, state)
-        return log_probs, *self._pack(state)
+        attn_cache, conv_cache = self._pack(state)
+        return log_probs, attn_cache, conv_cache
 
-    def _unpack(self, attention: Tensor, convolution: Tensor, mask: Tensor) -> EncoderState:
+    def _unpack(self, attn_cache: Tensor, conv_cache: Tensor, attn_mask: Tensor) -> EncoderState:
         """Read the encoder's state from WeNet's caches."""
-        mels, channels = self.start.features.shape[2], self.start.hidden.shape[2]
-        cached = (
-            convolution[-1].flatten()[: PAST_FRAMES * (mels + channels)].view(1, PAST_FRAMES, -1)
+        front_end_numel = PAST_FRAMES * (self.n_mels + self.channels)
+        front_end = conv_cache[-1].flatten()[:front_end_numel].view(1, PAST_FRAMES, -1)
+        attention = attn_cache[:-1].reshape(
+            self.blocks, self.heads, self.left_frames, 2, self.head_dim
         )
-        _, blocks, left, _, heads, size = self.start.attention.shape
-        keys = attention[:-1].reshape(blocks, heads, left, 2, size)
         return EncoderState(
-            frames=mask[:, 0, : attention.shape[2]].sum(-1),
-            features=cached[..., :mels],
-            hidden=cached[..., mels:],
-            attention=keys.permute(0, 2, 3, 1, 4).unsqueeze(0),
-            convolution=convolution[:-1, 0].transpose(1, 2).unsqueeze(0),
+            frames=attn_mask[:, 0, : self.left_frames].sum(-1),
+            features=front_end[..., : self.n_mels],
+            hidden=front_end[..., self.n_mels :],
+            attention=attention.permute(0, 2, 3, 1, 4).unsqueeze(0),
+            convolution=conv_cache[:-1, 0].transpose(1, 2).unsqueeze(0),
         )
 
     def _pack(self, state: EncoderState) -> tuple[Tensor, Tensor]:
         """Write the encoder's state into WeNet's caches."""
-        keys = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
-        blocks = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
-        cached = torch.cat([state.features, state.hidden], 2).flatten()
-        cached = nn.functional.pad(cached, (0, blocks[0].numel() - cached.shape[0]))
-        last = cached.view(1, *blocks.shape[1:])
-        return torch.cat([keys, torch.zeros_like(keys[:1])]), torch.cat([blocks, last])
+        attention = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
+        convolution = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
+        front_end = torch.cat([state.features, state.hidden], 2).flatten()
+        num_unused = self.d_model * self.past_frames - front_end.shape[0]
+        front_end = nn.functional.pad(front_end, (0, num_unused))
+        last_block = front_end.view(1, 1, self.d_model, self.past_frames)
+        attn_cache = torch.cat([attention, torch.zeros_like(attention[:1])])
+        return attn_cache, torch.cat([convolution, last_block])
 
 
-def _write_online(trained: TrainedModel, folder: Path) -> Candidate:
-    """Write the streaming model; raises BundleError if WeNet's caches cannot hold its state."""
-    network, bundle = trained.bundle.model.network, trained.bundle
-    stream, sizes = streaming_network(network), bundle.model.chunks
-    assert isinstance(stream, StreamingAsrModel) and sizes is not None
-    module = OnlineModel(network, stream).eval()
-    start, tokens = module.start, folder / TOKENS_FILE
-    chunk = stream.chunk_shift_samples // bundle.model.samples_per_frame
-    left = start.attention.shape[2]
-    front_end_size = start.features.numel() + start.hidden.numel()
-    if left % chunk or front_end_size > start.convolution[0, 0].numel():
+def make_wenet_model(bundle: TorchBundle) -> WenetModel:
+    """Make the streaming model; raise BundleError if WeNet's caches cannot hold its state."""
+    network = bundle.model.network
+    stream = streaming_network(network)
+    assert isinstance(stream, StreamingAsrModel)
+    model = WenetModel(network, stream).eval()
+    frame_ms = 1000 * bundle.model.samples_per_frame // SAMPLE_RATE
+    if model.left_frames % model.chunk_frames:
         raise BundleError(
-            "sherpa-onnx's online recognizer needs left_ms to be a multiple of chunk_ms, and "
-            "kernel_size // 2 * d_model to be at least 3 * (n_mels + cnn_channels), the size of "
-            "the front-end's state. Change these, or leave the format out."
+            "sherpa-onnx's online recognizer needs left_ms to be a multiple of chunk_ms, but they "
+            f"are {model.left_frames * frame_ms} and {model.chunk_frames * frame_ms}. Change them, "
+            "or leave the format out."
         )
-    program = trace(module, *module.example(), dynamic_shapes=({},) * len(WENET_INPUTS))
+    front_end_numel = PAST_FRAMES * (model.n_mels + model.channels)
+    block_numel = model.past_frames * model.d_model
+    if front_end_numel > block_numel:
+        raise BundleError(
+            "sherpa-onnx's online recognizer keeps the state of the front-end, "
+            f"{PAST_FRAMES} * (n_mels + cnn_channels) = {front_end_numel} numbers, in a cache of "
+            f"kernel_size // 2 * d_model = {block_numel}. Change these, or leave the format out."
+        )
+    return model
+
+
+def _write_wenet(trained: TrainedModel, model: WenetModel, folder: Path) -> Candidate:
+    """Write the streaming model."""
+    bundle = trained.bundle
+    chunk_sizes = bundle.model.chunks
+    assert chunk_sizes is not None
+    program = trace(model, *model.example(), dynamic_shapes=({},) * len(WENET_INPUTS))
     graph = make_onnx(program, WENET_INPUTS, WENET_OUTPUTS)
-    metadata = module.metadata() | {"vocab_size": bundle.tokenizer.vocab_size}
+    metadata = model.metadata() | {"vocab_size": bundle.tokenizer.vocab_size}
     save_onnx(graph, folder / ONLINE_FILE, metadata)
-    recognizer = load_online(folder / ONLINE_FILE, tokens, chunk=chunk, left_chunks=left // chunk)
+    recognizer = load_online(
+        folder / ONLINE_FILE,
+        folder / TOKENS_FILE,
+        chunk=model.chunk_frames,
+        left_chunks=model.left_frames // model.chunk_frames,
+    )
     session = require_package("onnxruntime", extra="export").InferenceSession(folder / ONLINE_FILE)
     return Candidate(
         name=f"{WENET}, online",
         files=(ONLINE_FILE,),
-        log_probs=partial(_run_online, network, module, session),
-        transcribe=partial(_transcribe_online, recognizer, sizes.shortest),
-        prepare=partial(_append_silence, sizes),
+        log_probs=partial(_run_online, bundle.model.network, model, session),
+        transcribe=partial(_transcribe_online, recognizer, chunk_sizes.shortest),
+        prepare=partial(_pad_to_whole_chunks, chunk_sizes),
     )
 
 
-def _append_silence(sizes: ChunkSizes, case: Case) -> Case:
-    """Append silence to each clip to fill its last chunk."""
-    missing = sizes.window - case.lengths
-    lengths = case.lengths + np.maximum(missing, missing % sizes.step)
-    padding = max(0, int(lengths.max()) - case.audio.shape[1])
-    return replace(case, audio=np.pad(case.audio, ((0, 0), (0, padding))), lengths=lengths)
+def _pad_to_whole_chunks(chunk_sizes: ChunkSizes, case: Case) -> Case:
+    """Append silence to each clip, up to the end of its last chunk."""
+    # The first chunk ends after a window, and each further one a step later.
+    missing = chunk_sizes.window - case.lengths
+    padding = np.where(missing > 0, missing, missing % chunk_sizes.step)
+    lengths = case.lengths + padding
+    num_columns = max(0, int(lengths.max()) - case.audio.shape[1])
+    return replace(case, audio=np.pad(case.audio, ((0, 0), (0, num_columns))), lengths=lengths)
 
 
-def _transcribe_online(recognizer: Any, frame: int, clips: Sequence[Float32s]) -> list[str]:
+def _transcribe_online(recognizer: Any, extra_samples: int, clips: Sequence[Float32s]) -> list[str]:
+    """Transcribe clips, each followed by ``extra_samples`` of silence, at least one frame."""
     texts = []
     for clip in clips:
         stream = recognizer.create_stream()
         # The last chunk is decoded only once one more frame is available.
-        stream.accept_waveform(SAMPLE_RATE, np.pad(clip, (0, frame)))
+        stream.accept_waveform(SAMPLE_RATE, np.pad(clip, (0, extra_samples)))
         while recognizer.is_ready(stream):
             recognizer.decode_stream(stream)
         texts.append(str(recognizer.get_result(stream).text))
@@ -378,26 +461,31 @@ def _transcribe_online(recognizer: Any, frame: int, clips: Sequence[Float32s]) -
 @torch.inference_mode()
 def _run_online(
     network: AsrModel,
-    module: OnlineModel,
+    model: WenetModel,
     session: Any,
     audio: Float32s,
     lengths: Counts,
 ) -> BatchLogProbs:
     """Run the graph on whole clips with sbkit's features: (B, S), (B,) -> (B, U, V), (B,)."""
     counts = network.encoder.subsampling.count(lengths)
+    left_frames = model.left_frames
     outputs: list[Float32s] = []
     for samples, length in zip(audio, lengths.tolist(), strict=True):
         clip = torch.from_numpy(samples[:length]).unsqueeze(0) * FULL_SCALE
-        features, _ = module.stream.features(clip, torch.tensor([clip.shape[1]]))
-        x, *state, mask = (tensor.numpy() for tensor in module.example())
-        chunk, left = x.shape[1], int(state[1][0])
+        features, _ = model.stream.features(clip, torch.tensor([clip.shape[1]]))
+        inputs = {
+            name: tensor.numpy() for name, tensor in zip(WENET_INPUTS, model.example(), strict=True)
+        }
         log_probs: list[Float32s] = []
-        for index, first in enumerate(range(0, features.shape[1], chunk)):
-            visible = index * (mask.shape[2] - left)
-            mask[..., :left] = np.arange(left) >= left - visible
-            inputs = (features[:, first : first + chunk].numpy(), *state, mask)
-            scores, *caches = session.run(None, dict(zip(WENET_INPUTS, inputs, strict=True)))
-            state[2:] = caches
+        for index, first in enumerate(range(0, features.shape[1], model.feature_frames)):
+            inputs["x"] = features[:, first : first + model.feature_frames].numpy()
+            num_past = index * model.chunk_frames
+            inputs["attn_mask"][..., :left_frames] = (
+                np.arange(left_frames) >= left_frames - num_past
+            )
+            scores, attn_cache, conv_cache = session.run(None, inputs)
+            inputs["attn_cache"] = attn_cache
+            inputs["conv_cache"] = conv_cache
             log_probs.append(scores[0])
         outputs.append(np.concatenate(log_probs))
     return BatchLogProbs(join(outputs).log_probs, counts)

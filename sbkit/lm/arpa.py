@@ -13,19 +13,21 @@ Words are UTF-8 without white space. SRILM's manual, ngram-format(5), describes 
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Float32s, Float64s, Int64s
+from sbkit.base.arrays import Bools, Float32s, Float64s, Int64s
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_lines, write_bytes_atomically
-from sbkit.lm.ngram import MAX_ORDER, SPECIAL, Grams, NgramModel
+from sbkit.lm.ngram import BEGIN, END, MAX_ORDER, SPECIAL, UNKNOWN, Grams, NgramModel
 
 LN_10 = math.log(10)
 LOG10_ZERO = -99.0  # by convention, the log10 of no probability
-START = b"\\data\\"  # tools may write anything above it
+DATA_HEADER = b"\\data\\"  # tools may write anything above it
+END_MARK = b"\\end\\"
 
 
 def read_arpa(path: Path) -> NgramModel:
@@ -38,146 +40,187 @@ def read_arpa(path: Path) -> NgramModel:
     counts = file.read_counts()
     words, unigrams = _read_unigrams(file, counts[0])
     ids = {word.encode(): n for n, word in enumerate(words)}
-    ids.setdefault(b"<UNK>", ids[b"<unk>"])
+    ids.setdefault(b"<UNK>", UNKNOWN)
     grams = [unigrams]
     for order, count in enumerate(counts[1:], start=2):
         grams.append(_read_grams(file, order, count, ids, grams))
-    if file.take() != b"\\end\\":
-        raise file.error(f"end with \\end\\ after {counts[-1]} {len(counts)}-grams")
+    if file.next_line() != END_MARK:
+        raise file.line_error(f"\\end\\ after {counts[-1]} {len(counts)}-grams")
     last = grams[-1]
     grams[-1] = Grams(last.keys, last.log_probs, np.zeros_like(last.backoffs))
     return NgramModel(words, tuple(grams))
 
 
+class ArpaRow(NamedTuple):
+    """An n-gram as a line of the file has it."""
+
+    log10_prob: float
+    words: list[bytes]
+    log10_backoff: float
+
+
 class ArpaFile:
-    """A file that is read line by line, and remembers the latest line for errors."""
+    """An ARPA file that is read line by line. Its errors quote the line that was read last."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lines = path, read_lines(path, subject="An ARPA file")
-        self._number, self._line = 0, b""
+        self._path = path
+        self._lines = read_lines(path, subject="An ARPA file")
+        self._line = b""
+        self._line_number = 0
 
-    def take(self) -> bytes:
-        """Return the next line that is not blank, b"" at the end of the file."""
+    def next_line(self) -> bytes:
+        """Return the next line that is not blank, or b"" at the end of the file."""
         for line in self._lines:
-            self._number += 1
-            if stripped := line.strip():
-                self._line = stripped
-                return stripped
+            self._line_number += 1
+            self._line = line.strip()
+            if self._line:
+                return self._line
         self._line = b""
         return b""
 
-    def error(self, rule: str, fault: str = "") -> DataError:
-        """Return an error; ``rule``: what an ARPA file must do; ``fault``: by default, the line."""
-        line = self._line[:80].decode(errors="backslashreplace")
-        fault = fault or (f"has {line!r} in line {self._number}" if line else "is truncated")
+    def error(self, fault: str) -> DataError:
+        """Return the error that the file has a fault; ``fault`` is a sentence without its stop."""
         return DataError(
-            f"An ARPA file must {rule}, but {self._path} {fault}. Make or fetch the file again."
+            f"{self._path} is not a valid ARPA file: {fault}. Make or fetch the file again."
         )
+
+    def line_error(self, expected: str) -> DataError:
+        """Return the error that the last line is not what is ``expected`` there."""
+        if not self._line:
+            return self.error(f"it is truncated, expected {expected}")
+        line = self._line[:80].decode(errors="backslashreplace")
+        return self.error(f"expected {expected} in line {self._line_number}, found {line!r}")
 
     def read_counts(self) -> list[int]:
         r"""Read the number of n-grams of each order, after \data\."""
-        while self.take() not in (START, b""):
-            pass
+        line = self.next_line()
+        while line != DATA_HEADER:
+            if not line:
+                raise self.error(r"it has no \data\ line")
+            line = self.next_line()
         counts: list[int] = []
-        while self.take().startswith(b"ngram "):
-            count = self._line.partition(b"=")[2].strip()
-            counts.append(int(count) if count.isdigit() else 0)
-        if not 1 <= len(counts) <= MAX_ORDER or self._line != b"\\1-grams:":
-            raise self.error(f"count the n-grams of 1 to {MAX_ORDER} orders before \\1-grams:")
+        while self.next_line().startswith(b"ngram "):
+            order = len(counts) + 1
+            name, _, count = self._line.partition(b"=")
+            if name.split() != [b"ngram", b"%d" % order] or not count.strip().isdigit():
+                raise self.line_error(f"'ngram {order}=COUNT'")
+            counts.append(int(count))
+        if not counts:
+            raise self.line_error("'ngram 1=COUNT'")
+        if len(counts) > MAX_ORDER:
+            raise self.error(f"it has n-grams of {len(counts)} orders, more than {MAX_ORDER}")
+        if self._line != b"\\1-grams:":
+            raise self.line_error("\\1-grams:")
         return counts
 
-    def read_rows(self, order: int, count: int) -> Iterator[tuple[float, list[bytes], float]]:
-        """Yield the log10 probability, the words and the back-off of each n-gram of an order."""
-        for _ in range(count):
-            fields = self.take().split()
-            try:
-                log_prob = float(fields[0])
-                backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
-                is_valid = log_prob <= 0 and math.isfinite(log_prob) and math.isfinite(backoff)
-            except (ValueError, IndexError):
-                is_valid = False
-            if not is_valid or not order + 1 <= len(fields) <= order + 2:
-                raise self.error(
-                    f"hold {count} {order}-grams, each a log10 probability, {order} "
-                    f"word{'s' * (order > 1)} and perhaps a back-off"
-                )
-            yield log_prob, fields[1 : order + 1], backoff
+    def read_row(self, order: int, count: int) -> ArpaRow:
+        """Read the next of the ``count`` n-grams of an order."""
+        fields = self.next_line().split()
+        try:
+            log10_prob = float(fields[0])
+            log10_backoff = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
+        except (ValueError, IndexError):
+            log10_prob = log10_backoff = math.nan
+        is_valid = log10_prob <= 0 and math.isfinite(log10_prob) and math.isfinite(log10_backoff)
+        if not is_valid or len(fields) not in (order + 1, order + 2):
+            words = "1 word" if order == 1 else f"{order} words"
+            raise self.line_error(
+                f"one of {count} {order}-grams (a log10 probability, {words} and perhaps a "
+                "back-off)"
+            )
+        return ArpaRow(log10_prob, fields[1 : order + 1], log10_backoff)
 
 
 def _read_unigrams(file: ArpaFile, count: int) -> tuple[tuple[str, ...], Grams]:
-    values: dict[str, tuple[float, float]] = {SPECIAL[0]: (LOG10_ZERO, 0.0)}
-    for log_prob, (field,), backoff in file.read_rows(1, count):
+    log10_by_word: dict[str, tuple[float, float]] = {}  # probability and back-off
+    for _ in range(count):
+        row = file.read_row(1, count)
         try:
-            word = field.decode()
+            word = row.words[0].decode()
         except UnicodeDecodeError:
-            raise file.error("be UTF-8") from None
-        values[SPECIAL[0] if word == "<UNK>" else word] = log_prob, backoff
-    if not values.keys() >= {*SPECIAL}:
-        raise file.error(f"have {' and '.join(SPECIAL[1:])} among its unigrams")
-    words = (*SPECIAL, *sorted(values.keys() - {*SPECIAL}))
-    columns = _to_columns(np.array([values[word] for word in words]))
-    return words, Grams(np.arange(len(words)), *columns)
+            raise file.line_error("a word in UTF-8") from None
+        if word == "<UNK>":
+            word = SPECIAL[UNKNOWN]
+        if word in log10_by_word:
+            raise file.line_error(f"{word!r} only once among the unigrams")
+        log10_by_word[word] = row.log10_prob, row.log10_backoff
+    log10_by_word.setdefault(SPECIAL[UNKNOWN], (LOG10_ZERO, 0.0))
+    for word in (SPECIAL[BEGIN], SPECIAL[END]):
+        if word not in log10_by_word:
+            raise file.error(f"{word} is missing from its unigrams")
+    words = (*SPECIAL, *sorted(log10_by_word.keys() - {*SPECIAL}))
+    log_probs, backoffs = _to_columns(np.array([log10_by_word[word] for word in words]))
+    return words, Grams(np.arange(len(words)), log_probs, backoffs)
 
 
-def _to_columns(values: Float64s) -> Iterator[Float32s]:
-    """Convert log10 probabilities and back-offs, (N, 2), to two columns of natural logarithms."""
-    return (column.astype(np.float32) for column in LN_10 * values.T)
+def _to_columns(log10_rows: Float64s) -> tuple[Float32s, Float32s]:
+    """Convert (N, 2) log10 values to two columns of natural logarithms."""
+    rows = (LN_10 * log10_rows).astype(np.float32)
+    return rows[:, 0].copy(), rows[:, 1].copy()
 
 
 def _read_grams(
-    file: ArpaFile, order: int, count: int, ids: dict[bytes, int], lower: Sequence[Grams]
+    file: ArpaFile, order: int, count: int, ids: dict[bytes, int], lower_orders: Sequence[Grams]
 ) -> Grams:
-    if file.take() != b"\\%d-grams:" % order:
-        raise file.error(f"continue with \\{order}-grams: after as many n-grams as it declares")
-    word_ids, values = array("q"), array("d")
-    for log_prob, fields, backoff in file.read_rows(order, count):
+    if file.next_line() != b"\\%d-grams:" % order:
+        raise file.line_error(f"\\{order}-grams: after as many {order - 1}-grams as declared")
+    word_ids = array("q")
+    log10_values = array("d")  # a probability and a back-off for each n-gram
+    for _ in range(count):
+        row = file.read_row(order, count)
         try:
-            word_ids.extend([ids[field] for field in fields])
+            word_ids.extend([ids[word] for word in row.words])
         except KeyError:
-            raise file.error("list every word as a unigram") from None
-        values.extend((log_prob, backoff))
-    keys = _find_keys(np.array(word_ids, np.int64).reshape(-1, order), lower)
-    if (keys < 0).any():
-        raise file.error(f"contain the prefix of each {order}-gram as an n-gram", "lacks some")
-    by_key = np.argsort(keys)
-    if (np.diff(keys[by_key]) == 0).any():
-        raise file.error(f"contain each {order}-gram once", "repeats some")
-    return Grams(keys[by_key], *_to_columns(np.array(values).reshape(-1, 2)[by_key]))
+            raise file.line_error("only words that are listed as unigrams") from None
+        log10_values.extend((row.log10_prob, row.log10_backoff))
+    keys, has_prefix = _find_keys(np.array(word_ids, np.int64).reshape(-1, order), lower_orders)
+    if not has_prefix.all():
+        raise file.error(f"some {order}-grams begin with a {order - 1}-gram that it does not list")
+    order_by_key = np.argsort(keys)
+    keys = keys[order_by_key]
+    if (np.diff(keys) == 0).any():
+        raise file.error(f"it lists some {order}-grams more than once")
+    log_probs, backoffs = _to_columns(np.array(log10_values).reshape(-1, 2)[order_by_key])
+    return Grams(keys, log_probs, backoffs)
 
 
-def _find_keys(words: Int64s, lower: Sequence[Grams]) -> Int64s:
-    """Compute the keys of n-grams, (N, order) ids -> (N,); -1 if the prefix is not an n-gram."""
-    size = len(lower[0])
-    rows = words[:, 0]
-    for grams, word in zip(lower[1:], words.T[1:], strict=False):
-        keys = rows * size + word
-        rows = np.searchsorted(grams.keys, keys)
-        exists = grams.keys[np.minimum(rows, len(grams) - 1)] == keys if len(grams) else False
-        rows = np.where(exists & (keys >= 0), rows, -size)
-    all_keys: Int64s = np.where(rows >= 0, rows * size + words[:, -1], -1)
-    return all_keys
+def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bools]:
+    """Compute the keys of n-grams, and whether all their prefixes exist.
+
+    (N, order) word ids -> (N,), (N,). The key of an n-gram without its prefix is meaningless.
+    """
+    num_words = len(lower_orders[0])
+    is_found = np.ones(len(words), bool)
+    indices = words[:, 0]  # of the prefix among the n-grams of its order
+    for position, grams in enumerate(lower_orders[1:], start=1):
+        prefix_keys = indices * num_words + words[:, position]
+        indices = np.searchsorted(grams.keys, prefix_keys)
+        # An absent key may be sorted behind the last one, where there is no n-gram to compare.
+        is_inside = indices < len(grams)
+        is_found &= is_inside
+        is_found[is_inside] &= grams.keys[indices[is_inside]] == prefix_keys[is_inside]
+    return indices * num_words + words[:, -1], is_found
 
 
 def write_arpa(model: NgramModel, path: Path) -> None:
     """Write a model as an ARPA file atomically, in the order of its ids.
 
-    Numbers have nine digits, so a float32 is read back exactly, except for rounding by log10.
+    Numbers are written with nine digits, enough for a float32. A value that is read back differs
+    only by the rounding of its conversion to log10 and back.
     """
     counts = [f"ngram {order}={len(grams)}" for order, grams in enumerate(model.grams, start=1)]
-    parts = ["\\data\\\n" + "\n".join(counts) + "\n"]
-    prefixes = [""]  # by row in the order below
+    sections = ["\\data\\\n" + "\n".join(counts) + "\n"]
+    prefixes = [""]  # by index in the order below
     for order, grams in enumerate(model.grams, start=1):
-        rows, ids = np.divmod(grams.keys, len(model.words))
-        pairs = zip(rows.tolist(), ids.tolist(), strict=True)
-        texts = [prefixes[row] + model.words[word] for row, word in pairs]
-        parts.append(f"\n\\{order}-grams:\n")
-        log_probs, backoffs = (
-            (column.astype(np.float64) / LN_10).tolist()
-            for column in (grams.log_probs, grams.backoffs)
-        )
-        for log_prob, text, backoff in zip(log_probs, texts, backoffs, strict=True):
+        indices, ids = np.divmod(grams.keys, len(model.words))
+        pairs = zip(indices.tolist(), ids.tolist(), strict=True)
+        texts = [prefixes[index] + model.words[word] for index, word in pairs]
+        log10_probs = (grams.log_probs.astype(np.float64) / LN_10).tolist()
+        log10_backoffs = (grams.backoffs.astype(np.float64) / LN_10).tolist()
+        sections.append(f"\n\\{order}-grams:\n")
+        for log10_prob, text, backoff in zip(log10_probs, texts, log10_backoffs, strict=True):
             suffix = f"\t{backoff:.9g}" if order < model.order else ""
-            parts.append(f"{log_prob:.9g}\t{text}{suffix}\n")
+            sections.append(f"{log10_prob:.9g}\t{text}{suffix}\n")
         prefixes = [f"{text} " for text in texts]
-    parts.append("\n\\end\\\n")
-    write_bytes_atomically(path, "".join(parts).encode())
+    sections.append("\n\\end\\\n")
+    write_bytes_atomically(path, "".join(sections).encode())

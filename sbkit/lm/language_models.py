@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import read_lines, read_regular, require_writable, write_bytes_atomically
-from sbkit.lm.arpa import START, read_arpa, write_arpa
+from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
 from sbkit.text.normalization import NORMALIZER_VERSION, normalize
@@ -302,7 +302,7 @@ def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 def is_arpa(file: Path) -> bool:
     r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
     lines = islice(read_lines(file, subject=SUBJECT), MAX_PREAMBLE_LINES)
-    return file.suffix == ".arpa" or any(line.strip() == START for line in lines)
+    return file.suffix == ".arpa" or any(line.strip() == DATA_HEADER for line in lines)
 
 
 def _read_arpa_model(

@@ -1,4 +1,4 @@
-"""Progress and time left: live on a terminal, or a line per minute or epoch in a file."""
+"""Show progress and the time left: live on a terminal, otherwise as lines of the log."""
 
 import logging
 import sys
@@ -19,7 +19,7 @@ from sbkit.logs.run_log import EpochFigures, StepFigures
 
 logger = logging.getLogger(__name__)
 
-LINE_SECONDS = 60.0  # between two lines in a file
+LINE_SECONDS = 60.0  # between two lines of the log
 REFRESH_SECONDS = 0.2  # between two updates of a bar
 
 Clock = Callable[[], float]
@@ -29,41 +29,59 @@ Clock = Callable[[], float]
 def progress_bar(
     title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
 ) -> Iterator[Callable[[float], None]]:
-    """Show progress on rank 0: a bar on a terminal, lines in a file.
+    """Show progress on rank 0: a bar on a terminal, otherwise a line of the log per minute.
 
     Yields a function that takes the amount of work done since its last call. ``total`` is in the
     same unit, or None if unknown. The bar is drawn on standard error, because standard output may
     hold a result.
     """
     console = Console(stderr=True)
-    is_off = quiet or not is_first_rank()
+    is_hidden = quiet or not is_first_rank()
     bar = Bar(
         console=console,
         transient=True,
-        auto_refresh=False,  # for the same reason as in `Progress`
+        auto_refresh=False,  # a thread that redraws the bar would compete for the GIL
         redirect_stdout=sys.stdout.isatty(),  # piped output does not disturb the bar
-        disable=is_off or not console.is_terminal,
+        disable=is_hidden or not console.is_terminal,
     )
-    start = last_line = clock()
-    last_refresh, done = start - REFRESH_SECONDS, 0.0
-
-    def advance(amount: float) -> None:
-        nonlocal done, last_line, last_refresh
-        done, now = done + amount, clock()
-        if now - last_refresh >= REFRESH_SECONDS:
-            last_refresh = now
-            bar.update(task, completed=done, refresh=True)
-        if now - last_line >= LINE_SECONDS and not is_off:
-            last_line = now
-            line = f"{title}: {done:,.0f} done"
-            if total and 0 < done <= total:
-                time_left = _as_time((now - start) * (total - done) / done)
-                line = f"{title}: {done / total:.0%} done, about {time_left} left"
-            logger.log(line_level(on_terminal=not bar.disable), line)
-
     with bar:
-        task = bar.add_task(title, total=total or None)
-        yield advance
+        reporter = _Reporter(bar, title, total, logs_lines=not is_hidden, clock=clock)
+        yield reporter.advance
+
+
+class _Reporter:
+    """Counts the work done, and reports it in a bar and in the log."""
+
+    def __init__(
+        self, bar: Bar, title: str, total: float | None, *, logs_lines: bool, clock: Clock
+    ) -> None:
+        self._bar = bar
+        self._task = bar.add_task(title, total=total or None)
+        self._title = title
+        self._total = total
+        self._logs_lines = logs_lines
+        self._clock = clock
+        self._start = clock()
+        self._last_line = self._start
+        self._last_refresh = self._start - REFRESH_SECONDS
+        self._done = 0.0
+
+    def advance(self, amount: float) -> None:
+        self._done += amount
+        now = self._clock()
+        if now - self._last_refresh >= REFRESH_SECONDS:
+            self._last_refresh = now
+            self._bar.update(self._task, completed=self._done, refresh=True)
+        if now - self._last_line >= LINE_SECONDS and self._logs_lines:
+            self._last_line = now
+            logger.log(line_level(on_terminal=not self._bar.disable), self._line(now))
+
+    def _line(self, now: float) -> str:
+        if not self._total or not 0 < self._done <= self._total:
+            return f"{self._title}: {self._done:,.0f} done"
+        seconds_left = (now - self._start) * (self._total - self._done) / self._done
+        percent = 100 * self._done / self._total
+        return f"{self._title}: {percent:.0f} % done, about {_format_duration(seconds_left)} left"
 
 
 def line_level(*, on_terminal: bool) -> int:
@@ -71,11 +89,11 @@ def line_level(*, on_terminal: bool) -> int:
     return logging.DEBUG if on_terminal else logging.INFO
 
 
-def _as_time(seconds: float) -> timedelta:
-    return timedelta(seconds=round(seconds))
+def _format_duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
 
 
-class Progress:
+class TrainingProgress:
     """On rank 0, show a live line on a terminal, and log a line per epoch.
 
     The estimated time left is the sum of three parts: the steps up to ``total_steps`` at the pace
@@ -93,16 +111,19 @@ class Progress:
     ) -> None:
         on_terminal = is_first_rank() and sys.stdout.isatty()
         console = Console(quiet=not is_first_rank(), force_terminal=on_terminal, highlight=False)
-        # No refresh thread: a thread that wakes four times a second would share the GIL.
+        # No refresh thread: a thread that wakes four times a second would compete for the GIL.
         self._live = Live(
             console=console,
             auto_refresh=False,
             transient=True,
-            redirect_stderr=sys.stderr.isatty(),  # a redirected stderr stays redirected
+            redirect_stderr=sys.stderr.isatty(),  # errors that go to a file still go there
         )
-        self._total_epochs, self._metrics = total_epochs, metrics or {}
-        self._total_steps, self._clock = total_steps, clock
-        self._points: deque[tuple[int, float]] = deque(maxlen=50)  # (step, seconds of training)
+        self._total_epochs = total_epochs
+        self._total_steps = total_steps
+        self._metrics = metrics or {}
+        self._clock = clock
+        # The last steps, each with the seconds of training up to it.
+        self._recent_steps: deque[tuple[int, float]] = deque(maxlen=50)
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
         self._validation_seconds: float | None = None  # of the last one
@@ -120,15 +141,18 @@ class Progress:
             self._paused_seconds += self._clock() - self._paused_since
             self._paused_since = None
 
-    def step(self, figures: StepFigures) -> None:
-        """Update the live line; without a terminal, log it once a minute."""
+    def report_step(self, figures: StepFigures) -> None:
+        """Update the live line, and log it if the last line was logged a minute ago.
+
+        On a terminal, which shows the line live, it is logged for debugging only.
+        """
         now = self._clock()
-        self._points.append((figures.step, now - self._paused_seconds))
+        self._recent_steps.append((figures.step, now - self._paused_seconds))
         line = self._line(
             figures,
             values=[f"lr {figures.learning_rate:.1e}"],
-            waiting=f"waiting {100 * figures.data_wait_share:.0f} %",
-            validations=self._total_epochs - figures.epoch + 1,
+            waiting_text=f"waiting {100 * figures.data_wait_share:.0f} %",
+            validations_left=self._total_epochs - figures.epoch + 1,
         )
         self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -136,22 +160,24 @@ class Progress:
             self._last_line = now
             logger.log(line_level(on_terminal=self._live.console.is_terminal), line)
 
-    def epoch(
-        self, figures: EpochFigures, ending: Callable[[float], float] = lambda _: 0.0
+    def report_epoch(
+        self, figures: EpochFigures, estimate_ending: Callable[[float], float] = lambda _: 0.0
     ) -> None:
         """Log the line of an epoch.
 
-        ending: estimates the seconds of work after the last epoch from those of a validation.
+        estimate_ending: takes the seconds of the last validation, and estimates the seconds of work
+            after the last epoch.
         """
-        self._last_line = self._clock()
+        now = self._clock()
+        self._last_line = now
         if self._paused_since is not None:
-            self._validation_seconds = self._last_line - self._paused_since
-            self._ending_seconds = ending(self._validation_seconds)
+            self._validation_seconds = now - self._paused_since
+            self._ending_seconds = estimate_ending(self._validation_seconds)
         values = describe_values(self._metrics, figures.metrics)
         if figures.valid_loss is not None:
             values = [f"valid loss {figures.valid_loss:.3f}", *values]
-        validations = self._total_epochs - figures.epoch
-        logger.info(self._line(figures, values=values, validations=validations))
+        validations_left = self._total_epochs - figures.epoch
+        logger.info(self._line(figures, values=values, validations_left=validations_left))
 
     def close(self) -> None:
         self._live.stop()
@@ -161,31 +187,32 @@ class Progress:
         figures: StepFigures | EpochFigures,
         *,
         values: Sequence[str],
-        waiting: str = "",
-        validations: int,
+        waiting_text: str = "",
+        validations_left: int,
     ) -> str:
         parts = (
             f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}",
             f"loss {figures.loss:.3f}",
             *values,
             f"{figures.rtfx:.0f} RTFx",
-            waiting,
+            waiting_text,
             f"{figures.skipped_steps} skipped" if figures.skipped_steps else "",
-            self._time_left(figures.step, validations),
+            self._time_left(figures.step, validations_left),
         )
         return " ".join(filter(None, parts))
 
-    def _time_left(self, step: int, validations: int) -> str:
-        """Estimate the time left at the pace of the last 50 points, if there are two.
+    def _time_left(self, step: int, validations_left: int) -> str:
+        """Estimate the time left at the pace of the recent steps, if there are two.
 
         Before the first validation, only the training time is known, so the result is a minimum.
         """
-        if len(self._points) < 2:
+        if len(self._recent_steps) < 2:
             return ""
-        (first_step, first_time), (last_step, last_time) = self._points[0], self._points[-1]
-        seconds_per_step = (last_time - first_time) / max(last_step - first_step, 1)
+        first_step, first_seconds = self._recent_steps[0]
+        last_step, last_seconds = self._recent_steps[-1]
+        seconds_per_step = (last_seconds - first_seconds) / max(last_step - first_step, 1)
         training = seconds_per_step * max(self._total_steps - step, 0)
         if self._validation_seconds is None:
-            return f"> {_as_time(training)} left"
-        validating = max(validations, 0) * self._validation_seconds
-        return f"{_as_time(training + validating + self._ending_seconds)} left"
+            return f"> {_format_duration(training)} left"
+        validating = max(validations_left, 0) * self._validation_seconds
+        return f"{_format_duration(training + validating + self._ending_seconds)} left"

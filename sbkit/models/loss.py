@@ -33,12 +33,12 @@ class Loss:
     def cpu(self) -> "Loss":
         return Loss(self.sums.cpu(), self.counts.cpu())
 
-    def interpolate(self, other: "Loss", weight: float) -> "Loss":
-        """Add ``weight`` of this loss to the rest of another, and keep the counts of this one.
+    def interpolate(self, other: "Loss", *, own_weight: float) -> "Loss":
+        """Average two losses: this one with ``own_weight``, the other with the rest of 1.
 
-        An utterance that is excluded here is excluded from the result.
+        The counts are those of this loss, so an utterance that it excludes stays excluded.
         """
-        sums = weight * self.sums + (1 - weight) * other.sums
+        sums = own_weight * self.sums + (1 - own_weight) * other.sums
         return Loss(sums * (self.counts > 0), self.counts)
 
 

@@ -25,7 +25,6 @@ from typing import TypeVar
 import numpy as np
 
 from sbkit.audio.io import AudioError, Samples, declared_seconds
-from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
@@ -34,7 +33,14 @@ from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
-from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, forward_batch
+from sbkit.streaming.session import (
+    Event,
+    Final,
+    Session,
+    StreamingRecognizer,
+    decode_batch,
+    forward_batch,
+)
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
@@ -230,7 +236,7 @@ class SessionBatcher:
 
     async def advance(self, session: Session) -> Sequence[Event]:
         """Process the chunks fed to a session, and return its new events."""
-        if not session.is_due:
+        if not session.has_work:
             return ()
         events: asyncio.Future[Sequence[Event]] = asyncio.get_running_loop().create_future()
         self._waiting.append((session, events))
@@ -265,14 +271,7 @@ def _advance(sessions: Sequence[Session]) -> list[list[Event] | Exception]:
         if len(sessions) == 1:
             return [error]
         return [result for session in sessions for result in _advance([session])]
-    return [_read(session, chunks) for session, chunks in zip(sessions, outputs, strict=True)]
-
-
-def _read(session: Session, chunks: Sequence[LogProbs]) -> list[Event] | Exception:
-    try:
-        return list(session.read(chunks))
-    except Exception as error:
-        return error
+    return decode_batch(sessions, outputs)
 
 
 @dataclass
@@ -326,7 +325,7 @@ class Recognizer:
         self.streaming: StreamingRecognizer | None = None
         with suppress(SbkitError):  # the model cannot run in chunks
             self.streaming = StreamingRecognizer(bundle=bundle)
-        self.silence = None if self.streaming is None else self.streaming.rules.silence
+        self.silence = None if self.streaming is None else self.streaming.endpoint_rules.silence
         if detector is not None:
             detector.require_rate(self.sample_rate)
             self.silence = TURN_SILENCE_SECONDS
@@ -377,7 +376,7 @@ class Recognizer:
         streaming = self.streaming
         if streaming is None:
             return partial(ClipTurn, phrases)
-        rules = streaming.rules
+        rules = streaming.endpoint_rules
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
         decoder = self._bundle.decoder
@@ -385,7 +384,7 @@ class Recognizer:
             streaming = await asyncio.to_thread(
                 lambda: StreamingRecognizer(bundle=self._bundle.with_more_hotwords(phrases))
             )
-        return lambda start: Session(streaming, rules, start=start)
+        return lambda start: Session(streaming, rules, offset=start)
 
     async def advance(self, turn: Session | ClipTurn) -> Sequence[Event]:
         """Process the audio fed to a turn and return its new events.

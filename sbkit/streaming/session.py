@@ -7,12 +7,12 @@ Legend: S samples, U frames, V vocabulary.
 """
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -22,55 +22,68 @@ from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.decoder import BeamDecoder, ClipDecoder
-from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import open_recognizer
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
 
-STABLE_SHARE = 0.95  # of the beam, weighted by scores, that must agree on a stable word
+# A word is stable if hypotheses with this share of the beam's probability agree on it.
+STABLE_SHARE = 0.95
+Rule = Literal["nothing", "silence", "longest"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointRules:
     """When an utterance ends, in seconds.
 
-    A frame is silent if its best token is blank or a space. The rules are Kaldi's
-    (`online2/online-endpoint.h`), the numbers sherpa-onnx's.
+    A frame is silent if its best token is the blank or a space. The rules are those of Kaldi
+    (`online2/online-endpoint.h`), with the numbers of sherpa-onnx.
 
-    >>> EndpointRules().met(is_spoken=True, silence=1.3, seconds=4.0)
+    initial_silence: silence that ends an utterance without words; its rule is "nothing".
+    silence: silence after words that ends an utterance; its rule is "silence".
+    max_utterance: the length at which any utterance ends; its rule is "longest".
+
+    >>> EndpointRules().matching_rule(is_spoken=True, silence=1.3, seconds=4.0)
     'silence'
     """
 
-    nothing: float = 2.4  # of silence, if nothing was decoded
-    silence: float = 1.2  # of silence, after something was decoded
-    longest: float = 20.0  # of utterance, whatever it contains
+    initial_silence: float = 2.4
+    silence: float = 1.2
+    max_utterance: float = 20.0
 
-    def met(self, *, is_spoken: bool, silence: float, seconds: float) -> str | None:
-        """Return the name of the rule that ends the utterance now, or None."""
-        if silence >= (self.silence if is_spoken else self.nothing):
-            return "silence" if is_spoken else "nothing"
-        return "longest" if seconds >= self.longest else None
+    def matching_rule(self, *, is_spoken: bool, silence: float, seconds: float) -> Rule | None:
+        """Return the rule that ends an utterance of this length, or None if it goes on.
+
+        is_spoken: whether the utterance has words; silence: the seconds of silence at its end.
+        """
+        if is_spoken and silence >= self.silence:
+            return "silence"
+        if not is_spoken and silence >= self.initial_silence:
+            return "nothing"
+        return "longest" if seconds >= self.max_utterance else None
 
 
 class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
-    """The model and the decoder of many sessions; made by `StreamingRecognizer.load`.
+    """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
-    decoder: decodes, and times the words.
-    start: the model's state before the first sample of a session.
+    ctc_decoder: decodes, and times the words.
+    initial_state: the model's state before the first sample of a session.
     """
 
-    def __init__(self, *, bundle: OpenBundle, rules: EndpointRules | None = None) -> None:
-        """Take a bundle whose model has a thread of its own.
+    def __init__(self, *, bundle: OpenBundle, endpoint_rules: EndpointRules | None = None) -> None:
+        """Use an open bundle, whose model has a thread of its own.
 
         Raises:
             BundleError: the model or its decoder only takes whole clips.
         """
-        self.model, self.effective = bundle.model, bundle.model.effective
-        self.rules = EndpointRules() if rules is None else rules
+        self.model = bundle.model
+        self.effective = bundle.model.effective
+        self.endpoint_rules = EndpointRules() if endpoint_rules is None else endpoint_rules
         self.sample_rate = bundle.config.sample_rate
-        if (chunks := self.model.chunks) is None:
+        chunks = self.model.chunks
+        if chunks is None:
             raise BundleError(
                 "`--live` needs a streaming model, from a YAML with `streaming`. This one, run by "
                 f"{self.effective.runtime}, only takes whole clips. Train "
@@ -78,21 +91,21 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
             )
         self.chunks = chunks
         self.samples_per_frame = self.model.samples_per_frame
-        self.decoder: ClipDecoder = bundle.decoder_pool.decoder
-        self.silent = bundle.tokenizer.silent
-        decoder = self.decoder.decoder
+        self.ctc_decoder: ClipDecoder = bundle.decoder_pool.decoder
+        self.silent_token_ids = bundle.tokenizer.silent
+        decoder = self.ctc_decoder.decoder
         if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
                 "The decoder of this model rescores with the attention decoder, which takes whole "
                 "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
                 "sbkit tune RUN --no-attention-rescoring"
             )
-        decoder.start()  # raises an error for a decoding graph, which takes whole clips, too
-        self.start = self.model.start()
+        decoder.start()  # raises BundleError for a decoding graph, which only takes whole clips
+        self.initial_state = self.model.start()
 
     @classmethod
     def load(
-        cls, folder: Path | str, *, rules: EndpointRules | None = None, **options: Any
+        cls, folder: Path | str, *, endpoint_rules: EndpointRules | None = None, **options: Any
     ) -> Self:
         """Load a bundle, with the options of `Transcriber.load` except ``times``.
 
@@ -101,7 +114,7 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
         """
         bundle = open_recognizer(Path(folder), streaming="only", **options)
         try:
-            return cls(bundle=bundle, rules=rules)
+            return cls(bundle=bundle, endpoint_rules=endpoint_rules)
         except BaseException:
             bundle.model.close()
             raise
@@ -115,14 +128,20 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """An event of a session."""
+    """An event of a session.
 
-    seconds: float  # of audio received when it was emitted
+    seconds: the end of the chunk that the event comes from, in the time of the stream. At least
+        this much audio was received when the event was emitted.
+    """
+
+    seconds: float
 
     def plain(self) -> dict[str, object]:
         """Return plain data, for JSON; ``event`` is the name of the class."""
-        rounded = {name: round(x, 3) for name, x in asdict(self).items() if isinstance(x, float)}
-        return {"event": type(self).__name__.lower(), **asdict(self), **rounded}
+        plain: dict[str, object] = {"event": type(self).__name__.lower()}
+        for name, value in asdict(self).items():
+            plain[name] = round(value, 3) if isinstance(value, float) else value
+        return plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +156,7 @@ class Partial(Event):
 class Endpoint(Event):
     """An utterance has ended."""
 
-    rule: str  # its name in `EndpointRules`
+    rule: Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,15 +172,27 @@ class Final(Event):
         return {**super().plain(), "words": [word.plain() for word in self.words]}
 
 
+class SessionBatchError(SbkitError):
+    """Some sessions of a batch failed; ``results`` has each session's events or error."""
+
+    def __init__(self, results: Sequence[list[Event] | Exception]) -> None:
+        errors = [result for result in results if isinstance(result, Exception)]
+        super().__init__(
+            f"{len(errors)} of {len(results)} sessions failed; `results` has the events of the "
+            f"others. The first error: {errors[0]}"
+        )
+        self.results = tuple(results)
+
+
 @dataclass
 class Utterance:
     """The state of an utterance until it ends."""
 
-    first: int  # the index of its first frame in the stream
+    first_frame: int  # its index in the session
     decoder_state: Any
     log_probs: list[LogProbs] = field(default_factory=list)  # (U, V) of its chunks so far
-    frames: int = 0  # so far
-    silence: int = 0  # frames since the last one with a token
+    num_frames: int = 0  # decoded so far
+    silent_frames: int = 0  # since the last frame with a token
     is_spoken: bool = False  # whether any frame had a token
     last_partial: str = ""  # the text of the last `Partial`
 
@@ -181,50 +212,54 @@ class Session:
     def __init__(
         self,
         recognizer: StreamingRecognizer,
-        rules: EndpointRules | None = None,
+        endpoint_rules: EndpointRules | None = None,
         *,
-        start: int = 0,
+        offset: int = 0,
         detector: VoiceDetector | None = None,
     ) -> None:
         """Begin a session.
 
-        rules: when an utterance ends, by default the recognizer's.
-        start: the index of the session's first sample in the stream; events have times of the
-            stream.
+        endpoint_rules: when an utterance ends, by default the recognizer's.
+        offset: the samples of the stream before this session. The times of events count from the
+            start of the stream.
         detector: detects silence; by default, frames without a token are silent.
         """
-        self.recognizer, self.model_state = recognizer, recognizer.start
-        self._rules, self._start = recognizer.rules if rules is None else rules, start
+        self.recognizer = recognizer
+        self.model_state = recognizer.initial_state
+        self._rules = recognizer.endpoint_rules if endpoint_rules is None else endpoint_rules
+        self._offset = offset
         self._detector = detector
         self._speech_events: tuple[SpeechEvent, ...] = ()
         if detector is not None:
             detector.require_rate(recognizer.sample_rate)
             self._detector_state = detector.start()
-        self.is_finished = False
-        self.pending = np.zeros(0, np.int16)  # from the first sample of the next chunk
-        self._received = self._num_chunks = 0  # samples; chunks
-        self.utterance = self._begin(0)
+        self.is_finished = False  # whether the stream has ended; `feed` takes no more samples
+        self._is_decoded = False  # whether a finished session has returned its last events
+        self.pending = np.zeros(0, np.int16)  # samples from the start of the next chunk on
+        self._num_samples = 0  # received
+        self._num_chunks = 0  # decoded
+        self.utterance = self._new_utterance(first_frame=0)
 
     def copy(self) -> "Session":
         """Return an independent session that continues from here."""
-        session, utterance = copy(self), self.utterance
-        state = self.recognizer.decoder.decoder.copy(utterance.decoder_state)
-        log_probs = [*utterance.log_probs]
-        session.utterance = replace(utterance, decoder_state=state, log_probs=log_probs)
+        session = copy(self)
+        state = self._decoder.copy(self.utterance.decoder_state)
+        log_probs = [*self.utterance.log_probs]
+        session.utterance = replace(self.utterance, decoder_state=state, log_probs=log_probs)
         return session
 
     def push(self, samples: Samples) -> list[Event]:
         """Take samples at the recognizer's rate, and return the new events; see `feed`."""
         self.feed(samples)
-        return advance_batch([self])[0]
+        return self._advance()
 
     def finish(self) -> list[Event]:
         """End the stream, and return its last events."""
         self.is_finished = True
-        return advance_batch([self])[0]
+        return self._advance()
 
     def feed(self, samples: Samples) -> None:
-        """Take samples, which `to_samples` converts, for the next `advance_batch`.
+        """Add samples, in any form that `to_samples` takes, for the next `advance_batch`.
 
         Raises:
             SbkitError: the session is finished, or the samples are not audio.
@@ -233,126 +268,177 @@ class Session:
             raise SbkitError("This session is finished and takes no more samples; begin another.")
         samples = to_samples(samples)
         self.pending = np.append(self.pending, samples)
-        self._received += len(samples)
+        self._num_samples += len(samples)
         if self._detector is not None:
             events, self._detector_state = self._detector.push(samples, self._detector_state)
             self._speech_events += tuple(events)
 
     @property
-    def is_due(self) -> bool:
+    def has_work(self) -> bool:
         """Whether `advance_batch` has anything to do for this session."""
-        return self.is_finished or len(self.pending) >= self.recognizer.chunks.window
+        if self.is_finished:
+            return not self._is_decoded
+        return len(self.pending) >= self.recognizer.chunks.window
 
-    def read(self, chunks: Sequence[LogProbs]) -> Iterator[Event]:
+    def decode_chunks(self, chunks: Sequence[LogProbs]) -> list[Event]:
         """Decode more chunks (U, V), and end the utterance if the session is finished."""
+        events: list[Event] = []
         for log_probs in chunks:
             self._num_chunks += 1
-            yield from self._read_chunk(log_probs)
-        if self.is_finished:
-            yield from self._end(self._received)
+            events += self._decode_chunk(log_probs)
+        if self.is_finished and not self._is_decoded:
+            self._is_decoded = True
+            events += self._finish_utterance(self._num_samples)
+        return events
 
-    def _read_chunk(self, log_probs: LogProbs) -> Iterator[Event]:
-        """Decode a chunk up to each endpoint in it."""
-        silent_frames = np.isin(log_probs.argmax(1), self.recognizer.silent)
-        done = 0
-        for frame, is_silent in enumerate(silent_frames, 1):
+    def _advance(self) -> list[Event]:
+        (chunks,) = forward_batch([self])
+        return self.decode_chunks(chunks)
+
+    def _decode_chunk(self, log_probs: LogProbs) -> list[Event]:
+        """Decode a chunk, and begin another utterance after each endpoint in it."""
+        recognizer = self.recognizer
+        is_silent = np.isin(log_probs.argmax(1), recognizer.silent_token_ids)
+        events: list[Event] = []
+        decoded_frames = 0
+        for frame in range(len(log_probs)):
             utterance = self.utterance
-            utterance.silence = utterance.silence + 1 if is_silent else 0
-            utterance.is_spoken |= not is_silent
-            seconds = self._frame_seconds(utterance.frames + frame - done)
-            rule = self._rules.met(
-                is_spoken=utterance.is_spoken, silence=self._silence(seconds), seconds=seconds
+            utterance.silent_frames = utterance.silent_frames + 1 if is_silent[frame] else 0
+            utterance.is_spoken |= not is_silent[frame]
+            seconds = self._frames_to_seconds(utterance.num_frames + frame + 1 - decoded_frames)
+            rule = self._rules.matching_rule(
+                is_spoken=utterance.is_spoken,
+                silence=self._silence_seconds(seconds),
+                seconds=seconds,
             )
             if rule is not None:
-                self._decode(log_probs[done:frame])
-                end, done = utterance.first + utterance.frames, frame
-                yield Endpoint(seconds=self._now, rule=rule)
-                yield from self._end(end * self.recognizer.samples_per_frame)
-        if done < len(log_probs):
-            self._decode(log_probs[done:])
-            yield from self._partial()
+                self._decode(log_probs[decoded_frames : frame + 1])
+                decoded_frames = frame + 1
+                end_frame = utterance.first_frame + utterance.num_frames
+                events.append(Endpoint(seconds=self._decoded_seconds, rule=rule))
+                events += self._finish_utterance(end_frame * recognizer.samples_per_frame)
+        if decoded_frames < len(log_probs):
+            self._decode(log_probs[decoded_frames:])
+            events += self._emit_partial()
+        return events
 
-    def _silence(self, seconds: float) -> float:
-        """Return the seconds of silence up to a time of the utterance.
+    def _silence_seconds(self, seconds: float) -> float:
+        """Return the length of the silence at the end of the utterance's first ``seconds``.
 
-        A detector reports the end of speech only after its hang-over, which also was silent.
+        A detector reports the end of speech after its hang-over. That was silent, too, so the
+        silence is measured from the end of the speech, not from the report.
         """
         if self._detector is None:
-            return self._frame_seconds(self.utterance.silence)
-        now = self._frame_seconds(self.utterance.first) + seconds
-        num_detected = bisect(self._speech_events, now, key=lambda event: event.detected)
-        if num_detected == 0:
+            return self._frames_to_seconds(self.utterance.silent_frames)
+        now = self._frames_to_seconds(self.utterance.first_frame) + seconds
+        num_reported = bisect(self._speech_events, now, key=lambda event: event.detected)
+        if num_reported == 0:
             return seconds
-        last = self._speech_events[num_detected - 1]
+        last = self._speech_events[num_reported - 1]
         return 0.0 if last.kind == "started" else min(seconds, now - last.seconds)
 
-    def _begin(self, frame: int) -> Utterance:
-        return Utterance(frame, self.recognizer.decoder.decoder.start())
+    def _new_utterance(self, *, first_frame: int) -> Utterance:
+        return Utterance(first_frame, self._decoder.start())
 
     def _decode(self, log_probs: LogProbs) -> None:
-        utterance, decoder = self.utterance, self.recognizer.decoder.decoder
-        utterance.decoder_state = decoder.advance(utterance.decoder_state, log_probs)
+        utterance = self.utterance
+        utterance.decoder_state = self._decoder.advance(utterance.decoder_state, log_probs)
         utterance.log_probs.append(log_probs)
-        utterance.frames += len(log_probs)
+        utterance.num_frames += len(log_probs)
 
-    def _partial(self) -> Iterator[Event]:
-        """Yield the text so far if it has changed.
+    def _emit_partial(self) -> list[Event]:
+        """Return the text so far, if it has changed.
 
         A word is stable if nearly all of the beam agrees on it. The last word may still grow.
         """
         beam = self._beam()
-        candidates = [self._words(hypothesis) for hypothesis in beam]
-        words = candidates[0]
+        words_of_beam = [self._words(hypothesis) for hypothesis in beam]
+        words = words_of_beam[0]
         text = printable(" ".join(words))
-        if text != self.utterance.last_partial:
-            self.utterance.last_partial = text
-            shares = agreement(words, candidates, [hypothesis.score for hypothesis in beam])
-            unstable = np.flatnonzero(shares[:-1] < STABLE_SHARE)
-            stable = int(unstable[0]) if len(unstable) else max(0, len(words) - 1)
-            yield Partial(seconds=self._now, text=text, stable=stable)
+        if text == self.utterance.last_partial:
+            return []
+        self.utterance.last_partial = text
+        shares = agreement(words, words_of_beam, [hypothesis.score for hypothesis in beam])
+        unstable = np.flatnonzero(shares[:-1] < STABLE_SHARE)
+        num_stable = int(unstable[0]) if len(unstable) else max(0, len(words) - 1)
+        return [Partial(seconds=self._decoded_seconds, text=text, stable=num_stable)]
 
-    def _end(self, end: int) -> Iterator[Event]:
-        """Yield the text of the utterance, if any, and begin the next one; end: in samples."""
-        utterance, recognizer = self.utterance, self.recognizer
-        first = utterance.first * recognizer.samples_per_frame
-        best, *_ = beam = self._beam()
-        if words := self._words(best):
-            log_probs = np.concatenate(utterance.log_probs)
-            tokens, start = list(best.tokens), self._seconds(self._start + first)
-            timed = recognizer.decoder.aligner.align(log_probs, tokens, beam, samples=end - first)
-            yield Final(
-                seconds=self._now,
+    def _finish_utterance(self, end_sample: int) -> list[Event]:
+        """Return the text of the utterance, if it has any, and begin the next one."""
+        utterance = self.utterance
+        first_sample = utterance.first_frame * self.recognizer.samples_per_frame
+        events: list[Event] = []
+        beam = self._beam()
+        words = self._words(beam[0])
+        if words:
+            start = self._to_seconds(self._offset + first_sample)
+            timed_words = self.recognizer.ctc_decoder.aligner.align(
+                np.concatenate(utterance.log_probs),
+                list(beam[0].tokens),
+                beam,
+                samples=end_sample - first_sample,
+            )
+            final = Final(
+                seconds=self._decoded_seconds,
                 text=printable(" ".join(words)),
                 start=start,
-                end=self._seconds(self._start + end),
-                words=tuple(replace(w.later(start), text=printable(w.text)) for w in timed),
+                end=self._to_seconds(self._offset + end_sample),
+                words=tuple(replace(w.later(start), text=printable(w.text)) for w in timed_words),
             )
-        self.utterance = self._begin(utterance.first + utterance.frames)
+            events.append(final)
+        next_frame = utterance.first_frame + utterance.num_frames
+        self.utterance = self._new_utterance(first_frame=next_frame)
+        return events
+
+    @property
+    def _decoder(self) -> BeamDecoder | GreedyDecoder:
+        return self.recognizer.ctc_decoder.decoder
 
     def _beam(self) -> Sequence[Hypothesis]:
-        return self.recognizer.decoder.decoder.finish(self.utterance.decoder_state)
+        return self._decoder.finish(self.utterance.decoder_state)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
-        return self.recognizer.decoder.aligner.tokenizer.words(hypothesis.tokens)
+        return self.recognizer.ctc_decoder.aligner.tokenizer.words(hypothesis.tokens)
 
-    def _frame_seconds(self, frames: int) -> float:
-        return self._seconds(frames * self.recognizer.samples_per_frame)
+    def _frames_to_seconds(self, frames: int) -> float:
+        return self._to_seconds(frames * self.recognizer.samples_per_frame)
 
-    def _seconds(self, samples: int) -> float:
+    def _to_seconds(self, samples: int) -> float:
         return samples_to_seconds(samples, self.recognizer.sample_rate)
 
     @property
-    def _now(self) -> float:
-        """The end of the audio in all chunks so far, in seconds."""
+    def _decoded_seconds(self) -> float:
+        """The end of the audio in all chunks so far, in seconds of the stream."""
         chunks = self.recognizer.chunks
         end = (self._num_chunks - 1) * chunks.step + chunks.window
-        return self._seconds(self._start + min(end, self._received))
+        return self._to_seconds(self._offset + min(end, self._num_samples))
 
 
 def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
-    """Run the samples fed to sessions of one recognizer as one batch; return their events."""
-    outputs = forward_batch(sessions)
-    return [list(session.read(chunks)) for session, chunks in zip(sessions, outputs, strict=True)]
+    """Run the samples fed to sessions of one recognizer as one batch; return their events.
+
+    Raises:
+        SessionBatchError: the decoder of some sessions failed. Its `results` has the events of the
+            others, which go on. An error of the model changes no session.
+    """
+    results = decode_batch(sessions, forward_batch(sessions))
+    events = [result for result in results if not isinstance(result, Exception)]
+    if len(events) < len(results):
+        raise SessionBatchError(results)
+    return events
+
+
+def decode_batch(
+    sessions: Sequence[Session], outputs: Sequence[Sequence[LogProbs]]
+) -> list[list[Event] | Exception]:
+    """Decode what `forward_batch` returned; return the events of each session, or its error."""
+    results: list[list[Event] | Exception] = []
+    for session, chunks in zip(sessions, outputs, strict=True):
+        try:
+            results.append(session.decode_chunks(chunks))
+        except Exception as error:
+            results.append(error)
+    return results
 
 
 def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
@@ -363,7 +449,8 @@ def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
     """
     if not sessions:
         return []
-    recognizer, sizes = sessions[0].recognizer, sessions[0].recognizer.chunks
+    recognizer = sessions[0].recognizer
+    sizes = recognizer.chunks
     pending = [session.pending for session in sessions]
     states = [session.model_state for session in sessions]
     needed = [sizes.shortest if session.is_finished else sizes.window for session in sessions]
@@ -374,7 +461,9 @@ def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
         )
         for n, (log_probs, state) in zip(ready, results, strict=True):
             outputs[n].append(log_probs)
-            states[n], pending[n] = state, pending[n][sizes.step :]
+            states[n] = state
+            pending[n] = pending[n][sizes.step :]
     for session, state, samples in zip(sessions, states, pending, strict=True):
-        session.model_state, session.pending = state, samples
+        session.model_state = state
+        session.pending = samples
     return outputs

@@ -42,7 +42,7 @@ from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
 from sbkit.evaluate.slices import slice_columns
 from sbkit.logs.metric import LOSS, best_key
-from sbkit.logs.progress import Progress, progress_bar
+from sbkit.logs.progress import TrainingProgress, progress_bar
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
 from sbkit.train.ddp import Objective
@@ -203,7 +203,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._valid_set: SplitLoaders = {}  # of the last fit
 
     @property
-    def inactive(self) -> tuple[nn.Module, ...]:
+    def unused_modules(self) -> tuple[nn.Module, ...]:
         """The modules that the present knobs turn off; they need no gradient."""
         return ()
 
@@ -394,7 +394,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
         if self.training_step.freezing.advance(self.optimizer_step):
             self.training_step.train_mode()
-            self.training_step.ddp.renew(self.inactive)
+            self.training_step.ddp.renew(self.unused_modules)
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -540,7 +540,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Share the step among the ranks, once its first weights are loaded."""
         ddp = self.training_step.ddp
         if world_size() > 1 and not ddp.is_shared and not self._has_own_step():
-            ddp.share(self.inactive)
+            ddp.share(self.unused_modules)
 
     def _unwrap_distributed(self) -> None:
         self.training_step.ddp.unwrap()
@@ -676,7 +676,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.optimizer_step,
             valid_loss=loss,
             values={name: value for name, value in values.items() if name not in LOSS},
-            ending=lambda seconds: seconds_after_training(
+            estimate_ending=lambda seconds: seconds_after_training(
                 self, self.loaders, num_averaged=num_averaged, validation=seconds
             ),
         )
@@ -732,7 +732,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             logger.info(f"Resuming after step {self.optimizer_step}, in epoch {next_epoch}.")
         self.training_metrics.open(
             self.run_folder,
-            Progress(total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics),
+            TrainingProgress(
+                total_epochs=num_epochs, total_steps=num_steps, metrics=type(self).metrics
+            ),
             resume_step=self.optimizer_step,
             before_validation=self.step > 0,
         )

@@ -62,7 +62,7 @@ class DdpStep:
         """Whether gradients are added up over the ranks."""
         return self._wrapped is not None
 
-    def share(self, inactive: Iterable[nn.Module] = ()) -> None:
+    def share(self, unused_modules: Iterable[nn.Module] = ()) -> None:
         """Share the step among the ranks, which start with the weights of rank 0.
 
         On GPUs batch normalization sees the batches of all ranks.
@@ -76,21 +76,21 @@ class DdpStep:
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         apply: Callable[..., object] = _Silenced.apply
         apply(self._with_reducer(nn.Linear(1, 1, device=self._device)), self._device)
-        self._wrap(inactive)
+        self._wrap(unused_modules)
 
-    def renew(self, inactive: Iterable[nn.Module] = ()) -> None:
+    def renew(self, unused_modules: Iterable[nn.Module] = ()) -> None:
         """Make a new reducer, between two steps, for the parameters that learn from now on."""
         if self.is_shared:
             self.unwrap()
-            self._wrap(inactive)
+            self._wrap(unused_modules)
 
-    def _wrap(self, inactive: Iterable[nn.Module]) -> None:
+    def _wrap(self, unused_modules: Iterable[nn.Module]) -> None:
         """Make the reducer of the parameters that learn.
 
-        ``inactive`` modules are frozen: otherwise the host would wait for the device to learn that
-        no rank used them.
+        ``unused_modules`` are frozen: otherwise the host would wait for the device to learn that no
+        rank used them.
         """
-        for part in inactive:
+        for part in unused_modules:
             part.requires_grad_(False)
         self._wrapped = self._with_reducer(self._graph)
 

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from sbkit.base.files import write_text_atomically
 from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
-from sbkit.logs.progress import Progress
+from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.models.loss import Loss
 from sbkit.train.schedule import Validation
@@ -141,10 +141,15 @@ class TrainingMetrics:
         self.unread = NO_TOTALS
         self.validations: list[Validation] = []
         self._log: RunLog | None = None  # of the first rank
-        self._progress = Progress(total_epochs=0, total_steps=0)
+        self._progress = TrainingProgress(total_epochs=0, total_steps=0)
 
     def open(
-        self, folder: Path | None, progress: Progress, *, resume_step: int, before_validation: bool
+        self,
+        folder: Path | None,
+        progress: TrainingProgress,
+        *,
+        resume_step: int,
+        before_validation: bool,
     ) -> None:
         """Open the log, without the entries after the checkpoint that the run starts from.
 
@@ -201,7 +206,7 @@ class TrainingMetrics:
         )
         self._write(figures)
         if live:
-            self._progress.step(figures)
+            self._progress.report_step(figures)
 
     def log_epoch(
         self,
@@ -210,7 +215,7 @@ class TrainingMetrics:
         *,
         valid_loss: float,
         values: Mapping[str, float],
-        ending: Callable[[float], float] = lambda _: 0.0,
+        estimate_ending: Callable[[float], float] = lambda _: 0.0,
     ) -> None:
         """Write an epoch's figures to the log and the screen; every rank calls this.
 
@@ -219,7 +224,8 @@ class TrainingMetrics:
             step: steps of the run so far.
             valid_loss: mean loss of the validation.
             values: metrics of the validation.
-            ending: estimates the seconds after the last epoch from the seconds of a validation.
+            estimate_ending: estimates the seconds of work after the last epoch from the seconds of
+                a validation.
         """
         figures = EpochFigures(
             epoch=epoch,
@@ -231,7 +237,7 @@ class TrainingMetrics:
             metrics=values,
         )
         self._write(figures)
-        self._progress.epoch(figures, ending)
+        self._progress.report_epoch(figures, estimate_ending)
 
     def _write(self, figures: Figures) -> None:
         with _together():

@@ -16,7 +16,7 @@ from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
 from sbkit.checkpoint.weights import limit_parameters
 from sbkit.config.document import read_document
 from sbkit.config.hparams import save_resolved
-from sbkit.export.export import plain_parts
+from sbkit.export.export import describe_parts
 from sbkit.tasks.task import load_task
 from tests.attacks.hostile import watched
 
@@ -95,7 +95,7 @@ def real_parts(folder: Path) -> Iterator[dict[str, Any]]:
         save_resolved(folder / "resolved.yaml", ROOT / f"hparams/{name}.yaml", knobs)
         root = read_document(folder / "resolved.yaml").root
         objects = {} if task.labels is None else {task.labels.key: labels}
-        yield plain_parts(root, objects, task)["parts"]
+        yield describe_parts(root, objects, task)["parts"]
 
 
 def mutate(plain: Any, draw: random.Random, foreign: list[Any]) -> Any:

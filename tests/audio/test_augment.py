@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from sbkit.audio.augment import (
     SpeedGroup,
     speed_perturb,
 )
-from sbkit.base.errors import DataError
+from sbkit.base.errors import ConfigError, DataError
 
 TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
 FREQ_ONLY = {"time_masks": 0, "time_width": 0}
@@ -96,6 +97,15 @@ def test_mask_is_one_span_of_any_width_and_position(options: dict[str, int]) -> 
     assert Counter(map(tuple, rows.tolist())) == pytest.approx(expected, rel=0.1)
 
 
+def test_frequency_mask_wider_than_the_bins_covers_up_to_all() -> None:
+    torch.manual_seed(0)
+    features, lengths = make_features([50] * 4000, bins=3)
+    part = SpecAugment(time_masks=0, freq_masks=1, freq_width=27)
+    widths = (part(features, lengths) != features).any(1).sum(1)
+    shares = widths.bincount(minlength=4) / len(widths)
+    torch.testing.assert_close(shares, torch.full((4,), 0.25), rtol=0.1, atol=0.0)
+
+
 def test_masked_values_are_the_mean_over_the_utterance() -> None:
     torch.manual_seed(3)
     features, lengths = make_features([60, 20])
@@ -125,9 +135,15 @@ def test_wave_augment_applies_in_training_only() -> None:
     audio, lengths = tones()
     groups = [SpeedGroup(100, 2, 4001)]
     batch = SimpleNamespace(audio=audio, audio_lengths=lengths, speed_groups=groups)
-    assert torch.equal(augmentation.audio(batch, training=False)[0], audio)
-    assert torch.equal(augmentation.audio(batch, training=True)[0], 2 * audio)
-    assert augmentation.features(training=True) is None
+    assert torch.equal(augmentation.augment_audio(batch, training=False)[0], audio)
+    assert torch.equal(augmentation.augment_audio(batch, training=True)[0], 2 * audio)
+    assert augmentation.feature_augmentation(training=True) is None
+
+
+@pytest.mark.parametrize("key", ["wave_augment", "spec_augment"])
+def test_value_that_is_no_augmentation_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"`{key}` must be an augmentation .* but is 5"):
+        Augmentation(SimpleNamespace(**{key: 5}), features=None)
 
 
 # -- noise and reverberation ------------------------------------------------------------------
@@ -161,6 +177,12 @@ def test_noise_meets_the_ratio_over_each_utterance(
         measured = 10 * (clean.double().square().sum() / noise.square().sum()).log10()
         assert float(measured) == pytest.approx(snr_db, abs=0.1)
         assert not noisy[length:].any()
+
+
+@pytest.mark.parametrize("snr_db", [10, [10], "ab", [1, 2, 3]])
+def test_ratio_that_is_no_pair_of_numbers_is_refused(snr_db: Any, noises: Path) -> None:
+    with pytest.raises(ConfigError, match="`snr_db` of AddNoise must be two numbers"):
+        AddNoise(folder=str(noises), snr_db=snr_db)
 
 
 def test_ratio_and_chance_of_noise_are_drawn_per_utterance_from_the_seed(noises: Path) -> None:

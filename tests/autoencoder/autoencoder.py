@@ -12,7 +12,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.prepare import RANGES, prepare_audio
+from recipes.prepare import COMMON_RANGES, prepare_audio
 from sbkit.audio.io import Samples
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
@@ -142,5 +142,5 @@ AUTOENCODER = Recipe(
     prepare_splits=prepare_audio,
     make_loaders=load,
     brain=AutoencoderBrain,
-    ranges=RANGES,
+    ranges=COMMON_RANGES,
 )

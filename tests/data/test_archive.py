@@ -8,8 +8,10 @@ import pytest
 
 from recipes.prepare import corpus_of, read_manifest
 from sbkit.base.errors import SbkitError
-from sbkit.data.cache import list_entries, unpacked
+from sbkit.data.cache import list_entries, unpack_corpus
 from tests.recipes.test_common_voice import make_release, prepare
+
+LINKS_AND_DEVICES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +42,8 @@ def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, cache:
     assert len(packed.train) == 3
     named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
     assert len(read_manifest(corpus_of(named), named, "train")) == 3
-    again = unpacked(archive)
-    assert again == unpacked(archive)
+    again = unpack_corpus(archive)
+    assert again == unpack_corpus(archive)
     (entry,) = [item for item in list_entries(cache) if item.corpus == archive]
     assert not entry.is_orphan
     archive.unlink()
@@ -58,25 +60,57 @@ def test_truncated_archive_is_refused(share: float, tmp_path: Path, cache: Path)
     assert not [*cache.rglob("*.tsv")]
 
 
+def write_tar(archive: Path, *members: tuple[str, bytes]) -> Path:
+    """Write an archive of members: a name and the content of a file, or the type of another one."""
+    with tarfile.open(archive, "w") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if content in LINKS_AND_DEVICES:
+                info.type = content
+                info.linkname = "/etc/passwd"
+            else:
+                info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return archive
+
+
 @pytest.mark.parametrize("name", ["a/../../outside.tsv", "/tmp/outside.tsv"])
 def test_archive_cannot_write_outside_its_folder(name: str, tmp_path: Path, cache: Path) -> None:
-    archive = tmp_path / "evil.tar"
-    with tarfile.open(archive, "w") as tar:
-        info = tarfile.TarInfo(name)
-        info.size = 4
-        tar.addfile(info, io.BytesIO(b"evil"))
-    with pytest.raises(SbkitError, match="cannot be unpacked.* is outside its folder"):
-        unpacked(archive)
+    archive = write_tar(tmp_path / "evil.tar", (name, b"evil"))
+    with pytest.raises(SbkitError, match="is not unpacked, because it would write outside"):
+        unpack_corpus(archive)
     assert not [*tmp_path.rglob("outside.tsv")]
 
 
-def test_archive_links_and_devices_are_not_unpacked(tmp_path: Path) -> None:
-    archive = tmp_path / "links.tar"
-    with tarfile.open(archive, "w") as tar:
-        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE):
-            info = tarfile.TarInfo(f"entry-{kind.decode()}")
-            info.type, info.linkname = kind, "/etc/passwd"
-            tar.addfile(info)
-        info = tarfile.TarInfo("train.tsv")
-        tar.addfile(info, io.BytesIO())
-    assert {file.name for file in unpacked(archive).iterdir()} == {"train.tsv", "corpus.json"}
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
+def test_archive_with_a_file_and_a_folder_of_one_name_is_refused(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    archive = write_tar(tmp_path / "odd.tar", *((name, b"audio") for name in names))
+    with pytest.raises(SbkitError, match="a file and a folder of the same name"):
+        unpack_corpus(archive)
+
+
+def test_archive_links_and_devices_are_not_unpacked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = [(f"entry-{kind.decode()}", kind) for kind in LINKS_AND_DEVICES]
+    archive = write_tar(tmp_path / "links.tar", *entries, ("train.tsv", b""))
+    assert {file.name for file in unpack_corpus(archive).iterdir()} == {"train.tsv", "corpus.json"}
+    assert caplog.messages[-1].startswith(f"4 entries of {archive} skipped: symbolic links")
+
+
+def test_hard_links_within_an_archive_are_copied(tmp_path: Path) -> None:
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    (folder / "a.wav").write_bytes(b"audio")
+    (folder / "b.wav").hardlink_to(folder / "a.wav")
+    archive = tmp_path / "talks.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, "talks")
+        assert sorted(member.islnk() for member in tar.getmembers()) == [False, False, True]
+    release = unpack_corpus(archive)
+    assert {file.name: file.read_bytes() for file in release.iterdir()} == {
+        "a.wav": b"audio",
+        "b.wav": b"audio",
+    }

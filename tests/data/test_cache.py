@@ -3,12 +3,14 @@
 import fcntl
 import os
 import shutil
+import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sbkit.commands import cli
-from sbkit.data.cache import default_cache, list_entries
+from sbkit.data.cache import default_cache, list_entries, unpack_corpus
 from tests.data.test_splits import make_clips, prepare
 
 
@@ -85,9 +87,34 @@ def test_cache_prune_removes_nothing_outside_the_cache(cache: Path) -> None:
     assert (outside / "corpus.json").is_file()
 
 
+def test_cache_command_lists_a_folder_without_readable_corpus(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (of(cache, "here") / "corpus.json").write_text("{")
+    assert cli.run(["cache"]) == 0
+    assert capsys.readouterr().out.count("  unknown, in ") == 2
+
+
+def test_cache_prune_removes_an_archive_and_the_audio_decoded_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    archive = tmp_path / "talks.tar"
+    clips = make_clips(tmp_path / "talks", 3)
+    with tarfile.open(archive, "w") as tar:
+        tar.add(tmp_path / "talks", "talks")
+    folder = unpack_corpus(archive)
+    prepare(tmp_path, [replace(clip, path=folder / clip.path.name) for clip in clips])
+    archive.unlink()
+    assert len(list_entries(tmp_path / "cache")) == 2
+    cli.run(["cache", "prune"])
+    assert list_entries(tmp_path / "cache") == []
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
+        ({"SBKIT_CACHE": "~/s"}, "/home/ann/s"),
         ({"SBKIT_CACHE": "/s", "XDG_CACHE_HOME": "/x"}, "/s"),
         ({"XDG_CACHE_HOME": "/x"}, "/x/sbkit"),
         ({}, "/home/ann/.cache/sbkit"),

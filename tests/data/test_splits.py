@@ -145,6 +145,13 @@ def test_only_new_and_changed_clips_are_decoded(tmp_path: Path, decoded: list[st
     assert again.fingerprint != first.fingerprint
 
 
+def test_clip_dated_before_1970_is_read(tmp_path: Path) -> None:
+    clips = make_clips(tmp_path / "clips", 2)
+    os.utime(clips[0].path, ns=(-5, -5))
+    for store in ("pcm", "none"):
+        assert_holds(prepare(tmp_path, clips, store=store), clips)
+
+
 def test_fingerprint_does_not_depend_on_the_folder(tmp_path: Path) -> None:
     clips = make_clips(tmp_path / "clips", 4)
     copied = make_clips(tmp_path / "copy", 4)

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from sbkit.base.checksums import find_damage
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.config.document import read_document
+from sbkit.config.document import read_document, resolve_references
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.export import test_sets
-from sbkit.export.export import HUB, building_bundle, change_config, export_run, plain_parts
+from sbkit.export.export import HUB, change_config, describe_parts, export_run, replacing_bundle
 from sbkit.export.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
@@ -62,13 +63,16 @@ def test_export_replaces_an_earlier_bundle(run: Path, bundle: Path) -> None:
     [
         ("NOTES.md", "in bundle, NOTES.md has no checksum"),
         ("README.md", "in bundle, README.md is not what was written"),
-        ("onnx/notes.txt", "in onnx, its checksums.json"),
+        ("onnx/notes.txt", "in bundle/onnx, its checksums.json"),
+        ("mine/onnx/notes.txt", "in bundle/mine, its checksums.json"),
+        ("hub/mine/notes.txt", "in bundle/hub/mine, its checksums.json"),
     ],
 )
 def test_export_into_a_changed_bundle_is_refused(
     run: Path, bundle: Path, file: str, words: str
 ) -> None:
-    (bundle / file).parent.mkdir(exist_ok=True)
+    shutil.copytree(bundle, bundle / HUB)  # a folder with checksums
+    (bundle / file).parent.mkdir(parents=True, exist_ok=True)
     (bundle / file).write_text("mine")
     with pytest.raises(SbkitError, match=f"is neither: {words}"):
         export_run(run, bundle)
@@ -86,23 +90,42 @@ def test_export_keeps_files_that_are_put_into_out_meanwhile(
         return load_bundle(folder, **options)
 
     monkeypatch.setattr("sbkit.export.export.load_bundle", load_slowly)
-    with pytest.raises(SbkitError, match="is neither: it is no bundle"):
+    with pytest.raises(SbkitError, match="is neither: it is not a bundle"):
         export_run(run, out)
     assert (out / "NOTES.md").read_text() == "mine"
     assert names(tmp_path) == {"bundle"}
 
 
-def test_building_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:
+def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:
     """`sbkit tune` writes its bundle in this way, too."""
-    with pytest.raises(SbkitError, match="NOTES.md has no checksum"), building_bundle(bundle):
+    with pytest.raises(SbkitError, match="NOTES.md has no checksum"), replacing_bundle(bundle):
         (bundle / "NOTES.md").write_text("mine")
+    assert names(bundle) >= {"NOTES.md", CONFIG_FILE}
+    assert names(bundle.parent) == {"bundle"}
+
+
+def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_after_the_check(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier bundle is in its place while its checksums are computed."""
+
+    def add_notes(folder: Path) -> str | None:
+        assert bundle.is_dir()
+        damage = find_damage(folder)
+        if folder == bundle:
+            (bundle / "NOTES.md").write_text("mine")
+        return damage
+
+    monkeypatch.setattr("sbkit.export.export.find_damage", add_notes)
+    with pytest.raises(SbkitError, match="NOTES.md has no checksum"), replacing_bundle(bundle):
+        pass
     assert names(bundle) >= {"NOTES.md", CONFIG_FILE}
     assert names(bundle.parent) == {"bundle"}
 
 
 def test_export_into_a_checkpoint_is_refused(run: Path) -> None:
     (checkpoint,) = (run / "checkpoints").iterdir()
-    with pytest.raises(SbkitError, match="is neither: it is no bundle"):
+    with pytest.raises(SbkitError, match="is neither: it is not a bundle"):
         export_run(run, checkpoint)
 
 
@@ -155,13 +178,26 @@ def test_part_of_user_module_is_exported_and_loaded_with_import(
         load_bundle(tmp_path / "bundle", user_modules=user_modules)
 
 
-def test_plain_parts_describes_parts_that_only_the_model_class_takes(tmp_path: Path) -> None:
+def test_describe_parts_describes_parts_that_only_the_model_class_takes(tmp_path: Path) -> None:
     names = ("encoder", "ctc_lin", "seq_lin", "unused")
     parts = [f"{name}: &{name} !new:torch.nn.Linear\n    in_features: 4\n" for name in names]
     yaml = tmp_path / "train.yaml"
     yaml.write_text("".join([*parts, "model: !new:torch.nn.ModuleList\n    - [*ctc_lin]\n"]))
-    described = plain_parts(read_document(yaml).root, {}, SPEECH_RECOGNITION)
+    described = describe_parts(read_document(yaml).root, {}, SPEECH_RECOGNITION)
     assert described["model"] == ["ctc_lin"] and {*described["parts"]} == {*names[:3]}
+
+
+def test_describe_parts_takes_a_number_that_refers_to_the_labels(tmp_path: Path) -> None:
+    yaml = tmp_path / "train.yaml"
+    yaml.write_text(
+        "tokenizer: !new:sbkit.text.tokenizer.Tokenizer\n    model_file: x\n"
+        "seq_lin: !ref <tokenizer.vocab_size>\n"
+        "ctc_lin: !new:torch.nn.Linear\n    in_features: 4\n"
+        "model: !new:torch.nn.ModuleList\n    - [!ref <ctc_lin>]\n"
+    )
+    root = resolve_references(read_document(yaml))
+    objects = {"tokenizer": SimpleNamespace(vocab_size=30)}
+    assert describe_parts(root, objects, SPEECH_RECOGNITION)["parts"]["seq_lin"] == 30
 
 
 def test_prepare_test_sets_of_a_run_without_them_is_refused(

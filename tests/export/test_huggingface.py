@@ -25,7 +25,11 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
-from sbkit.export.sherpa_format import VARIANCE_EPSILON, NormalizedModel, takes_waveforms
+from sbkit.export.sherpa_format import (
+    SHERPA_EPS,
+    SherpaNormalizedModel,
+    require_normalized_audio,
+)
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
@@ -111,7 +115,7 @@ def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
         assert find_damage(folder / name) is None
         if name == "sherpa-onnx" and folder.parent.name == "wavlm":
             (reason,) = parity_report(folder, name)["all"]["reasons"]
-            assert "trained with do_normalize: false" in reason
+            assert "trained with `do_normalize: false`" in reason
             continue
         report = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
         assert report["written"], report["reasons"]
@@ -205,10 +209,10 @@ def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path
     export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
     trained = TrainedModel(load_bundle(tmp_path / "bundle"))
     network = trained.bundle.model.network
-    assert takes_waveforms(network.encoder.modules["compute_features"])
+    require_normalized_audio(network.encoder.modules["compute_features"])
     quiet = np.random.default_rng(0).standard_normal((1, 16_000)).astype(np.float32) / 2000
-    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + VARIANCE_EPSILON)
-    actual = NormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
+    normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + SHERPA_EPS)
+    actual = SherpaNormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
     expected = trained_log_probs(trained.waveform, quiet, np.array([16_000])).log_probs
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-4)
 

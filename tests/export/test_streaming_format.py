@@ -3,13 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
+from sbkit.export.sherpa_format import write_sherpa
+from sbkit.export.traced import TrainedModel
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_report
 
@@ -52,3 +57,26 @@ def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
         StreamingRecognizer.load(make_bundle(tmp_path), runtime="onnx")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "match"),
+    [
+        ({}, r"3 \* \(n_mels \+ cnn_channels\) = 264 numbers, in a cache of .* = 112"),
+        ({"streaming": {"chunk_ms": 640, "left_ms": 1000}}, "but they are 1000 and 640"),
+    ],
+)
+def test_streaming_model_that_sherpa_onnx_cannot_hold_is_refused_before_it_is_written(
+    tmp_path: Path, knobs: dict[str, Any], match: str
+) -> None:
+    export_run(make_live_run(tmp_path / "run", **knobs), tmp_path / "bundle")
+    with pytest.raises(SbkitError, match=match):
+        write_sherpa(TrainedModel(load_bundle(tmp_path / "bundle")), tmp_path)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_model_with_features_that_sherpa_onnx_cannot_compute_is_refused(tmp_path: Path) -> None:
+    bundle = load_bundle(make_bundle(tmp_path))
+    bundle.model.network.encoder.modules["compute_features"] = nn.Identity()
+    with pytest.raises(SbkitError, match="this model has Identity. Leave the format out"):
+        write_sherpa(TrainedModel(bundle), tmp_path)

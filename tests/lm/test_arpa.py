@@ -91,18 +91,25 @@ def test_read_arpa_accepts_unk_in_capitals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("\\end\\", "", "is truncated"),
-        ("ngram 2=3", "ngram 2=4", "must hold 4 2-grams"),
-        ("ngram 2=3", "ngram 2=2", "must end with \\end\\ after 2 2-grams"),
-        ("ngram 1=5", "ngram 1=4", "continue with \\2-grams: after as many n-grams as it declares"),
-        ("\\1-grams:", "\\3-grams:", "before \\1-grams:"),
+        ("\\end\\", "", "it is truncated, expected \\end\\ after 3 2-grams"),
+        ("\\data\\", "data", "it has no \\data\\ line"),
+        ("ngram 1=5\nngram 2=3\n", "", "expected 'ngram 1=COUNT' in line 5, found '\\\\1-grams:'"),
+        ("ngram 1=5", "ngram 1=x4", "expected 'ngram 1=COUNT' in line 4, found 'ngram 1=x4'"),
+        ("ngram 2=3", "ngram 3=3", "expected 'ngram 2=COUNT' in line 5, found 'ngram 3=3'"),
+        ("ngram 2=3", "ngram 2=4", "expected one of 4 2-grams"),
+        ("ngram 2=3", "ngram 2=2", "expected \\end\\ after 2 2-grams in line 17"),
+        ("ngram 1=5", "ngram 1=4", "expected \\2-grams: after as many 1-grams as declared"),
+        ("\\1-grams:", "\\3-grams:", "expected \\1-grams: in line 7"),
         ("-0.5\ta", "nan\ta", "in line 10"),
-        ("-0.5\ta", "0.5\ta", "each a log10 probability"),
+        ("-0.5\ta", "0.5\ta", "(a log10 probability, 1 word and perhaps a back-off)"),
         ("-0.1\ta b", "-0.1\ta b a b", "2 words and perhaps a back-off"),
-        ("-0.125\tb </s>", "-0.125\ta b", "must contain each 2-gram once"),
-        ("-0.1\ta b", "-0.1\ta \x1b[2J", "every word as a unigram"),
-        ("-99\t<s>", "-99\tS", "must have <s> and </s> among its unigrams"),
-        ("-2\tb", "-2\t\udcff", "must be UTF-8"),
+        ("-0.125\tb </s>", "-0.125\ta b", "it lists some 2-grams more than once"),
+        ("-0.1\ta b", "-0.1\ta \x1b[2J", "only words that are listed as unigrams in line 15"),
+        ("-99\t<s>", "-99\tS", "<s> is missing from its unigrams"),
+        ("-1\t</s>", "-1\tS", "</s> is missing from its unigrams"),
+        ("-2\tb", "-2\ta", "expected 'a' only once among the unigrams in line 11"),
+        ("-2\tb", "-2\t<UNK>", "expected '<unk>' only once among the unigrams in line 12"),
+        ("-2\tb", "-2\t\udcff", "expected a word in UTF-8 in line 11"),
     ],
 )
 def test_read_arpa_refuses_a_damaged_file(
@@ -118,5 +125,5 @@ def test_read_arpa_refuses_a_damaged_file(
 
 def test_read_arpa_refuses_an_ngram_without_its_prefix(tmp_path: Path) -> None:
     text = (DATA / "tiny.arpa").read_text().replace("\told boat\t", "\tboat old\t", 1)
-    with pytest.raises(SbkitError, match="must contain the prefix of each 3-gram"):
+    with pytest.raises(SbkitError, match="some 3-grams begin with a 2-gram that it does not list"):
         read_arpa(written(tmp_path, text))

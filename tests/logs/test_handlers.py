@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.logs.handlers import TextLog, log_to_screen, quiet
-from sbkit.logs.progress import Progress
+from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures
 from tests import processes
 
@@ -75,7 +75,7 @@ def test_text_log_keeps_messages_progress_and_warnings(tmp_path: Path) -> None:
                 logger.info("dropped")
             logger.info("two\nlines \x1b[2J")
             warnings.warn("be careful", stacklevel=1)
-            Progress(total_epochs=3, total_steps=9).epoch(
+            TrainingProgress(total_epochs=3, total_steps=9).report_epoch(
                 EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
             )
         logger.info("after it")

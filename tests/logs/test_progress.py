@@ -8,7 +8,7 @@ import pytest
 
 from sbkit.logs.handlers import log_to_screen, quiet
 from sbkit.logs.metric import Metric
-from sbkit.logs.progress import Progress, progress_bar
+from sbkit.logs.progress import TrainingProgress, progress_bar
 from sbkit.logs.run_log import EpochFigures, StepFigures
 from tests.logs.terminal import Terminal
 
@@ -24,7 +24,7 @@ def show_an_epoch() -> None:
     There remain 20 s of training, 10 s of validation, and the end of the run.
     """
     seconds = itertools.count(step=10)
-    progress = Progress(
+    progress = TrainingProgress(
         total_epochs=2,
         total_steps=40,
         metrics={"CER": Metric(), "WER": Metric()},
@@ -32,11 +32,11 @@ def show_an_epoch() -> None:
     )
     for step in (10, 20):
         common: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
-        progress.step(StepFigures(**common, learning_rate=2e-3, data_wait_share=0.03))
+        progress.report_step(StepFigures(**common, learning_rate=2e-3, waiting=0.03))
     print("saved", flush=True)
     progress.pause()
     figures = EpochFigures(**common, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
-    progress.epoch(figures, ending=lambda validation: 4.5 * validation)
+    progress.report_epoch(figures, estimate_ending=lambda validation: 4.5 * validation)
     progress.close()
 
 
@@ -79,8 +79,8 @@ def test_progress_bar_logs_time_left_each_minute_without_terminal(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        "testing: 38% done, about 0:02:05 left",
-        "testing: 75% done, about 0:00:50 left",
+        "testing: 38 % done, about 0:02:05 left",
+        "testing: 75 % done, about 0:00:50 left",
     ]
 
 

@@ -114,7 +114,7 @@ def test_parts_of_both_libraries_train(family: Family, block: str, decoder_layer
         if decoder_layers:
             assert out.logits is not None and out.logits.shape == (2, 5, VOCABULARY.size)
             decoder_loss = attention_loss(out.logits, tokens, counts, VOCABULARY.eos, 0.1)
-            loss = loss.interpolate(decoder_loss, 0.5)
+            loss = loss.interpolate(decoder_loss, own_weight=0.5)
         optimizer.zero_grad()
         loss.sums.sum().backward()
         optimizer.step()

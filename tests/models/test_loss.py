@@ -86,6 +86,6 @@ def test_attention_loss_is_the_cross_entropy_of_tokens_and_end(smoothing: float)
 def test_interpolate_excludes_what_the_first_loss_excludes() -> None:
     impossible = Loss(torch.tensor([0.0, 4.0]), torch.tensor([0, 3]))
     decoder = Loss(torch.tensor([10.0, 20.0], requires_grad=True), torch.tensor([5, 3]))
-    mixture = impossible.interpolate(decoder, 0.5)
+    mixture = impossible.interpolate(decoder, own_weight=0.5)
     assert mixture.sums.tolist() == [0.0, 12.0]
     assert mixture.counts.tolist() == [0, 3]

@@ -200,7 +200,7 @@ def test_lengths_are_taken_from_a_list_or_a_numpy_attribute() -> None:
 
 
 def test_augmentation_that_takes_fractions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`wave_augment` must take lengths in samples"):
+    with pytest.raises(ConfigError, match="`wave_augment` is called with lengths in samples"):
         Augmentation(SimpleNamespace(wave_augment=Augmenter()), features=FeatureExtractor)
 
 

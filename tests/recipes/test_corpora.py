@@ -23,7 +23,7 @@ from recipes.OwnData import corpus as own_data
 from recipes.prepare import corpus_of
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
-from sbkit.data.cache import list_entries, remove
+from sbkit.data.cache import list_entries, remove_entry
 from sbkit.data.corpus import describe_corpus, splits_of
 from sbkit.data.manifest import Clip, Excluded, Manifest
 
@@ -283,7 +283,7 @@ def test_dataset_with_embedded_audio_is_read(
     assert not entry.is_orphan
     shutil.rmtree(source) if source.is_dir() else source.unlink()
     assert entry.is_orphan
-    assert remove(entry)
+    assert remove_entry(entry)
     assert not first[0].path.exists()
 
 

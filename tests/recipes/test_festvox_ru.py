@@ -15,7 +15,7 @@ from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from sbkit.base.errors import SbkitError
 from sbkit.data.debian_release import RELEASE_VERSION
 from sbkit.data.tables import TableOptions, read_release
-from sbkit.export.export import as_bundle
+from sbkit.export.export import exported_bundle
 from sbkit.runtime.synthesizer import Synthesizer
 from tests.runs import TINY, TINY_VOICE, train_here
 from tools import bench_times
@@ -175,6 +175,6 @@ def test_festvox_recognizer_trains_and_times_words(
 @pytest.mark.usefixtures("release")
 def test_festvox_voice_reads_cyrillic(tmp_path: Path) -> None:
     run = train("hparams/tts.yaml", *TINY_VOICE, folder=tmp_path)
-    with as_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
+    with exported_bundle(run) as folder, Synthesizer.load(folder, device="cpu") as voice:
         assert [note for note in voice.stream("2 лист").notes if "два" in note]
         assert voice.speak("2 лист").std() > 0

@@ -199,7 +199,7 @@ def test_doctor_lists_packages_and_what_each_format_runs_on(
     assert run(["doctor", str(bundle)]) == 0
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert report["torch"].startswith("2.")
-    assert report["CUDA with onnx"].startswith("no: there is no NVIDIA driver")
+    assert report["CUDA with onnx"].startswith("not usable, because there is no NVIDIA")
     assert report["onnxruntime's providers"] == f"{CUDA}, {CPU}"
     assert report[f"{bundle}, onnx int8"] == f"runs on onnx, cpu, int8 and fp32, 2 nodes on {CPU}"
     assert report[f"{bundle}, torch fp32"].startswith("runs on torch, ")
@@ -217,7 +217,9 @@ def test_transcribe_without_torch_names_onnx(bundle: Path) -> None:
     )
     words = [sys.executable, "-c", code, str(bundle)]
     process = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert "CUDA with torch: no: torch is not installed" in process.stdout, process.stderr
+    assert "CUDA with torch: not usable, because torch is not installed" in process.stdout, (
+        process.stderr
+    )
     assert (process.returncode, "Pass --runtime onnx" in process.stderr) == (2, True), (
         process.stderr
     )

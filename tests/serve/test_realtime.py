@@ -438,7 +438,7 @@ def test_fault_of_one_session_spares_the_others(
     if faulty == "model":
         sessions[1].pending[0] = 32_000
     else:
-        monkeypatch.setattr(sessions[1], "read", lambda _: 1 // 0)
+        monkeypatch.setattr(sessions[1], "decode_chunks", lambda _: 1 // 0)
 
     async def advance() -> list[Any]:
         batcher = SessionBatcher(lambda _: None)

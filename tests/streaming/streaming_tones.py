@@ -37,8 +37,9 @@ streaming_bundle = partial(tone_bundle, model_class=StreamingToneModel)
 
 
 def streaming_tones(
-    folder: Path, *, rules: EndpointRules | None = None, **options: Any
+    folder: Path, *, endpoint_rules: EndpointRules | None = None, **options: Any
 ) -> tuple[StreamingRecognizer, Tokenizer, ToneModel]:
     """Make a recognizer of tones, with the options of `tone_bundle`."""
     bundle, tokenizer, model = streaming_bundle(folder, token_order=3, **options)
-    return StreamingRecognizer(bundle=bundle, rules=rules), tokenizer, model
+    recognizer = StreamingRecognizer(bundle=bundle, endpoint_rules=endpoint_rules)
+    return recognizer, tokenizer, model

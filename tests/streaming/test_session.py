@@ -26,6 +26,7 @@ from sbkit.streaming.session import (
     Final,
     Partial,
     Session,
+    SessionBatchError,
     StreamingRecognizer,
     advance_batch,
     forward_batch,
@@ -150,7 +151,9 @@ class SpeechUntil(ScriptedSpeech):
 
 
 def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path, rules=EndpointRules(longest=1.5))
+    recognizer, tokenizer, _ = streaming_tones(
+        tmp_path, endpoint_rules=EndpointRules(max_utterance=1.5)
+    )
     events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
     assert [event.rule for event in events if isinstance(event, Endpoint)] == ["longest"]
     first, second = finals(events)
@@ -161,10 +164,10 @@ def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
 def test_session_events_have_times_of_the_stream(tmp_path: Path) -> None:
     """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames past its last token."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    aligner = replace(recognizer.decoder.aligner, offsets=WordOffsets(0.0, 9.0))
-    recognizer.decoder.aligner = aligner
+    aligner = replace(recognizer.ctc_decoder.aligner, offsets=WordOffsets(0.0, 9.0))
+    recognizer.ctc_decoder.aligner = aligner
     audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
-    session = Session(recognizer, start=10 * RATE)
+    session = Session(recognizer, offset=10 * RATE)
     events = [*session.push(np.concatenate(audio)), *session.finish()]
     assert [(type(event), event.seconds) for event in events] == [
         *((Partial, 10.64), (Partial, 11.28)),
@@ -203,12 +206,16 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert partials[0].plain().keys() == {"event", "seconds", "text", "stable"}
     session = Session(recognizer)
     session.feed(speak(tokenizer, "jumps over")[: CHUNK - 1])
-    assert not session.is_due
+    assert not session.has_work
     session.feed(silence(0.04)[:1])
-    assert session.is_due
-    assert [(event.text, event.stable) for event in session.read(forward_batch([session])[0])] == [
-        ("jumps", 0)
-    ]
+    assert session.has_work
+    events = advance_batch([session])[0]
+    assert [(event.text, event.stable) for event in events] == [("jumps", 0)]
+    assert not session.has_work
+    session.is_finished = True
+    assert session.has_work
+    session.finish()
+    assert not session.has_work and session.finish() == []
 
 
 @pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
@@ -250,12 +257,28 @@ def test_advance_batch_equals_single_sessions(tmp_path: Path) -> None:
     assert advance_batch([]) == []
 
 
+def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
+    sessions = [Session(recognizer) for _ in range(3)]
+    for session in sessions:
+        session.feed(speak(tokenizer, "the dog"))
+        session.is_finished = True
+    sessions[1].utterance.decoder_state = None
+    with pytest.raises(SessionBatchError, match="1 of 3 sessions failed") as failure:
+        advance_batch(sessions)
+    first, error, third = failure.value.results
+    assert isinstance(error, AttributeError)
+    for events in (first, third):
+        assert not isinstance(events, Exception)
+        assert [final.text for final in finals(events)] == ["the dog"]
+
+
 def test_session_expects_hotwords(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
-    decoder = recognizer.decoder.decoder
+    decoder = recognizer.ctc_decoder.decoder
     assert isinstance(decoder, BeamDecoder)
     biased = decoder.with_hotwords(["lazy fox"])
-    recognizer.decoder = ClipDecoder(biased, recognizer.decoder.aligner)
+    recognizer.ctc_decoder = ClipDecoder(biased, recognizer.ctc_decoder.aligner)
     events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
     assert finals(events)[0].text == "a lazy fox"
 

@@ -14,7 +14,7 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from recipes.prepare import RANGES, corpus_of, prepare_transcripts
+from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
@@ -113,5 +113,5 @@ ADVERSARIAL = Recipe(
     make_loaders=load,
     brain=AdversarialBrain,
     corpus=corpus_of,
-    ranges=RANGES,
+    ranges=COMMON_RANGES,
 )

@@ -48,7 +48,7 @@ def test_run_shows_progress_of_every_phase(
     epochs = "--number_of_epochs=2"
     assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
     out = capsys.readouterr().out
-    ends = [line.partition(": 100% done, about 0:00:00 left") for line in out.splitlines()]
+    ends = [line.partition(": 100 % done, about 0:00:00 left") for line in out.splitlines()]
     assert list(dict.fromkeys(title for title, end, _ in ends if end)) == [
         *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
         *("measuring features", "validating", "averaging checkpoints"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.logs.progress import Progress
+from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
 from sbkit.train.metrics import (
@@ -79,7 +79,7 @@ def test_empty_totals_have_no_loss_and_no_speed() -> None:
 def opened(
     folder: Path | None, *, resume_step: int = 0, before_validation: bool = False
 ) -> TrainingMetrics:
-    metrics, progress = TrainingMetrics(CPU), Progress(total_epochs=2, total_steps=20)
+    metrics, progress = TrainingMetrics(CPU), TrainingProgress(total_epochs=2, total_steps=20)
     metrics.open(folder, progress, resume_step=resume_step, before_validation=before_validation)
     return metrics
 

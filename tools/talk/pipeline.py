@@ -272,7 +272,7 @@ class Pipeline:
             events += self._session.push(block.samples)
         if block is None or block.is_end:
             events += self._session.finish()
-            self._session = Session(self._recognizer, start=self._received)
+            self._session = Session(self._recognizer, offset=self._received)
         for event in events:
             with self._changed:
                 if isinstance(event, Partial | Final):  # new speech

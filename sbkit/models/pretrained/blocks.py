@@ -36,8 +36,8 @@ def layer_norm(config: Config) -> nn.LayerNorm:
 class Body(nn.Module):
     """An encoder without its front-end, with the tensor names of its file.
 
-    `PretrainedEncoder` calls `project`, `begin`, each of `layers` with (x, mask, positions), and
-    `finish`.
+    `PretrainedEncoder` calls `project`, `embed_positions`, each of `layers` with
+    (x, mask, positions), and `normalize_output`.
     """
 
     encoder: Any
@@ -51,7 +51,7 @@ class Body(nn.Module):
         """Project features, before they are masked: (B, U, C) -> (B, U, D)."""
         return self.feature_projection(x)
 
-    def finish(self, x: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor) -> Tensor:
         return x
 
 

@@ -46,7 +46,7 @@ class ConformerLayer(nn.Module):
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        """Apply the parts: (B, U, D), (B, U), positions from `begin` of the body -> (B, U, D)."""
+        """Apply the parts: (B, U, D), (B, U), the body's `embed_positions` -> (B, U, D)."""
         parts = [getattr(self, name) for name in self.names]
         norm1, feed1, norm2, attention, norm3, convolution, norm4, feed2, last_norm = parts
         x = self.dropout.add(x, feed1(norm1(x)), 0.5)
@@ -140,7 +140,7 @@ class W2vBert(Body):
             for _ in range(config["num_hidden_layers"])
         )
 
-    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_positions(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return x, and the embedding row of each distance: -> (B, U, D), (2U,)."""
         ahead = (-distances(x.shape[1], x.device)).clamp(self.min_distance, self.max_distance)
         return self.dropout(x), ahead - self.min_distance
@@ -244,13 +244,13 @@ class FastConformer(nn.Module):
         """Scale frames; the front-end has projected them: (B, U, D) -> (B, U, D)."""
         return x * self.scale
 
-    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def embed_positions(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return x, and sinusoids of each distance: -> (B, U, D), (2U, D)."""
         positions = distances(x.shape[1], x.device).unsqueeze(1)
         angles = positions * frequencies(x.shape[2], x.device)
         return self.dropout(x), torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
-    def finish(self, x: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor) -> Tensor:
         return x
 
 

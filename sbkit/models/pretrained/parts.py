@@ -158,7 +158,7 @@ class PretrainedEncoder(nn.Module):
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
         middle, states = self._encoded(x, lengths)
-        return self.body.finish(middle), states
+        return self.body.normalize_output(middle), states
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after the intermediate layer, before the norm, and the final states."""
@@ -170,9 +170,9 @@ class PretrainedEncoder(nn.Module):
             if index == self.intermediate_layer:
                 middle = last
             if shares is not None:
-                weighted = shares[index] * self.body.finish(last)
+                weighted = shares[index] * self.body.normalize_output(last)
                 weighted_sum = weighted if weighted_sum is None else weighted_sum + weighted
-        return middle, self.body.finish(last) if weighted_sum is None else weighted_sum
+        return middle, self.body.normalize_output(last) if weighted_sum is None else weighted_sum
 
     def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Yield the input of the first layer, and the output of each."""
@@ -183,7 +183,7 @@ class PretrainedEncoder(nn.Module):
             x = mask_spans(
                 x, lengths, frames=self.frame_masks, channels=self.channel_masks, vector=vector
             )
-        x, positions = self.body.begin(x, mask)
+        x, positions = self.body.embed_positions(x, mask)
         yield x
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         skipped = [False] * len(self.body.layers)

@@ -1,7 +1,7 @@
 """wav2vec 2.0, HuBERT and WavLM, with the tensor names of their files.
 
-Legend: B utterances, S samples, T frames of a convolution, U frames of 20 ms, C channels, D width,
-H heads.
+Legend: B utterances, S samples, T frames of a convolution, K samples of its window, U frames of
+20 ms, C channels, D width, H heads. A mask (B, U) is true within utterances.
 
 Sources: Baevski et al. 2020 (wav2vec 2.0), Hsu et al. 2021 (HuBERT), Chen et al. 2022 (WavLM: a
 bias of attention by relative position, gated by the query). XLS-R and MMS are wav2vec 2.0.
@@ -50,7 +50,7 @@ class ConvEncoder(nn.Module):
             self.min_samples = (self.min_samples - 1) * stride + kernel
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve; audio too short for a frame returns length 0 and one frame of padding."""
+        """Convolve; of audio too short for one frame, return a frame of padding and length 0."""
         if x.shape[1] < self.min_samples:
             x = pad(x, (0, 0, 0, self.min_samples - x.shape[1]))
         for layer in self.conv_layers:
@@ -98,9 +98,9 @@ class ConvLayer(nn.Module):
         """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).
 
         PyTorch's group norm includes the padding (fairseq issue #3227). A convolution is linear, so
-        the mean and variance of its output follow from the mean and covariance of the K samples of
-        a window. They are folded into the weights, so (B, T, C) is written once. They are computed
-        in float64, because the variance may be a small difference.
+        the mean and variance of its output follow from the mean and covariance of its windows.
+        Scaling the weights by them normalizes the output, so (B, T, C) is written only once. The
+        statistics are computed in float64, because the variance may be a small difference.
         """
         windows = audio.unfold(1, self.conv.kernel_size[0], self.conv.stride[0])  # (B, T, K)
         mask = length_mask(lengths, windows.shape[1], audio.device).unsqueeze(-1)
@@ -112,7 +112,7 @@ class ConvLayer(nn.Module):
         weight = self.conv.weight.squeeze(1).to(dtype)  # (C, K)
         # The bias cancels, but DDP waits for its gradient, which is then zero.
         bias = 0.0 if self.conv.bias is None else self.conv.bias.unsqueeze(1)
-        # Weights on the left, since onnxruntime would quantize those on the right to int8.
+        # The weights are the left factor: onnxruntime would quantize a right factor to int8.
         variance = (weight @ covariance * weight).sum(2, keepdim=True)  # (B, C, 1)
         scale = norm.weight.unsqueeze(1) * (variance + norm.eps).rsqrt()
         shift = norm.bias.unsqueeze(1) + scale * (bias - (weight @ mean.mT + bias))
@@ -121,7 +121,7 @@ class ConvLayer(nn.Module):
 
 
 class Wav2Vec2(Body):
-    """Attention blocks over features, whose positions come from a convolution."""
+    """Attention blocks over features. A convolution adds the positions to the features."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -134,13 +134,13 @@ class Wav2Vec2(Body):
         self.encoder.layers = nn.ModuleList(
             Block(config) for _ in range(config["num_hidden_layers"])
         )
-        if config["model_type"] == "wavlm":  # for all layers; the files store it in the first
+        if config["model_type"] == "wavlm":  # all layers share it; the files store it in the first
             self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
 
-    def begin(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add positions, and return WavLM's attention bias: (B, U, D), (B, U) -> same, (H, U, U).
+    def embed_positions(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Add positions to x, and compute the attention bias of WavLM, None for other encoders.
 
-        The convolution sees zeros in the padding.
+        (B, U, D), mask (B, U) -> (B, U, D), (H, U, U). The convolution sees zeros in the padding.
         """
         x = x * mask.unsqueeze(-1)
         x = x + self.encoder.pos_conv_embed(x)
@@ -149,7 +149,7 @@ class Wav2Vec2(Body):
         x = x if self.norm_first else self.encoder.layer_norm(x)
         return self.encoder.dropout(x), position_bias
 
-    def finish(self, x: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor) -> Tensor:
         """Normalize the output if the blocks do not: (B, U, D) -> (B, U, D)."""
         return self.encoder.layer_norm(x) if self.norm_first else x
 
@@ -172,7 +172,7 @@ class PositionalConv(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, feed-forward: (B, U, D), (B, U) -> (B, U, D)."""
+    """Attention and a feed-forward module: (B, U, D), mask (B, U) -> (B, U, D)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -203,7 +203,10 @@ class GatedAttention(Attention):
     def add_positions(
         self, query: Tensor, x: Tensor, position_bias: Tensor | None
     ) -> PositionedQuery:
-        """Scale the shared bias: (B, U, D), (H, U, U) -> (B, H, U, U)."""
+        """Return the query, and the shared bias scaled by gates: (H, U, U) -> (B, H, U, U).
+
+        The gates are computed from x, (B, U, D).
+        """
         assert position_bias is not None
         heads = x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (B, H, U, D/H)
         gates = self.gru_rel_pos_linear(heads).unflatten(-1, (2, 4)).sum(-1).sigmoid()
@@ -226,9 +229,13 @@ class RelativePositions(nn.Embedding):
     def forward(self, frames: int) -> Tensor:  # type: ignore[override]
         positions = torch.arange(frames, device=self.weight.device)
         offset = positions.unsqueeze(0) - positions.unsqueeze(1)  # (U, U), from query to key
-        distance, buckets = offset.abs(), self.num_embeddings // 2
-        exact = buckets // 2  # distances with a bucket of their own
-        growth = (distance.clamp(min=exact) / exact).log() / math.log(self.max_distance / exact)
-        range_bucket = (exact + growth * (buckets - exact)).long().clamp(max=buckets - 1)
-        bucket = torch.where(distance < exact, distance, range_bucket) + (offset > 0) * buckets
+        distance = offset.abs()
+        num_side_buckets = self.num_embeddings // 2  # for frames to the left, and to the right
+        num_exact = num_side_buckets // 2  # distances with a bucket of their own
+        log_range = math.log(self.max_distance / num_exact)
+        growth = (distance.clamp(min=num_exact) / num_exact).log() / log_range
+        range_bucket = (num_exact + growth * (num_side_buckets - num_exact)).long()
+        range_bucket = range_bucket.clamp(max=num_side_buckets - 1)
+        side_bucket = torch.where(distance < num_exact, distance, range_bucket)
+        bucket = side_bucket + (offset > 0) * num_side_buckets
         return super().forward(bucket).permute(2, 0, 1)

@@ -109,9 +109,9 @@ def test_layers_are_the_first_ones_or_a_weighted_sum_of_all() -> None:
     x, lengths = torch.randn(1, 9, 16), torch.tensor([9])
     body = whole[1].body
     mask = torch.ones(1, 9, dtype=torch.bool)
-    h, _ = body.begin(body.project(x), mask)
+    h, _ = body.embed_positions(body.project(x), mask)
     states = [h] + [h := layer(h, mask, None) for layer in body.layers]
-    finished = [body.finish(layer_states) for layer_states in states]
+    finished = [body.normalize_output(layer_states) for layer_states in states]
     shares = weighted[1].layer_weights.softmax(0)
     assert len(two[1].body.layers) == 2
     expected = {
