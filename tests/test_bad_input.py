@@ -206,7 +206,7 @@ def test_run_without_complete_checkpoint_is_left_unchanged(
 
 
 def test_folder_without_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="is no run folder: it has no hyperparams.yaml"):
+    with pytest.raises(SbkitError, match="is not a run folder, because it has no hyperparams.yaml"):
         sbkit(["export", str(tmp_path), "--out", str(tmp_path / "bundle")])
     with pytest.raises(SbkitError, match="is not a bundle: it has no config.json"):
         sbkit(["transcribe", str(tmp_path), "talk.wav"])

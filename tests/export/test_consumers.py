@@ -29,7 +29,7 @@ from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
 from tests.runtime.bundles import ROOT, parity_report
 from tools import bench_transcribe
-from tools.bench_transcribe import BASE, SIDES
+from tools.bench_transcribe import SPEECHBRAIN, SIDES
 
 pytestmark = pytest.mark.slow
 FORMATS = [name for name in WRITERS if name != HUGGINGFACE]
@@ -129,7 +129,7 @@ def test_bench_transcribe_times_its_sides_in_turns(
     exported: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each side is a process of its own."""
-    sides = ("torch", BASE)
+    sides = ("torch", SPEECHBRAIN)
     monkeypatch.setattr(bench_transcribe, "SIDES", sides)
     monkeypatch.setattr(sys, "argv", ["bench", str(exported), str(data), "--rounds=1"])
     bench_transcribe.main()

@@ -32,7 +32,7 @@ def show_an_epoch() -> None:
     )
     for step in (10, 20):
         common: dict[str, Any] = {"epoch": 1, "step": step, "loss": 1.234, "rtfx": 250.0}
-        progress.report_step(StepFigures(**common, learning_rate=2e-3, waiting=0.03))
+        progress.report_step(StepFigures(**common, learning_rate=2e-3, data_wait_share=0.03))
     print("saved", flush=True)
     progress.pause()
     figures = EpochFigures(**common, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
