@@ -30,7 +30,7 @@ SITE_PACKAGES = (
 
 
 def is_first_rank() -> bool:
-    """Return whether this process may print and write, as rank 0 of torchrun or without torchrun."""
+    """Return whether this process may print and write: rank 0, or a process without torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
