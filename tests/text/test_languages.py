@@ -30,7 +30,8 @@ def test_unknown_tag_is_refused_with_advice(value: object, advice: str) -> None:
 
 
 def test_language_tags_of_one_and_several_languages() -> None:
-    assert language_tags(["en", "es", "en"]) == ("en", "es")
+    assert language_tags(["en", "es", "en", "EN"]) == ("en", "es")
     assert (spoken_language(["en", "es"]), spoken_language(["en"])) == ("", "en")
+    assert spoken_language(["de", "de-AT"]) == "de"
     with pytest.raises(SbkitError, match="empty list"):
         language_tags([])
