@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -35,10 +35,10 @@ CLIP_SECONDS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30)
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """The shapes that batches of clips may have: those of a closed table, or by default any.
+    """The shapes that batches of clips may have: any shape, or only those of a closed table.
 
-    A new shape costs time and memory: torch generates kernels for it, and oneDNN and cuDNN choose
-    theirs. A server warms up a closed table of shapes and uses no other.
+    The first batch of a shape costs time and memory: torch generates kernels for it, and oneDNN and
+    cuDNN choose theirs. So a server warms up a closed table of shapes, and uses no others.
 
     >>> shapes = Shapes(max_samples=600, clips=(1, 2, 4), lengths=(100, 200))
     >>> list(shapes.batches([90, 150, 80, 70, 160]))
@@ -72,20 +72,25 @@ class Shapes:
         ]
 
     def batches(self, lengths: Sequence[int], *, min_batches: int = 1) -> Iterator[list[int]]:
-        """Yield the indices of clips of these lengths in batches, the shortest clips first.
+        """Group clips by their lengths; yield the indices of each batch, the shortest clips first.
 
         The clips of a batch are padded to the same length of the table; without a table, their
         lengths differ by a factor of at most 2. No silent row is added: seven clips become batches
-        of four, two and one. There are at least ``min_batches`` batches if there are as many clips.
+        of four, two and one.
+
+        min_batches: a batch of several clips has at most this fraction of the audio, so that as
+            many batches can run in parallel. One long clip may still leave fewer batches.
         """
         padded = [round_up(length, self.lengths) for length in lengths]
         max_samples = min(self.max_samples, sum(padded) // min_batches)
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         while order:
-            longest = padded[order[0]] * (1 if self.lengths else 2)
+            max_padded = padded[order[0]]
+            if not self.lengths:
+                max_padded *= 2
             count = 1
             for index in order[1:]:
-                if padded[index] > longest or padded[index] * (count + 1) > max_samples:
+                if padded[index] > max_padded or padded[index] * (count + 1) > max_samples:
                     break
                 count += 1
             if self.clips:
@@ -104,7 +109,7 @@ def pad_clips(
 ) -> tuple[Float32s, Counts]:
     """Pad clips (S,) with zeros to a batch in the scale of int16: -> (B, samples), (B,).
 
-    num_rows: B, if it is larger than the number of clips: silent rows of full length are added.
+    num_rows: B, by default the number of clips. Rows after the clips are silent, of full length.
     """
     audio = np.zeros((num_rows or len(clips), samples), np.float32)
     lengths = np.full(len(audio), samples, np.int64)
@@ -116,37 +121,38 @@ def pad_clips(
 
 def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
     """Return ``effective``; raises DeviceError if the model does not run as requested."""
-    precisions = [effective.precision]
-    if precision != "fp32":  # features may stay in fp32
-        precisions = effective.precision.split(" and ")
-    for option, requested, actual, accepted in (
-        ("device", device, effective.device, [effective.device]),
-        ("precision", precision, effective.precision, precisions),
-    ):
-        if requested not in accepted:
-            raise DeviceError(
-                f"`--{option} {requested}` was requested, but the model runs with {actual}. To see "
-                "what can be used: sbkit doctor"
-            )
+    if device != effective.device:
+        raise DeviceError(
+            f"`--device {device}` was requested, but the model runs on {effective.device}. `sbkit "
+            "doctor` lists the devices that can be used."
+        )
+    accepted = [precision]
+    if precision != "fp32":
+        accepted.append(f"{precision} and fp32")  # some parts, such as features, may stay in fp32
+    if effective.precision not in accepted:
+        raise DeviceError(
+            f"`--precision {precision}` was requested, but the model runs with "
+            f"{effective.precision}. `sbkit doctor` lists the precisions that can be used."
+        )
     return effective
 
 
 class ModelThread:
-    """A model in a thread of its own, which any thread may call."""
+    """Run a model in a thread of its own; any thread may call the methods."""
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
-        """Start the thread, and make the model in it; raises as ``make`` does."""
-        self._local = threading.local()  # so that the model ends with its thread
+        """Start the thread, and make the model in it; raises what ``make`` raises."""
+        self._local = threading.local()  # holds the model, and frees it when the thread ends
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
-            self.effective = self._executor.submit(self._keep, make).result()
+            self.effective = self._executor.submit(self._load_model, make).result()
         except BaseException:
             self.close()
             raise
 
-    def _keep(self, make: Callable[[], LoadedModel]) -> Effective:
-        self._local.model = model = make()
-        effective: Effective = model.effective
+    def _load_model(self, make: Callable[[], LoadedModel]) -> Effective:
+        self._local.model = make()
+        effective: Effective = self._local.model.effective
         return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
@@ -177,7 +183,7 @@ class ModelThread:
 
         The batches run in parallel if the device allows it.
 
-        on_batch: called with the number of clips of each batch, and the samples of a padded clip.
+        on_batch: called for each batch with its number of clips and the samples of a padded clip.
         """
         lengths = [len(clip) for clip in clips]
         batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
@@ -185,8 +191,10 @@ class ModelThread:
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
         for batch in batches:
             on_batch(len(batch), round_up(lengths[batch[-1]], shapes.lengths))
-        encoded = dict(zip(chain(*batches), chain(*outputs), strict=True))
-        return [encoded[index] for index in range(len(clips))]
+        output_of_clip: dict[int, Encoded] = {}
+        for batch, batch_outputs in zip(batches, outputs, strict=True):
+            output_of_clip.update(zip(batch, batch_outputs, strict=True))
+        return [output_of_clip[index] for index in range(len(clips))]
 
     def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
         return self.call(lambda model: model.decoder_log_probs(states, tokens))
@@ -194,8 +202,11 @@ class ModelThread:
     @property
     def chunks(self) -> ChunkSizes | None:
         """The sizes of the model's chunks; None if it only takes whole clips."""
-        sizes: ChunkSizes | None = self.call(lambda m: m.streaming and m.streaming.chunks)
-        return sizes
+
+        def read_sizes(model: LoadedModel) -> ChunkSizes | None:
+            return None if model.streaming is None else model.streaming.chunks
+
+        return self.call(read_sizes)
 
     def start(self) -> ModelState:
         return self.call(lambda model: model.streaming.start())
@@ -243,13 +254,13 @@ def run_batches(
 
 @contextmanager
 def naming_audio(audio: object) -> Iterator[None]:
-    """Turn any error of a model but an SbkitError into a BundleError that names the audio."""
+    """Raise a BundleError that names the audio for any error of a model, except an SbkitError."""
     try:
         yield
     except SbkitError:
         raise
     except Exception as error:  # the user's parts of a bundle may raise anything
         raise BundleError(
-            f"The model raised {type(error).__name__} with {audio}: {str(error)[:200]}. The parts "
+            f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}. The parts "
             "of its bundle may not fit each other: export it again, or try a shorter file."
         ) from error

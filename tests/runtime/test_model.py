@@ -72,7 +72,7 @@ def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
 def test_require_effective_refuses_another_device_or_precision(device: str, precision: str) -> None:
     effective = Effective(runtime="torch", device="cpu", precision="fp32")
-    with pytest.raises(SbkitError, match="was requested, but the model runs with cpu|fp32"):
+    with pytest.raises(SbkitError, match="was requested, but the model runs (on cpu|with fp32)"):
         require_effective(effective, device=device, precision=precision)
     assert require_effective(effective, device="cpu", precision="fp32") == effective
     mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")

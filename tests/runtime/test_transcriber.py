@@ -162,7 +162,7 @@ def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     model.__class__ = FailingModel
     soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
-    says = f"The model raised RuntimeError with {tmp_path / 'loud.wav'}: too loud"
+    says = f"The model raised RuntimeError for {tmp_path / 'loud.wav'}: too loud"
     with pytest.raises(SbkitError, match=says):
         transcriber.transcribe(tmp_path / "loud.wav")
 
