@@ -32,7 +32,7 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
-from sbkit.text.languages import primary
+from sbkit.text.languages import primary_language
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
@@ -144,9 +144,9 @@ class Models:
         language is und (undetermined) accepts all languages.
         """
         recognizer = self.pick(Recognizer, name)
-        model_language = primary(recognizer.language or "und")
+        model_language = primary_language(recognizer.language or "und")
         tags = [str(language) for language in languages if language]
-        if tags and model_language not in ("und", *map(primary, tags)):
+        if tags and model_language not in ("und", *map(primary_language, tags)):
             raise wrong_field("language", f"{model_language}, the model's", listed(tags))
         return recognizer
 

@@ -56,7 +56,7 @@ def check_language(value: object) -> str:
             "`language` must be a tag such as de or sv-SE, but is false: YAML reads an unquoted no "
             'as false. For Norwegian write language: "no", or nb-NO or nn-NO.'
         )
-    code = primary(str(value))
+    code = primary_language(str(value))
     if not _TAG.fullmatch(str(value)) or (len(code) == 2 and code not in TWO_LETTER_CODES):
         raise ConfigError(
             "`language` must be the tag of a known language, such as de, sv-SE or zh-CN, but is "
@@ -83,16 +83,16 @@ def language_tags(value: object) -> tuple[str, ...]:
     return tuple(tags.values())
 
 
-def spoken_language(value: object) -> str:
+def single_language_tag(value: object) -> str:
     """Return the first tag of the key ``language``, or "" if its tags are of several languages.
 
     Regions do not count: de and de-AT are one language.
     """
     tags = language_tags(value)
-    languages = {primary(tag) for tag in tags}
+    languages = {primary_language(tag) for tag in tags}
     return tags[0] if len(languages) == 1 else ""
 
 
-def primary(tag: str) -> str:
+def primary_language(tag: str) -> str:
     """Return the language of a tag without its script and region: ``sv`` for ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()
