@@ -19,7 +19,7 @@ from sbkit.runtime.model import Shapes, require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.api import Model, Models
+from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import Service
 from sbkit.serve.middleware import Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer, Workers
@@ -52,7 +52,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         _require_keys(listening, options)
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
-        models: list[Model] = []
+        models: list[ServedModel] = []
         detector = open_detector(options)
         for name, folder in zip(names, folders, strict=True):
             engine = _open(folder, options, limits, detector, workers, metrics)
@@ -61,11 +61,11 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
             created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
-            models.append(Model(name=name, engine=engine, created=created, readme=card))
+            models.append(ServedModel(name=name, engine=engine, created=created, readme=card))
         kinds = {type(model.engine) for model in models}
         aliases = {kind: options.alias or ALIASES[kind] for kind in ALIASES if kind in kinds}
         service = Service(
-            models=Models(models=models, aliases=aliases),
+            models=ServedModels(models=models, aliases=aliases),
             limits=limits,
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
             state=state,

@@ -89,7 +89,7 @@ Engine = TypeVar("Engine", bound=Recognizer | Voice)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ServedModel:
     """A served bundle."""
 
     name: str  # of the bundle's folder
@@ -99,13 +99,13 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Models:
+class ServedModels:
     """All served bundles.
 
     aliases: further names for the first bundle of each class of engine.
     """
 
-    models: Sequence[Model]
+    models: Sequence[ServedModel]
     aliases: Mapping[type, Sequence[str]]
 
     @property
@@ -194,7 +194,7 @@ class TranscriptionRequest:
     is_streamed: bool  # whether to send the text as events
 
     @classmethod
-    def parse(cls, form: FormData, models: Models) -> Self:
+    def parse(cls, form: FormData, models: ServedModels) -> Self:
         """Read a form; raises ApiError if the API or the model does not allow a field."""
         file = form.get("file")
         if not isinstance(file, UploadFile):
@@ -238,7 +238,7 @@ class SpeechRequest:
     is_streamed: bool  # whether to send the audio as events
 
     @classmethod
-    def parse(cls, content: bytes, models: Models) -> Self:
+    def parse(cls, content: bytes, models: ServedModels) -> Self:
         """Read JSON; raises ApiError if the API or the model does not allow a field."""
         body = parse_object(content)
         if body is None:
@@ -275,7 +275,9 @@ class SessionOptions:
     silence_seconds: float | None  # silence that ends a turn; None if only the client ends turns
 
     @classmethod
-    def parse(cls, audio_input: Mapping[str, Json], models: Models, default_model: str) -> Self:
+    def parse(
+        cls, audio_input: Mapping[str, Json], models: ServedModels, default_model: str
+    ) -> Self:
         """Read ``audio.input``; raises ApiError if the API or the model does not allow a field.
 
         default_model: the model that the client named when it connected.

@@ -26,7 +26,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import (
-    Models,
+    ServedModels,
     SessionOptions,
     as_logged_error,
     parse_object,
@@ -134,7 +134,13 @@ class RealtimeSession:
     """A client's session; times are in seconds from its first sample."""
 
     def __init__(
-        self, socket: WebSocket, *, models: Models, limits: Limits, state: State, metrics: Metrics
+        self,
+        socket: WebSocket,
+        *,
+        models: ServedModels,
+        limits: Limits,
+        state: State,
+        metrics: Metrics,
     ) -> None:
         """Take a WebSocket that is not yet accepted."""
         self._socket, self._models, self._limits = socket, models, limits
