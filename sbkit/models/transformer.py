@@ -76,20 +76,10 @@ class Transformer(nn.Module):
             raise ConfigError(
                 f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}."
             )
-        if d_model % (2 * nhead) != 0:
-            raise ConfigError(
-                "`d_model` must be a multiple of twice `nhead`, because rotary positions turn "
-                f"pairs of a head's channels, but `d_model` is {d_model} and `nhead` is {nhead}."
-            )
-        is_conformer = encoder_module == "conformer"
-        if is_conformer and kernel_size % 2 == 0:
-            raise ConfigError(
-                "`kernel_size` must be odd, so that the convolution sees as many frames on each "
-                f"side, but is {kernel_size}."
-            )
+        _check_sizes(d_model=d_model, nhead=nhead, kernel_size=kernel_size)
         self.d_model = d_model
         self.nhead = nhead
-        self.conv_context = kernel_size // 2 if is_conformer else 0
+        self.conv_context = kernel_size // 2 if encoder_module == "conformer" else 0
         self.gradient_checkpointing = gradient_checkpointing
         self.streaming = None if streaming is None else StreamingConfig.parse(streaming)
         self.dropout = Dropout(dropout)
@@ -193,6 +183,19 @@ class Transformer(nn.Module):
         for block in self.decoder:
             x = block(x, states, mask)
         return self.decoder_norm(x)
+
+
+def _check_sizes(*, d_model: int, nhead: int, kernel_size: int) -> None:
+    if d_model % (2 * nhead) != 0:
+        raise ConfigError(
+            "`d_model` must be a multiple of twice `nhead`, because rotary positions turn pairs of "
+            f"a head's channels, but `d_model` is {d_model} and `nhead` is {nhead}."
+        )
+    if kernel_size % 2 == 0:
+        raise ConfigError(
+            "`kernel_size` must be odd, so that the convolution sees as many frames on each side, "
+            f"but is {kernel_size}."
+        )
 
 
 class ConformerBlock(nn.Module):
