@@ -15,7 +15,8 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import open_detector, recognizer_options
-from sbkit.runtime.model import Shapes, require_effective
+from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.model_thread import require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
@@ -108,7 +109,7 @@ def _open(
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
         bundle,
-        shapes=Shapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
+        shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,
         max_seconds=limits.max_seconds,
         detector=detector,

@@ -36,7 +36,8 @@ from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.decoder import DecoderInput, Recognized
-from sbkit.runtime.model import Shapes, naming_audio
+from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.normalization import join_segments
@@ -258,7 +259,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             detector.require_rate(self._rate)
         max_samples = seconds_to_samples(default_batch_seconds(self.effective), self._rate)
         self._encode = encode or partial(
-            self._thread.encode_by_length, shapes=Shapes(max_samples=max_samples)
+            self._thread.encode_by_length, shapes=BatchShapes(max_samples=max_samples)
         )
 
     @classmethod
@@ -398,7 +399,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         cut: frames of the first segment that belong to the previous one.
         """
         segments = [item.segment for item in pool if isinstance(item.segment, Segment)]
-        with naming_audio(listed(dict.fromkeys(item.name or "an array" for item in pool))):
+        with model_errors_as_bundle_errors(
+            listed(dict.fromkeys(item.name or "an array" for item in pool))
+        ):
             encoded = iter(self._encode([segment.samples for segment in segments]))
         inputs: list[DecoderInput] = []
         for item in pool:

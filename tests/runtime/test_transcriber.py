@@ -129,7 +129,7 @@ def test_transcript_last_word_may_end_after_the_last_whole_frame(tmp_path: Path)
 def test_transcriber_batches_similar_lengths_across_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 2)
+    monkeypatch.setattr("sbkit.runtime.model_thread.usable_cores", lambda: 2)
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
     transcripts = transcriber.transcribe_batch([speak(tokenizer, text) for text in texts], RATE)
@@ -143,7 +143,7 @@ def test_transcriber_batches_similar_lengths_across_sources(
 def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 64)
+    monkeypatch.setattr("sbkit.runtime.model_thread.usable_cores", lambda: 64)
     bundle, tokenizer, model = tone_bundle(tmp_path)
     bundle.model.effective = replace(bundle.model.effective, device="cuda:0")
     transcriber = Transcriber(bundle=bundle)

@@ -22,7 +22,7 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.model import Shapes
+from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import ServedModel, ServedModels
@@ -34,7 +34,9 @@ from sbkit.serve.tts import Voice
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
-SHAPES = Shapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
+SHAPES = BatchShapes.table(
+    RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0)
+)
 Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 

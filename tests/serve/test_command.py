@@ -26,7 +26,7 @@ from sbkit.base.errors import INTERRUPTED, SbkitError
 from sbkit.bundle.bundle import BundleContents, read_bundle
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.runtime.transcriber import Transcriber

@@ -1,122 +1,31 @@
-"""The thread that runs a bundle's model, and batches of clips of similar length.
+"""The thread that runs a bundle's model.
 
 Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
 (pytorch #123177). So one thread makes the model and runs it. On the CPU this thread hands batches
 to other threads, which run in parallel, and waits for them.
 
-Legend: B clips, S samples, U frames of 40 ms, V tokens or labels, D model width.
+Legend: S samples.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.base.arrays import Counts, Float32s, Float64s, LogProbs
+from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import BundleError, DeviceError, SbkitError
 from sbkit.base.machine import usable_cores
-from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
+from sbkit.runtime.batch_shapes import BatchShapes, round_up
 
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
 Result = TypeVar("Result")
-
-BATCH_CLIPS = (1, 2, 4, 8, 16, 32, 64)
-CLIP_SECONDS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shapes:
-    """The shapes that batches of clips may have: any shape, or only those of a closed table.
-
-    The first batch of a shape costs time and memory: torch generates kernels for it, and oneDNN and
-    cuDNN choose theirs. So a server warms up a closed table of shapes, and uses no others.
-
-    >>> shapes = Shapes(max_samples=600, clips=(1, 2, 4), lengths=(100, 200))
-    >>> list(shapes.batches([90, 150, 80, 70, 160]))
-    [[3, 2], [0], [1, 4]]
-    """
-
-    max_samples: int  # of padded audio in a batch of several clips
-    clips: tuple[int, ...] = ()  # the numbers of clips that a batch may have, ascending from 1
-    lengths: tuple[int, ...] = ()  # the samples that clips are padded to, ascending
-
-    @classmethod
-    def table(
-        cls,
-        sample_rate: int,
-        *,
-        batch_seconds: float,
-        clips: Sequence[int] = BATCH_CLIPS,
-        seconds: Sequence[float] = CLIP_SECONDS,
-    ) -> Self:
-        """Make a closed table for a sample rate."""
-        max_samples = seconds_to_samples(batch_seconds, sample_rate)
-        lengths = tuple(seconds_to_samples(length, sample_rate) for length in sorted(seconds))
-        return cls(max_samples=max_samples, clips=tuple(sorted(clips)), lengths=lengths)
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """List all shapes (B, S) of a closed table."""
-        return [
-            (clips, samples)
-            for samples, clips in product(self.lengths, self.clips)
-            if clips == 1 or clips * samples <= self.max_samples
-        ]
-
-    def batches(self, lengths: Sequence[int], *, min_batches: int = 1) -> Iterator[list[int]]:
-        """Group clips by their lengths; yield the indices of each batch, the shortest clips first.
-
-        The clips of a batch are padded to the same length of the table; without a table, their
-        lengths differ by a factor of at most 2. No silent row is added: seven clips become batches
-        of four, two and one.
-
-        min_batches: a batch of several clips has at most this fraction of the audio, so that as
-            many batches can run in parallel. One long clip may still leave fewer batches.
-        """
-        padded = [round_up(length, self.lengths) for length in lengths]
-        max_samples = min(self.max_samples, sum(padded) // min_batches)
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        while order:
-            max_padded = padded[order[0]]
-            if not self.lengths:
-                max_padded *= 2
-            count = 1
-            for index in order[1:]:
-                if padded[index] > max_padded or padded[index] * (count + 1) > max_samples:
-                    break
-                count += 1
-            if self.clips:
-                count = max(clips for clips in self.clips if clips <= count)
-            yield order[:count]
-            order = order[count:]
-
-
-def round_up(size: int, sizes: Sequence[int]) -> int:
-    """Return the first of ascending sizes that is at least ``size``; ``size`` if there is none."""
-    return next((candidate for candidate in sizes if candidate >= size), size)
-
-
-def pad_clips(
-    clips: Sequence[Samples], samples: int, num_rows: int | None = None
-) -> tuple[Float32s, Counts]:
-    """Pad clips (S,) with zeros to a batch in the scale of int16: -> (B, samples), (B,).
-
-    num_rows: B, by default the number of clips. Rows after the clips are silent, of full length.
-    """
-    audio = np.zeros((num_rows or len(clips), samples), np.float32)
-    lengths = np.full(len(audio), samples, np.int64)
-    for row, clip in enumerate(clips):
-        audio[row, : len(clip)] = clip
-        lengths[row] = len(clip)
-    return audio, lengths
 
 
 def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
@@ -175,7 +84,7 @@ class ModelThread:
     def encode_by_length(
         self,
         clips: Sequence[Samples],
-        shapes: Shapes,
+        shapes: BatchShapes,
         *,
         on_batch: Callable[[int, int], object] = lambda clips, samples: None,
     ) -> list[Encoded]:
@@ -190,7 +99,7 @@ class ModelThread:
         clips_of_batches = [[clips[index] for index in batch] for batch in batches]
         outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
         for batch in batches:
-            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.lengths))
+            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
         output_of_clip: dict[int, Encoded] = {}
         for batch, batch_outputs in zip(batches, outputs, strict=True):
             output_of_clip.update(zip(batch, batch_outputs, strict=True))
@@ -216,12 +125,12 @@ class ModelThread:
     ) -> list[tuple[LogProbs, ModelState]]:
         return self.call(lambda model: model.streaming.advance(chunks, states))
 
-    def warm_up(self, shapes: Shapes) -> None:
+    def warm_up(self, shapes: BatchShapes) -> None:
         """Run every shape of a closed table; later clips are padded to its lengths."""
 
         def run(model: LoadedModel) -> None:
-            model.padded_lengths = shapes.lengths
-            for clips, samples in shapes.pairs():
+            model.padded_lengths = shapes.padded_lengths
+            for clips, samples in shapes.all_shapes():
                 model.encode([np.zeros(samples, np.int16)] * clips)
 
         self.call(run)
@@ -253,7 +162,7 @@ def run_batches(
 
 
 @contextmanager
-def naming_audio(audio: object) -> Iterator[None]:
+def model_errors_as_bundle_errors(audio: object) -> Iterator[None]:
     """Raise a BundleError that names the audio for any error of a model, except an SbkitError."""
     try:
         yield
