@@ -76,7 +76,6 @@ class Transformer(nn.Module):
             raise ConfigError(
                 f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}."
             )
-        _check_sizes(d_model=d_model, nhead=nhead, kernel_size=kernel_size)
         self.d_model = d_model
         self.nhead = nhead
         self.conv_context = kernel_size // 2 if encoder_module == "conformer" else 0
@@ -185,19 +184,6 @@ class Transformer(nn.Module):
         return self.decoder_norm(x)
 
 
-def _check_sizes(*, d_model: int, nhead: int, kernel_size: int) -> None:
-    if d_model % (2 * nhead) != 0:
-        raise ConfigError(
-            "`d_model` must be a multiple of twice `nhead`, because rotary positions turn pairs of "
-            f"a head's channels, but `d_model` is {d_model} and `nhead` is {nhead}."
-        )
-    if kernel_size % 2 == 0:
-        raise ConfigError(
-            "`kernel_size` must be odd, so that the convolution sees as many frames on each side, "
-            f"but is {kernel_size}."
-        )
-
-
 class ConformerBlock(nn.Module):
     """Half a feed-forward, attention, convolution, half a feed-forward: (B, U, D) -> (B, U, D)."""
 
@@ -287,6 +273,11 @@ class Convolution(nn.Module):
     """
 
     def __init__(self, *, d_model: int, kernel_size: int, dropout: float) -> None:
+        if kernel_size % 2 == 0:
+            raise ConfigError(
+                "`kernel_size` must be odd, so that the convolution sees as many frames on each "
+                f"side, but is {kernel_size}."
+            )
         super().__init__()
         self.norm = nn.LayerNorm(d_model)
         self.pointwise_conv1 = nn.Linear(d_model, 2 * d_model)
@@ -346,6 +337,11 @@ class SelfAttention(nn.Module):
     """Attend with rotary positions, and add: (B, U, D) -> (B, U, D); causal without a mask."""
 
     def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
+        if d_model % (2 * nhead) != 0:
+            raise ConfigError(
+                "`d_model` must be a multiple of twice `nhead`, because rotary positions turn "
+                f"pairs of a head's channels, but `d_model` is {d_model} and `nhead` is {nhead}."
+            )
         super().__init__()
         self.nhead = nhead
         self.norm = nn.LayerNorm(d_model)
