@@ -23,7 +23,7 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from sbkit.logs.run_log import read_log
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.torch_model import Compilation, load_torch
 from tests.runs import ROOT, Workplace, read_json, stopped_after
 from tests.runtime.bundles import make_bundle

@@ -33,7 +33,7 @@ from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.models.streaming import FRAME_MS, StreamingConfig
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer

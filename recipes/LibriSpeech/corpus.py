@@ -14,7 +14,7 @@ from sbkit.base.files import read_text
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import KnobValues, resolve_splits
 from sbkit.data.manifest import Clip, Excluded, Manifest
-from sbkit.text.languages import spoken_language
+from sbkit.text.languages import single_language_tag
 
 MAX_TRANSCRIPT_BYTES = 1 << 28  # of a chapter
 CHAPTER_PATTERNS = ("*/", "*/*/**/")  # folders of a split at any depth; ** skips links
@@ -40,7 +40,7 @@ def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split, with the columns speaker, chapter, language and, if known, gender."""
     root = _find_root(knobs)
-    language = spoken_language(knobs["language"])
+    language = single_language_tag(knobs["language"])
     return Manifest.of(_read_split(root, split, language), root)
 
 

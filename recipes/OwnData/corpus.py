@@ -19,7 +19,7 @@ from sbkit.data.sources import (
     remote_tables,
 )
 from sbkit.data.tables import TableOptions
-from sbkit.text.languages import spoken_language
+from sbkit.text.languages import single_language_tag
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
 SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
@@ -48,7 +48,7 @@ def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
     for source in sources:
         if "://" not in source and not Path(source).exists():
             raise ConfigError(f"`manifest.{split}`: {source} does not exist. Check its path.")
-    options = TableOptions.from_knobs(knobs, spoken_language(knobs["language"]))
+    options = TableOptions.from_knobs(knobs, single_language_tag(knobs["language"]))
     remote = [source for source in sources if _is_remote(source)]
     if not remote:
         return read_manifests([Path(source) for source in sources], options)

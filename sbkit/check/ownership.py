@@ -1,4 +1,4 @@
-"""Checks of who owns a parameter: the one ModuleList, one group of an optimizer, the checkpointer.
+"""Check that the ModuleList owns each parameter, and that it is trained once and saved.
 
 A parameter outside the ModuleList stays on the CPU, in no optimizer and in no checkpoint
 (SpeechBrain #2804). To find one, a walk visits all that can be reached from the hparams and the
@@ -24,11 +24,10 @@ from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.config.document import Keys, dotted
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-LEAF_TYPES = (
-    *(str, bytes, int, float, complex, types.NoneType, types.ModuleType, type),
-    *(torch.dtype, torch.device, np.ndarray, np.generic, Logger),
-    *(Dataset, DataLoader, Sampler),  # data: a million rows, and none of them is learned
-)
+PLAIN_TYPES = (str, bytes, int, float, complex, types.NoneType, types.ModuleType, type)
+ARRAY_TYPES = (torch.dtype, torch.device, np.ndarray, np.generic, Logger)
+DATA_TYPES = (Dataset, DataLoader, Sampler)  # they may hold a million rows, but no parameters
+LEAF_TYPES = PLAIN_TYPES + ARRAY_TYPES + DATA_TYPES  # the walk does not look inside them
 
 
 def reachable(planned: PlannedRun) -> list[tuple[Keys, object]]:
@@ -41,17 +40,17 @@ def reachable(planned: PlannedRun) -> list[tuple[Keys, object]]:
 
 def _walk(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
     """Walk breadth first, so that shorter paths come first."""
-    waiting: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
-    seen: dict[int, object] = {}  # keeps each object alive: the id of a freed one is used again
-    while waiting:
-        path, parent = waiting.popleft()
+    queue: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
+    seen: dict[int, object] = {}  # by id; it keeps the objects alive, so that no id is used again
+    while queue:
+        path, parent = queue.popleft()
         if id(parent) in seen:
             continue
         seen[id(parent)] = parent
         yield path, parent
         for name, child in _children(parent):
             if not isinstance(child, LEAF_TYPES):
-                waiting.append(((*path, name), child))
+                queue.append(((*path, name), child))
 
 
 def _children(parent: object) -> Iterator[tuple[str | int, object]]:
@@ -60,7 +59,8 @@ def _children(parent: object) -> Iterator[tuple[str | int, object]]:
             return
         case nn.Module():
             for table in MODULE_TABLES:
-                yield from vars(parent)[table].items()
+                # A module whose __init__ does not call super().__init__() has no tables.
+                yield from vars(parent).get(table, {}).items()
         case Mapping():
             yield from ((str(key), value) for key, value in list(parent.items()))
         case list() | tuple() | set() | frozenset() | deque():
@@ -74,14 +74,17 @@ def _children(parent: object) -> Iterator[tuple[str | int, object]]:
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
-    objects, root = dict(reachable(planned)), planned.document.root
+    objects = dict(reachable(planned))
     for path, size in _count_unowned(planned).items():
-        is_in_yaml, name = path[0] in root, dotted(path)
-        fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
-        if isinstance(objects[path], list | tuple | dict) or not is_in_yaml:
+        name = dotted(path)
+        is_in_yaml = path[0] in planned.document.root
+        if is_in_yaml and not isinstance(objects[path], list | tuple | dict):
+            fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
+        else:
             fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
+        place = path if is_in_yaml else ("model",)
         yield planned.finding(
-            *(path if is_in_yaml else ("model",)),
+            *place,
             problem=f"`{name}` holds {plural(size, 'parameter')} outside `model`, the one "
             "ModuleList: they would stay on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
@@ -97,42 +100,51 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _count_unowned(planned: PlannedRun) -> Counter[Keys]:
-    """Count the values of parameters outside the ModuleList, by the object to report."""
-    model, objects = planned.require_model(), reachable(planned)
+    """Count the values of the parameters outside the ModuleList, by the path that is reported."""
+    model = planned.require_model()
+    objects = reachable(planned)
     owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
-    owned = {path for path, part in objects if id(part) in owned_ids}
-    modules = {path for path, part in objects if isinstance(part, nn.Module)} - owned
-    unowned = Counter[Keys]()
+    owned_paths = {path for path, part in objects if id(part) in owned_ids}
+    module_paths = {path for path, part in objects if isinstance(part, nn.Module)}
+    unowned_sizes = Counter[Keys]()
     for path, parameter in objects:
-        if isinstance(parameter, nn.Parameter) and path not in owned:
-            unowned[_outermost_unowned(path, owned, modules)] += parameter.numel()
-    return unowned
+        if isinstance(parameter, nn.Parameter) and path not in owned_paths:
+            reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
+            unowned_sizes[reported] += parameter.numel()
+    return unowned_sizes
 
 
-def _outermost_unowned(path: Keys, owned: Set[Keys], modules: Set[Keys]) -> Keys:
-    """Return the path of the largest object to report for the parameter at a path.
+def _path_to_report(path: Keys, owned_paths: Set[Keys], unowned_modules: Set[Keys]) -> Keys:
+    """Return the path of the object that the user must move, for a parameter outside `model`.
 
-    Within a part of the ModuleList it is an attribute that torch does not search, such as a list.
-    Elsewhere it is the outermost module, or else the parameter itself.
+    If a part of the ModuleList holds the parameter, torch does not search the attribute that holds
+    it, such as a list: report the attribute. Otherwise report the outermost module with the
+    parameter, or the parameter itself if no module holds it.
     """
     ancestors = [path[:depth] for depth in range(1, len(path))]
-    owners = [ancestor for ancestor in ancestors if ancestor in owned]
+    owners = [ancestor for ancestor in ancestors if ancestor in owned_paths]
     if owners:
-        return path[: len(owners[-1]) + 1]
-    return next((ancestor for ancestor in ancestors if ancestor in modules), path)
+        innermost_owner = owners[-1]
+        return path[: len(innermost_owner) + 1]
+    modules = [ancestor for ancestor in ancestors if ancestor in unowned_modules]
+    return modules[0] if modules else path
 
 
 def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parameters that would not be trained once in a step, and state that is not saved."""
-    optimizers, model = planned.make_optimizers(), planned.require_model()
+    """Find parameters that a step would update never or twice, and state that is not saved."""
+    optimizers = planned.make_optimizers()
+    model = planned.require_model()
     grouped = [p for opt in optimizers for group in opt.param_groups for p in group["params"]]
     counts = Counter(map(id, grouped))
     trainable = [p for p in model.parameters() if p.requires_grad]
-    owned = set(map(id, model.parameters()))
+    model_ids = set(map(id, model.parameters()))
+    never_updated = [p for p in trainable if counts[id(p)] == 0]
+    updated_twice = [p for p in trainable if counts[id(p)] > 1]
+    outside_model = [p for p in grouped if id(p) not in model_ids]
     for parameters, problem in (
-        ([p for p in trainable if not counts[id(p)]], "No optimizer updates"),
-        ([p for p in trainable if counts[id(p)] > 1], "More than one group of parameters has"),
-        ([p for p in grouped if id(p) not in owned], "Outside `model`, an optimizer updates"),
+        (never_updated, "No optimizer updates"),
+        (updated_twice, "More than one group of parameters has"),
+        (outside_model, "Outside `model`, an optimizer updates"),
     ):
         if parameters:
             yield planned.finding(
@@ -144,8 +156,9 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _find_unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Finding]:
-    """Find tensors of the model, and states of epochs and optimizers, that are not saved."""
-    checkpointer, model = planned.make_cpu_brain().checkpointer, planned.require_model()
+    """Find what no checkpoint would have: tensors of the model, the epoch, an optimizer's state."""
+    checkpointer = planned.make_cpu_brain().checkpointer
+    model = planned.require_model()
     recoverables: dict[str, object] = getattr(checkpointer, "recoverables", {})
     modules = [part for part in recoverables.values() if isinstance(part, nn.Module)]
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}
@@ -155,17 +168,20 @@ def _find_unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[
     states = (planned.build_hparams()["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
+        saved_names = ", ".join(f"`{name}`" for name in recoverables)
         yield planned.finding(
-            *("checkpointer", "recoverables"),
+            "checkpointer",
+            "recoverables",
             problem=f"{listed(unsaved)} would be in no checkpoint: the checkpointer saves "
-            f"{', '.join(f'`{name}`' for name in recoverables) or 'nothing'}",
-            fix="Write `model: !ref <model>` and `epochs: !ref <epoch_counter>` there; add an "
-            "optimizer in `init_optimizers`: `self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
+            f"{saved_names or 'nothing'}",
+            fix="Write `model: !ref <model>` and `epochs: !ref <epoch_counter>` under "
+            "`recoverables`. Add an optimizer in `init_optimizers`: "
+            "`self.checkpointer.add_recoverable(NAME, OPTIMIZER)`.",
         )
 
 
 def _describe_tensors(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
-    """Name the first of some tensors, and count the others."""
+    """Name the first of the tensors, and count the others."""
     paths = (path for path, value in reachable(planned) if value is tensors[0])
     name = next((f"`{dotted(path)}`" for path in paths), "a parameter outside the YAML")
     return name if len(tensors) == 1 else f"{name} and {len(tensors) - 1:,} more"

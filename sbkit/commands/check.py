@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 from sbkit.base.files import to_json
 from sbkit.base.messages import printable_json
+from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_planned_run, summary
-from sbkit.check.cost import COST, find_batch_seconds
+from sbkit.check.cost import COST_STEP
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import INITIAL_WEIGHTS
 from sbkit.config.overrides import parse_overrides
@@ -21,13 +22,17 @@ def check(options: Namespace) -> int:
     overrides = find_batch_seconds(options.yaml, overrides, target=target)
     with PlannedRun(options.yaml, overrides, target=target) as planned:
         findings = check_planned_run(planned)
-    cost = planned.results.get(COST)  # None if it could not be measured
+    cost = planned.results.get(COST_STEP)  # None if it could not be measured
     if options.json:
-        record = {"findings": [finding.as_record() for finding in findings]}
-        print(printable_json(to_json(record | ({COST: asdict(cost)} if cost else {}))))
+        record: dict[str, object] = {"findings": [finding.as_record() for finding in findings]}
+        if cost is not None:
+            record["cost"] = asdict(cost)
+        print(printable_json(to_json(record)))
     else:
         lines = planned.results.get(INITIAL_WEIGHTS, [])
-        print(*findings, *lines, summary(findings), *([cost] if cost else []), sep="\n")
+        print(*findings, *lines, summary(findings), sep="\n")
+        if cost is not None:
+            print(cost)
     return exit_code(findings, strict=options.strict)
 
 

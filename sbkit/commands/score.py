@@ -36,7 +36,7 @@ from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.logs.progress import progress_bar
-from sbkit.runtime.model import naming_audio
+from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.task import Scorer, Task
 from sbkit.train.evaluation import clips_of
@@ -256,7 +256,7 @@ def score_rows(
         for batch in read_whole_clips(rows, bundle.config.sample_rate):
             batch_rows = [*batch.values()]
             clips = [row["audio"] for row in batch_rows]
-            with naming_audio(", ".join(row["id"] for row in batch_rows[:3])):
+            with model_errors_as_bundle_errors(", ".join(row["id"] for row in batch_rows[:3])):
                 results |= zip(batch, score(batch_rows, clips), strict=True)
             advance(sum(map(len, clips)))
     return [results[row] for row in range(len(rows))]

@@ -15,11 +15,12 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import open_detector, recognizer_options
-from sbkit.runtime.model import Shapes, require_effective
+from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.model_thread import require_effective
 from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.api import Model, Models
+from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import Service
 from sbkit.serve.middleware import Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer, Workers
@@ -52,7 +53,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         _require_keys(listening, options)
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
-        models: list[Model] = []
+        models: list[ServedModel] = []
         detector = open_detector(options)
         for name, folder in zip(names, folders, strict=True):
             engine = _open(folder, options, limits, detector, workers, metrics)
@@ -61,11 +62,11 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
             created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
-            models.append(Model(name=name, engine=engine, created=created, readme=card))
+            models.append(ServedModel(name=name, engine=engine, created=created, readme=card))
         kinds = {type(model.engine) for model in models}
         aliases = {kind: options.alias or ALIASES[kind] for kind in ALIASES if kind in kinds}
         service = Service(
-            models=Models(models=models, aliases=aliases),
+            models=ServedModels(models=models, aliases=aliases),
             limits=limits,
             declared={name: getattr(options, name) for name in ("device", "runtime", "precision")},
             state=state,
@@ -108,7 +109,7 @@ def _open(
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
         bundle,
-        shapes=Shapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
+        shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,
         max_seconds=limits.max_seconds,
         detector=detector,

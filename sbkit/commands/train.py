@@ -15,8 +15,8 @@ from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.openmp import describe_waiting
+from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
-from sbkit.check.cost import find_batch_seconds
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.run_config import RESOLVED
 from sbkit.config.hparams import save_resolved

@@ -31,7 +31,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.units import samples_to_seconds
 from sbkit.logs.progress import progress_bar
-from sbkit.runtime.model import naming_audio
+from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import MODEL_OPTIONS
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.runtime.transcriber import Segmenter, Transcriber, Transcript
@@ -281,7 +281,7 @@ def _classify(
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
     segmenter = Segmenter(rate, min_seconds=MIN_CLASSIFIED_SECONDS)
     for segment in segmenter.split(stream_audio(file, rate)):
-        with naming_audio(file):
+        with model_errors_as_bundle_errors(file):
             (probabilities,) = bundle.classify([segment.samples])  # (V,)
         total += len(segment.samples) * probabilities
         samples += len(segment.samples)

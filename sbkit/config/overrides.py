@@ -1,13 +1,16 @@
-"""The command line: overrides of a YAML's values, which keep their keys and kinds."""
+"""Parse ``--key=value`` arguments, and replace values of a YAML by values of the same type."""
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path, PurePath
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.config.document import (
@@ -27,14 +30,15 @@ from sbkit.config.document import (
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
-NEGATIVE_NUMBER = re.compile(r"-[\d.]+(?:[eE][-+]?\d+)?")  # a value that looks like an option
+NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
-WORDS_FOR_NUMBERS = {"batch_seconds": "auto"}  # by key; a number and its word replace each other
-KINDS: dict[type, str] = {
+NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
+TYPE_NAMES: dict[type, str] = {
     type(None): "null",
     bool: "true or false",  # before int, its base
     int: "a whole number",
     float: "a number",
+    str: "text",  # before Sequence, its base
     Mapping: "a mapping",
     Sequence: "a list",
     date: "a date",
@@ -76,7 +80,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     ``--manifest NAME=FILE`` may be repeated; several files of one name become a list.
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
-    {'lr': 0.001, 'Transformer': {'dropout': 0}, 'compile': True}
+    {'lr': 1e-3, 'Transformer': {'dropout': 0}, 'compile': True}
     """
     overrides: dict[str, object] = {}
     remaining = list(arguments)
@@ -87,23 +91,30 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
             raise ConfigError(f"`{argument}` is not of the form --key=value or --key.inner=value.")
         text = option["value"]
         if text is None:
-            following = remaining[0] if remaining else "-"
-            is_value = following[:1] != "-" or NEGATIVE_NUMBER.fullmatch(following)
-            text = remaining.pop(0) if is_value else "true"
+            text = "true"
+            next_argument = remaining[0] if remaining else "--"
+            if not next_argument.startswith("-") or NEGATIVE_NUMBER.fullmatch(next_argument):
+                text = remaining.pop(0)
         if option["path"] == "manifest" and text != "null" and not text.startswith("{"):
             _add_manifest(overrides, argument, text)
             continue
-        _put(overrides, re.findall(r"[^.\[\]]+", option["path"]), _read_value(argument, text))
+        keys = re.findall(r"[^.\[\]]+", option["path"])
+        _set_nested(overrides, keys, _read_value(argument, text))
     return overrides
 
 
-def _put(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
-    *above, last = keys
-    for key in above:
-        inner = overrides.get(key)
-        overrides[key] = inner = inner if isinstance(inner, dict) else {}
-        overrides = inner
-    overrides[last] = value
+def _set_nested(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
+    """Set the value at a path of keys; raises ConfigError if an outer key has another value."""
+    parent = overrides
+    for depth, key in enumerate(keys[:-1], start=1):
+        inner = parent.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"`--{'.'.join(keys)}` sets a key inside `{'.'.join(keys[:depth])}`, which another "
+                f"argument sets to {inner!r}. Pass only one of them."
+            )
+        parent = inner
+    parent[keys[-1]] = value
 
 
 def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> None:
@@ -113,40 +124,92 @@ def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> Non
             f"`{argument}` needs NAME=FILE, not {text!r}. Write --manifest train=a.csv."
         )
     manifest = overrides.get("manifest")
-    earlier = manifest.get(name, []) if isinstance(manifest, dict) else []
-    files = [*(earlier if isinstance(earlier, list) else [earlier]), file]
-    _put(overrides, ("manifest", name), files if earlier else file)
+    earlier = manifest.get(name) if isinstance(manifest, dict) else None
+    if earlier is None:
+        files: object = file
+    elif isinstance(earlier, list):
+        files = [*earlier, file]
+    else:
+        files = [earlier, file]
+    _set_nested(overrides, ("manifest", name), files)
+
+
+class AsWritten:
+    """A number that prints as the user wrote it: a text key keeps 007 and 1.10 as they are."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class IntAsWritten(AsWritten, int):
+    """A whole number such as 007, 1_000 or 0x1f."""
+
+
+class FloatAsWritten(AsWritten, float):
+    """A number such as 1.10 or 1e-3."""
+
+
+class ArgumentConstructor(SafeConstructor):
+    """Read numbers as YAML does; a number that Python prints differently keeps its text."""
+
+    def construct_int(self, node: ScalarNode) -> int:
+        number: int = self.construct_yaml_int(node)
+        if str(number) == node.value:
+            return number
+        written = IntAsWritten(number)
+        written.text = node.value
+        return written
+
+    def construct_float(self, node: ScalarNode) -> float:
+        number: float = self.construct_yaml_float(node)
+        if str(number) == node.value:
+            return number
+        written = FloatAsWritten(number)
+        written.text = node.value
+        return written
+
+
+ArgumentConstructor.add_constructor("tag:yaml.org,2002:int", ArgumentConstructor.construct_int)
+ArgumentConstructor.add_constructor("tag:yaml.org,2002:float", ArgumentConstructor.construct_float)
 
 
 def _read_value(argument: str, text: str) -> object:
-    if not text or text.startswith("!"):
-        raise ConfigError(
-            f"`{argument}` needs a plain value. Pass null for none and '\"\"' for empty text; to "
-            "change an object, edit the YAML."
-        )
-    is_quoted = text[0] in "[{\"'"
+    """Read null, true, false and numbers; a list, mapping or quoted text; else plain text."""
+    if not text:
+        raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
+    if text.startswith("!"):
+        raise ConfigError(f"`{argument}` needs a plain value. To change an object, edit the YAML.")
+    is_yaml_syntax = text[0] in "[{\"'"
+    if "#" in text and not is_yaml_syntax:
+        return text  # YAML would drop what follows as a comment
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = ArgumentConstructor
     try:
         with clean_ruamel():
-            value: object = YAML(typ="safe", pure=True).load(text)
+            value: object = reader.load(text)
     except (YAMLError, ValueError) as error:  # ValueError for an impossible date
-        if not is_quoted:
+        if not is_yaml_syntax:
             return text
         raise ConfigError(
             f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML. Close its "
             "brackets and quotes."
         ) from error
-    return value if is_quoted or value is None or isinstance(value, int | float) else text
+    if is_yaml_syntax or value is None or isinstance(value, int | float):
+        return value
+    return text
 
 
 # -- replacing values ------------------------------------------------------------------------------
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Set the overrides in the tree; refuse a missing key or a value of another kind."""
+    """Set the overrides in the tree; refuse a missing key or a value of another type."""
     remaining = dict(overrides)
-    for (key,) in WHOLE_KEYS:  # before references into their values are resolved
+    for (key,) in WHOLE_KEYS:  # first, so that references into these mappings see the new values
         if key in remaining and key in document.root:
-            document.root[key] = remaining.pop(key)
+            document.root[key] = _plain(remaining.pop(key))
     if remaining:
         defaults = resolve_references(document, needs_values=False)
         for key, value in remaining.items():
@@ -156,85 +219,135 @@ def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None
 def _replace(
     document: Document, parent: Container, defaults: Container, keys: Keys, value: object
 ) -> None:
-    """Replace the value at ``keys[-1]`` of its parent; a mapping replaces values inside it."""
+    """Replace the value at ``keys[-1]`` of its parent.
+
+    If both values are mappings, replace only the keys that the new one has. If the old value is an
+    object, the keys are its arguments.
+    """
     key = _existing_key(document, parent, keys)
     node, default = parent[key], defaults[key]
-    if isinstance(value, Mapping) and tag_of(node) in REFERENCE_TAGS:
+    if not isinstance(value, Mapping):
+        parent[key] = _convert_override(document, default, keys, value)
+        return
+    if tag_of(node) in REFERENCE_TAGS:
         raise ConfigError(
             f"`--{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
-            f"({document.place(keys)}). Override them there."
+            f"({document.place(keys)}). Override the keys of {text_of(node)}."
         )
-    is_container = isinstance(node, Container)
-    if isinstance(value, Mapping) and (tag_of(node) or (node and is_container)):
-        arguments = node if is_container else CommentedMap()  # an object without arguments
-        for inner_key, inner_value in value.items():
-            _replace(document, arguments, default, (*keys, inner_key), inner_value)
+    if isinstance(node, Container) and (node or tag_of(node)):
+        children = node
+    elif tag_of(node):
+        children = CommentedMap()  # an object without arguments: every key is refused as missing
     else:
-        parent[key] = _checked(document, default, keys, value)
+        parent[key] = _convert_override(document, default, keys, value)
+        return
+    for inner_key, inner_value in value.items():
+        _replace(document, children, default, (*keys, inner_key), inner_value)
 
 
 def _existing_key(document: Document, parent: Container, keys: Keys) -> str | int:
+    """Return ``keys[-1]`` as a key or an index of the parent; raises ConfigError without it."""
     key = keys[-1]
     if isinstance(parent, CommentedMap) and key in parent:
         return key
     if isinstance(parent, CommentedSeq) and str(key).isdecimal() and int(key) < len(parent):
         return int(key)
     sibling = nearest(str(key), parent if isinstance(parent, CommentedMap) else ())
-    elsewhere = (path for path, _ in walk(document.root) if path[-1:] == (key,))
-    path = (*keys[:-1], sibling) if sibling else next(elsewhere, None)
-    advice = f"Did you mean `{dotted(path)}`?" if path else "Correct it, or add it in the YAML."
-    where = f" under `{dotted(keys[:-1])}`" if keys[1:] else ""
+    same_key_paths = [path for path, _ in walk(document.root) if path[-1:] == (key,)]
+    if sibling:
+        advice = f"Did you mean `{dotted((*keys[:-1], sibling))}`?"
+    elif same_key_paths:
+        advice = f"Did you mean `{dotted(same_key_paths[0])}`?"
+    else:
+        advice = "Correct it, or add it in the YAML."
+    where = f" under `{dotted(keys[:-1])}`" if len(keys) > 1 else ""
     raise ConfigError(
         f"`--{dotted(keys)}` overrides nothing: {document.path} has no such key{where}. {advice}"
     )
 
 
-def _checked(document: Document, default: object, keys: Keys, value: object) -> object:
-    """Convert a value to the kind of the YAML's value, or refuse it."""
-    value = str(value) if isinstance(value, PurePath) else value
+def _convert_override(document: Document, default: object, keys: Keys, value: object) -> object:
+    """Convert a value to the type of the YAML's value; raises ConfigError if it has another."""
     if tag_of(default) == ATTRIBUTE_TAG:
-        return value  # the kind is not known before the object is built
+        return _plain(value)  # the type is not known before the object is built
     if tag_of(default):
         raise ConfigError(
             f"`--{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
             f"Override an argument, as in --{dotted(keys)}.argument=value, or edit the YAML."
         )
-    word = WORDS_FOR_NUMBERS.get(str(keys[-1]))
-    if word and value == word:
-        return value
+    allowed_word = NON_NUMERIC_CHOICES.get(str(keys[-1]))
+    if allowed_word is not None:
+        if value == allowed_word:
+            return value
+        if default == allowed_word:
+            default = 0.0
+    if isinstance(default, list) and isinstance(value, list):
+        return [
+            _convert_override(document, _item_default(default, item), (*keys, index), item)
+            for index, item in enumerate(value)
+        ]
     try:
-        return converted(0.0 if word and default == word else default, value)
-    except TypeError as error:
+        return convert_to_type_of(default, value)
+    except (TypeError, ValueError) as error:
+        expected = "a plain value" if _type_of(value) is object else _type_name(default)
         raise ConfigError(
-            f"`--{dotted(keys)}` must be {error}, as in {document.place(keys)}, not {value!r} "
-            f"({kind_of(value)})."
+            f"`--{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
+            f"({_type_name(value)})."
         ) from error
 
 
-def kind_of(value: object) -> str:
-    """Name the kind of a plain value for a user."""
-    if isinstance(value, str):
-        return "a list" if TUPLE.fullmatch(value) else "text"
-    return next((name for type_, name in KINDS.items() if isinstance(value, type_)), "an object")
+def _item_default(default: Sequence[object], item: object) -> object:
+    """Return a value whose type an item of a list must have; None if it may have any.
+
+    A list of whole numbers also takes fractions, as ``snr_db: [0, 30]`` must.
+    """
+    types = {_type_of(default_item) for default_item in default}
+    if types == {int, float} or (types == {int} and isinstance(item, float)):
+        return 0.0
+    return default[0] if len(types) == 1 else None
 
 
-def converted(default: object, value: object) -> object:
-    """Convert a value to the kind of the default, or raise TypeError with that kind."""
-    default_kind, value_kind = kind_of(default), kind_of(value)
-    if value_kind == "an object":
-        raise TypeError("a plain value")
-    if default_kind == "a number" and isinstance(value, int) and value_kind == "a whole number":
-        return float(value)
-    if default_kind == "a whole number" and isinstance(value, float) and value.is_integer():
-        return int(value)
-    if default_kind == "text" and value_kind == "a whole number":
+def convert_to_type_of(default: object, value: object) -> object:
+    """Return a value in the type of the default; raises TypeError or ValueError for another type.
+
+    A default of null accepts any plain value.
+    """
+    if isinstance(value, PurePath):
+        value = str(value)
+    default_type, value_type = _type_of(default), _type_of(value)
+    if value_type is object:
+        raise TypeError
+    if default_type is str and value_type in (int, float):
         return str(value)
-    if default_kind not in ("null", value_kind):
-        raise TypeError(default_kind)
-    if isinstance(default, list) and isinstance(value, list):
-        default_kinds, value_kinds = (
-            {kind_of(item).replace("whole ", "") for item in items} for items in (default, value)
-        )
-        if len(default_kinds) == 1 and not value_kinds <= default_kinds:
-            raise TypeError(f"a list of values that are each {default_kinds.pop()}")
-    return value
+    if isinstance(default, date) and isinstance(value, str):
+        return date.fromisoformat(value)
+    plain = _plain(value)
+    if default_type is float and value_type is int:
+        return float(plain)
+    if default_type is int and value_type is float and plain.is_integer():
+        return int(plain)
+    if default_type not in (type(None), value_type):
+        raise TypeError
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Replace numbers that keep their text by plain numbers."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, IntAsWritten):
+        return int(value)
+    return float(value) if isinstance(value, FloatAsWritten) else value
+
+
+def _type_of(value: object) -> type:
+    """Return the type of `TYPE_NAMES` that a value has; ``object`` for any other."""
+    if isinstance(value, str) and TUPLE.fullmatch(value):
+        return Sequence  # HyperPyYAML reads text in parentheses as a tuple
+    return next((type_ for type_ in TYPE_NAMES if isinstance(value, type_)), object)
+
+
+def _type_name(value: object) -> str:
+    return TYPE_NAMES.get(_type_of(value), "an object")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import DataError
-from sbkit.text.languages import primary
+from sbkit.text.languages import primary_language
 
 # The columns of a prepared split, and the two that a batch adds.
 RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight")
@@ -207,7 +207,9 @@ def check_locale(manifest: Manifest, language: str) -> None:
     for entry in manifest.rows["locale"].value_counts().to_pylist():
         counts[(entry["values"] or "").strip()] += entry["counts"]
     del counts[""]
-    foreign = {tag: n for tag, n in counts.items() if primary(tag) != primary(language)}
+    foreign = {
+        tag: n for tag, n in counts.items() if primary_language(tag) != primary_language(language)
+    }
     if 2 * sum(foreign.values()) > counts.total():
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(

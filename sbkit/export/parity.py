@@ -29,7 +29,7 @@ from sbkit.evaluate.wer_report import rates_and_counts
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
-from sbkit.runtime.model import naming_audio
+from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
 
 TestSets = Mapping[str, datasets.Dataset]
@@ -287,7 +287,7 @@ def compare(
         for format, format_candidates in candidates.items()
     }
     for case in cases(grid, test_sets, trained.bundle.config.sample_rate):
-        with naming_audio(case.description):
+        with model_errors_as_bundle_errors(case.description):
             expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
             if comparison.candidate.prepare is None:

@@ -6,6 +6,7 @@ so a program that uses sbkit as a library decides what is shown and where.
 
 import logging
 import os
+import site
 import sys
 import sysconfig
 import traceback
@@ -20,11 +21,16 @@ from sbkit.base.messages import printable
 
 TEXT_LOG = "train.log"
 PROGRESS_LOGGER = "sbkit.logs.progress"
-INSTALLED_PACKAGES = sysconfig.get_paths()["purelib"]
+# The folders of installed packages and of the standard library.
+SITE_PACKAGES = (
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+    sysconfig.get_path("stdlib"),
+)
 
 
 def is_first_rank() -> bool:
-    """Return whether this process prints and writes: torchrun's RANK is 0 or not set."""
+    """Return whether this process may print and write: rank 0, or a process without torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -39,7 +45,10 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
     handler.setFormatter(PrintableFormatter(format))
     root.addHandler(handler)
     # Progress has its own level, so that `quiet` does not hide it.
-    with _level(logging.INFO), _level(logging.DEBUG, logger=PROGRESS_LOGGER):
+    with (
+        _temporary_level(logging.INFO),
+        _temporary_level(logging.DEBUG, logger_name=PROGRESS_LOGGER),
+    ):
         try:
             yield
         finally:
@@ -47,24 +56,30 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
 
 
 @contextmanager
-def _level(level: int, *, logger: str | None = None) -> Iterator[None]:
+def _temporary_level(level: int, *, logger_name: str | None = None) -> Iterator[None]:
     """Set the level of a logger, or of the root, inside the block."""
-    target = logging.getLogger(logger)
-    before = target.level
-    target.setLevel(level)
+    logger = logging.getLogger(logger_name)
+    level_before = logger.level
+    logger.setLevel(level)
     try:
         yield
     finally:
-        target.setLevel(before)
+        logger.setLevel(level_before)
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Drop all messages in a block, for example while `sbkit check` tries the steps of a run."""
-    return _level(logging.CRITICAL + 1)
+    """Drop the messages in a block, for example while `sbkit check` tries the steps of a run.
+
+    Loggers with a level of their own, such as the progress logger, still log.
+    """
+    return _temporary_level(logging.CRITICAL + 1)
 
 
 class ScreenHandler(logging.Handler):
-    """Print the messages of the first rank; an error of the stream, such as EPIPE, is raised."""
+    """Print the messages of the first rank.
+
+    It raises an error of the stream, such as EPIPE, so that the command ends with its terminal.
+    """
 
     def __init__(self, *, to_stderr: bool) -> None:
         super().__init__(logging.INFO)
@@ -72,25 +87,34 @@ class ScreenHandler(logging.Handler):
         self.addFilter(should_log)
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = self.format(record)
+        except Exception:  # a library's arguments do not fit its message
+            self.handleError(record)
+            return
         is_for_stderr = self._to_stderr or record.levelno >= logging.WARNING
-        print(self.format(record), file=sys.stderr if is_for_stderr else sys.stdout, flush=True)
+        print(message, file=sys.stderr if is_for_stderr else sys.stdout, flush=True)
 
 
 def should_log(record: logging.LogRecord) -> bool:
-    """Pass messages of sbkit, recipes and the user's modules, and other packages' warnings.
+    """Return whether a message is logged.
 
-    Only the first rank logs.
+    Only the first rank logs. It logs all messages of sbkit, of recipes and of the user's modules.
+    Of other packages it logs only the warnings and errors.
     """
-    is_installed = record.pathname.startswith(INSTALLED_PACKAGES)
-    is_ours = record.name.partition(".")[0] == "sbkit" or not is_installed
-    return is_first_rank() and (is_ours or record.levelno >= logging.WARNING)
+    if not is_first_rank():
+        return False
+    is_from_package = record.pathname.startswith(SITE_PACKAGES)
+    is_from_sbkit = record.name.partition(".")[0] == "sbkit"
+    return is_from_sbkit or not is_from_package or record.levelno >= logging.WARNING
 
 
 class PrintableFormatter(logging.Formatter):
-    """Escape control characters: a quoted name of a folder cannot move the cursor."""
+    """Escape control characters: a message may quote a file name that moves the cursor."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(printable, super().format(record).rstrip("\n").split("\n")))
+        lines = super().format(record).rstrip("\n").split("\n")
+        return "\n".join(printable(line) for line in lines)
 
 
 class TextLog(MemoryHandler):
@@ -99,7 +123,7 @@ class TextLog(MemoryHandler):
     Messages wait in memory until `open`, so a refused run leaves the folder as it was. Only the
     first rank writes. Lines that do not fit on the disk are lost, and the run continues.
 
-    title: the first line that this call of the command writes.
+    title: the line with which this run of the command begins.
     """
 
     def __init__(self, folder: Path, *, title: str) -> None:
@@ -129,23 +153,27 @@ class TextLog(MemoryHandler):
     def open(self) -> None:
         """Write the waiting messages, and append all later ones."""
         if is_first_rank():
-            self.setTarget(_RunFile(self._path, encoding="utf-8", errors="backslashreplace"))
+            self.setTarget(
+                _TimestampedFileHandler(self._path, encoding="utf-8", errors="backslashreplace")
+            )
             self.flush()
 
     def _write(self, message: str) -> None:
         self.handle(logging.makeLogRecord({"name": "sbkit", "msg": message}))
 
 
-class _RunFile(logging.FileHandler):
+class _TimestampedFileHandler(logging.FileHandler):
     """Write each line of a message with its time."""
 
     def format(self, record: logging.LogRecord) -> str:
         formatter = PrintableFormatter("%(message)s")
-        now = formatter.formatTime(record, "%Y-%m-%d %H:%M:%S")
-        return "\n".join(f"{now} {line}" for line in formatter.format(record).splitlines())
+        time = formatter.formatTime(record, "%Y-%m-%d %H:%M:%S")
+        lines = formatter.format(record).split("\n")
+        return "\n".join(f"{time} {line}" for line in lines)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not isinstance(sys.exc_info()[1], OSError):  # an OSError: the disk is full
+        is_disk_full = isinstance(sys.exc_info()[1], OSError)
+        if not is_disk_full:
             super().handleError(record)
 
 

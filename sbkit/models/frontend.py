@@ -1,10 +1,10 @@
-"""The CNN: features in, a quarter of their frames out.
+"""The CNN before the encoder: it turns features into a quarter as many frames.
 
 Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, C channels, D
 model width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from sbkit.models.streaming import EncoderState, last_frames
 
 KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
 STRIDE = 2
-PAST_FRAMES = KERNEL - STRIDE  # that a causal convolution sees before the STRIDE new ones
+PAST_FRAMES = KERNEL - STRIDE  # a causal convolution sees these before the STRIDE new frames
 
 
 class ConvFrontEnd(nn.Module):
@@ -26,8 +26,10 @@ class ConvFrontEnd(nn.Module):
 
     It masks the padding before every convolution, so an utterance does not depend on its batch
     (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
-    With ``streaming``, whatever the chunk, a frame sees no features after its own four: each
-    convolution is padded by three frames before and one after, not by two and two.
+
+    streaming: the encoder's option. Unless it is null, a frame sees no features after its own
+        four, for any chunk size: each convolution is padded by three frames before and one after,
+        instead of two and two.
 
     >>> norm = GlobalNorm(n_mels=80)
     >>> front_end = ConvFrontEnd(normalize=norm, n_mels=80, channels=64, d_model=144)
@@ -48,56 +50,71 @@ class ConvFrontEnd(nn.Module):
         streaming: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
-        self.normalize, self.is_causal = normalize, streaming is not None
+        self.normalize = normalize
+        self.is_causal = streaming is not None
         padding = 0 if self.is_causal else KERNEL // 2
         self.conv1 = FrameConv(n_mels, channels, KERNEL, STRIDE, padding=padding)
         self.conv2 = FrameConv(channels, d_model, KERNEL, STRIDE, padding=padding)
         self.norm = nn.LayerNorm(d_model)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        past = self.start().values() if self.is_causal else ()
-        past_rows = [frames.expand(features.shape[0], -1, -1) for frames in past]
-        x, lengths, _ = self._convolve(features, lengths, past_rows)
+        if not self.is_causal:
+            x = self.conv1(_mask_padding(self.normalize(features), lengths))
+            lengths = _halve(lengths)
+            x = self.conv2(_mask_padding(nn.functional.silu(x), lengths))
+            return self.norm(x), _halve(lengths)
+        start = self.start()
+        batch_size = features.shape[0]
+        past_features = start["features"].expand(batch_size, -1, -1)
+        past_hidden = start["hidden"].expand(batch_size, -1, -1)
+        x, lengths, _, _ = self._convolve_causally(features, lengths, past_features, past_hidden)
         return x, lengths
 
     def start(self) -> dict[str, Tensor]:
         """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
         zeros = self.norm.weight.new_zeros
-        sizes = {"features": self.conv1.in_channels, "hidden": self.conv2.in_channels}
-        return {name: zeros(1, PAST_FRAMES, size) for name, size in sizes.items()}
+        return {
+            "features": zeros(1, PAST_FRAMES, self.conv1.in_channels),
+            "hidden": zeros(1, PAST_FRAMES, self.conv2.in_channels),
+        }
 
     def forward_chunk(
         self, features: Tensor, lengths: Tensor, state: EncoderState
     ) -> tuple[Tensor, Tensor, EncoderState]:
         """Subsample a chunk of each session: (B, T, M), (B,) -> (B, U, D), (B,), state.
 
-        lengths: the whole chunk, a multiple of four, for a session that continues.
+        lengths: features of each chunk. Only in the last chunk of a session they may be fewer than
+            T, or not a multiple of four.
         """
-        past = (state.features, state.hidden)
-        x, lengths, convolved = self._convolve(features, lengths, past)
-        features, hidden = (last_frames(frames, PAST_FRAMES) for frames in convolved)
-        return x, lengths, replace(state, features=features, hidden=hidden)
+        x, lengths, past_features, past_hidden = self._convolve_causally(
+            features, lengths, state.features, state.hidden
+        )
+        return x, lengths, replace(state, features=past_features, hidden=past_hidden)
 
-    def _convolve(
-        self, features: Tensor, lengths: Tensor, past: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Convolve twice, if causal after the frames of ``past``.
+    def _convolve_causally(
+        self, features: Tensor, lengths: Tensor, past_features: Tensor, past_hidden: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Convolve after the past inputs of both convolutions, (B, PAST_FRAMES, M) and (..., C).
 
-        Also returns the inputs of causal convolutions.
+        Returns frames (B, U, D), their lengths, and the past inputs for the next chunk.
         """
-        x, inputs = self.normalize(features), []
-        for index, convolve in enumerate((self.conv1, self.conv2)):
-            if index:
-                x = nn.functional.silu(x)  # (B, ceil(T/2), C)
-            x = x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
-            if past:
-                inputs.append(torch.cat([past[index], x], 1))
-                x = nn.functional.pad(inputs[index], (0, 0, 0, 1))
-            x, lengths = convolve(x), _halve(lengths)
-        return self.norm(x), lengths, inputs  # (B, U, D)
+        x = _mask_padding(self.normalize(features), lengths)
+        inputs1 = torch.cat([past_features, x], 1)
+        x = self.conv1(nn.functional.pad(inputs1, (0, 0, 0, 1)))  # (B, ceil(T/2), C)
+        lengths = _halve(lengths)
+        x = _mask_padding(nn.functional.silu(x), lengths)
+        inputs2 = torch.cat([past_hidden, x], 1)
+        x = self.conv2(nn.functional.pad(inputs2, (0, 0, 0, 1)))
+        past_features = last_frames(inputs1, PAST_FRAMES)
+        past_hidden = last_frames(inputs2, PAST_FRAMES)
+        return self.norm(x), _halve(lengths), past_features, past_hidden
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         return _halve(_halve(lengths))
+
+
+def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
+    return x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
 
 
 def _halve(lengths: Tensor) -> Tensor:

@@ -1,17 +1,17 @@
 """The Transformer: an encoder of Conformer or Transformer blocks, and an optional decoder.
 
-Legend: B utterances, H heads, U frames of 40 ms, L tokens or frames of left context, K frames that
-are attended to or that a convolution sees to one side, D model width.
+Legend: B utterances, N tokens, H heads, U frames of 40 ms, L frames of left context, C frames on
+each side that a convolution sees, K keys (frames or tokens that are attended to), D model width.
 
-It consists of plain parts (Linear, scaled_dot_product_attention with rotary positions, a depthwise
-Conv1d, LayerNorm), so that it exports and compiles. Every block masks the padding, so the output
-for an utterance does not depend on its batch.
+The Transformer consists of plain parts (Linear, scaled_dot_product_attention with rotary positions,
+a depthwise Conv1d, LayerNorm), so that it exports and compiles. Every block masks the padding, so
+the output for an utterance does not depend on its batch.
 Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import ClassVar, cast
 
 import torch
@@ -36,7 +36,8 @@ class Transformer(nn.Module):
     gradient_checkpointing: recompute the activations of each encoder block in the backward pass,
         with the same random numbers: less memory, a third more time.
     streaming: {chunk_ms: 640, left_ms: 2560} limits each frame to its chunk and the left context.
-        Training draws the size of the chunks. `forward_chunk` computes the same chunk by chunk.
+        In training, each step draws a chunk size. `forward_chunk` computes the output of `encode`
+        chunk by chunk.
 
     >>> encoder = Transformer(d_model=16, nhead=2, d_ffn=32, num_encoder_layers=2)
     >>> encoder.encode(torch.rand(1, 25, 16), torch.tensor([25])).shape
@@ -75,8 +76,9 @@ class Transformer(nn.Module):
             raise ConfigError(
                 f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}."
             )
-        self.d_model, self.nhead = d_model, nhead
-        self.past_frames = kernel_size // 2 if encoder_module == "conformer" else 0
+        self.d_model = d_model
+        self.nhead = nhead
+        self.conv_context = kernel_size // 2 if encoder_module == "conformer" else 0
         self.gradient_checkpointing = gradient_checkpointing
         self.streaming = None if streaming is None else StreamingConfig.parse(streaming)
         self.dropout = Dropout(dropout)
@@ -96,19 +98,20 @@ class Transformer(nn.Module):
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Encode frames: (B, U, D), (B,) -> (B, U, D)."""
-        *_, last = self._encoded(x, lengths)
-        return self.encoder_norm(last)
+        *_, last_output = self._layer_outputs(x, lengths)
+        return self.encoder_norm(last_output)
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after half of the blocks, and after all: -> 2 x (B, U, D).
 
         Both pass the same norm, so that one head can read either (Lee and Watanabe 2021).
         """
-        states = list(self._encoded(x, lengths))
-        return self.encoder_norm(states[len(self.encoder) // 2]), self.encoder_norm(states[-1])
+        outputs = list(self._layer_outputs(x, lengths))
+        halfway = outputs[len(self.encoder) // 2]
+        return self.encoder_norm(halfway), self.encoder_norm(outputs[-1])
 
-    def _encoded(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-        """Yield the input of the first block, and the output of each."""
+    def _layer_outputs(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+        """Yield the input of the first block, then the output of each block."""
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         mask = length_mask(lengths, x.shape[1], x.device)  # (B, U)
         streaming = self.streaming
@@ -127,12 +130,14 @@ class Transformer(nn.Module):
     def start(self) -> dict[str, Tensor]:
         """Return the encoder's fields of a session's `EncoderState` before the first chunk."""
         assert self.streaming is not None
-        zeros, blocks = self.encoder_norm.weight.new_zeros, len(self.encoder)
-        heads = (self.nhead, self.d_model // self.nhead)
+        zeros = self.encoder_norm.weight.new_zeros
+        num_blocks = len(self.encoder)
+        left_frames = self.streaming.left_frames
+        head_size = self.d_model // self.nhead
         return {
             "frames": zeros(1, dtype=torch.int64),
-            "attention": zeros(1, blocks, self.streaming.left_frames, 2, *heads),
-            "convolution": zeros(1, blocks, self.past_frames, self.d_model),
+            "attention": zeros(1, num_blocks, left_frames, 2, self.nhead, head_size),
+            "convolution": zeros(1, num_blocks, self.conv_context, self.d_model),
         }
 
     def forward_chunk(
@@ -140,12 +145,13 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, EncoderState]:
         """Encode a chunk of each session: (B, U, D), (B,) -> (B, U, D), state.
 
-        lengths: the whole chunk, for a session that continues.
+        lengths: frames of each chunk; fewer than U only in the last chunk of a session.
         """
-        num_past, device = state.attention.shape[2], x.device
+        device = x.device
         mask = length_mask(lengths, x.shape[1], device)  # (B, U)
-        missing = num_past - state.frames.unsqueeze(1)
-        has_past = torch.arange(num_past, device=device) >= missing  # (B, L)
+        left_frames = state.attention.shape[2]
+        num_missing = left_frames - state.frames.unsqueeze(1)  # at the start of a session
+        has_past = torch.arange(left_frames, device=device) >= num_missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
         block_states: list[BlockState] = []
         encoder = cast("Iterable[ConformerBlock | TransformerBlock]", self.encoder)
@@ -153,13 +159,16 @@ class Transformer(nn.Module):
             past = BlockState(state.attention[:, index], state.convolution[:, index])
             x, block_state = block.forward_chunk(x, visible, mask, past)
             block_states.append(block_state)
-        attention, convolution = (torch.stack(s, 1) for s in zip(*block_states, strict=True))
-        frames = state.frames + lengths.to(device)
-        state = replace(state, attention=attention, convolution=convolution, frames=frames)
+        state = replace(
+            state,
+            attention=torch.stack([block.attention for block in block_states], 1),
+            convolution=torch.stack([block.convolution for block in block_states], 1),
+            frames=state.frames + lengths.to(device),
+        )
         return self.encoder_norm(x), state
 
     def decode(self, tokens: Tensor, states: Tensor, lengths: Tensor) -> Tensor:
-        """Decode with teacher forcing: (B, L) tokens, (B, U, D), (B,) frames -> (B, L, D).
+        """Decode with teacher forcing: (B, N) tokens, (B, U, D), (B,) frames -> (B, N, D).
 
         Attention is causal, so no token sees the padding after it.
         """
@@ -222,7 +231,7 @@ class TransformerBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention to earlier tokens, to the frames, feed-forward: (B, L, D) -> (B, L, D)."""
+    """Attention to earlier tokens, attention to the frames, feed-forward: (B, N, D) -> same."""
 
     def __init__(self, *, d_model: int, nhead: int, d_ffn: int, dropout: float) -> None:
         super().__init__()
@@ -254,7 +263,7 @@ class FeedForward(nn.Sequential):
         y = x
         for layer in layers:
             y = layer(y)
-        return cast("Dropout", dropout).add(x, y, weight)
+        return cast("Dropout", dropout).add(x, y, weight)  # x + weight * dropout(y)
 
 
 class Convolution(nn.Module):
@@ -264,6 +273,11 @@ class Convolution(nn.Module):
     """
 
     def __init__(self, *, d_model: int, kernel_size: int, dropout: float) -> None:
+        if kernel_size % 2 == 0:
+            raise ConfigError(
+                "`kernel_size` must be odd, so that the convolution sees as many frames on each "
+                f"side, but is {kernel_size}."
+            )
         super().__init__()
         self.norm = nn.LayerNorm(d_model)
         self.pointwise_conv1 = nn.Linear(d_model, 2 * d_model)
@@ -274,36 +288,45 @@ class Convolution(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, chunk: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, chunk_frames: int | None = None) -> Tensor:
         """Convolve; frames where ``mask`` (B, U) is false count as zero.
 
-        chunk: frames per chunk; a frame sees nothing past its own chunk.
+        chunk_frames: the frames of a chunk; no frame sees past the end of its chunk.
         """
-        y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
-        y = self.depthwise_conv(y) if chunk is None else self._convolve_chunks(y, chunk)
+        y = self._gate(x, mask)
+        if chunk_frames is None:
+            y = self.depthwise_conv(y)
+        else:
+            y = self._convolve_chunks(y, chunk_frames)
         return self._add(x, y)
 
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve a chunk after the frames of ``past``, (B, K, D)."""
-        y = nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
-        frames, num_past = torch.cat([past, y], 1), past.shape[1]
+        """Convolve a chunk after the frames of ``past``, (B, C, D)."""
+        frames = torch.cat([past, self._gate(x, mask)], 1)
+        num_past = past.shape[1]
         y = self.depthwise_conv(frames)[:, num_past:]
         return self._add(x, y), last_frames(frames, num_past)
 
-    def _convolve_chunks(self, y: Tensor, chunk: int) -> Tensor:
-        """Convolve, then subtract what lies past the end of each chunk: (B, U, D) -> same.
+    def _gate(self, x: Tensor, mask: Tensor) -> Tensor:
+        return nn.functional.glu(self.pointwise_conv1(self.norm(x))) * mask.unsqueeze(-1)
 
-        Convolving each chunk with the K frames before it took 1.5 times as long.
+    def _convolve_chunks(self, y: Tensor, chunk_frames: int) -> Tensor:
+        """Convolve so that no frame sees past the end of its chunk: (B, U, D) -> same.
+
+        It convolves all frames at once, then subtracts what leaked in from later chunks. Convolving
+        each chunk with the C frames before it took 1.5 times as long.
         """
-        convolve, frames = self.depthwise_conv, y.shape[1]
-        side = convolve.kernel_size[0] // 2
-        convolved: Tensor = convolve(y)
-        to_end = chunk - torch.arange(frames, device=y.device) % chunk  # of the chunk: (U,)
-        padded = nn.functional.pad(y, (0, 0, 0, side))
-        for ahead in range(1, side + 1):
-            beyond = padded[:, ahead : ahead + frames] * (to_end <= ahead).unsqueeze(1)
-            weight = convolve.weight[:, 0, side + ahead]
-            convolved = torch.addcmul(convolved, beyond, weight, value=-1)
+        num_frames = y.shape[1]
+        half_kernel = self.depthwise_conv.kernel_size[0] // 2
+        convolved: Tensor = self.depthwise_conv(y)
+        frames_into_chunk = torch.arange(num_frames, device=y.device) % chunk_frames
+        frames_left_in_chunk = chunk_frames - frames_into_chunk  # with the frame itself: (U,)
+        padded = nn.functional.pad(y, (0, 0, 0, half_kernel))
+        for ahead in range(1, half_kernel + 1):
+            is_past_chunk = (frames_left_in_chunk <= ahead).unsqueeze(1)
+            leaked = padded[:, ahead : ahead + num_frames] * is_past_chunk
+            weight = self.depthwise_conv.weight[:, 0, half_kernel + ahead]
+            convolved = torch.addcmul(convolved, leaked, weight, value=-1)
         return convolved
 
     def _add(self, x: Tensor, y: Tensor) -> Tensor:
@@ -314,6 +337,11 @@ class SelfAttention(nn.Module):
     """Attend with rotary positions, and add: (B, U, D) -> (B, U, D); causal without a mask."""
 
     def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
+        if d_model % (2 * nhead) != 0:
+            raise ConfigError(
+                "`d_model` must be a multiple of twice `nhead`, because rotary positions turn "
+                f"pairs of a head's channels, but `d_model` is {d_model} and `nhead` is {nhead}."
+            )
         super().__init__()
         self.nhead = nhead
         self.norm = nn.LayerNorm(d_model)
@@ -327,24 +355,28 @@ class SelfAttention(nn.Module):
         Without a mask, each frame attends to itself and the frames before it.
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
-        cosine, sine = rotary_angles(x.shape[1], heads.shape[-1], x.device)
-        query_key, value = heads.split((2, 1), dim=2)  # split: its gradient is one copy
+        cosine, sine = rotary_cos_sin(x.shape[1], heads.shape[-1], x.device)
+        query_key, value = heads.split((2, 1), dim=2)  # its backward pass makes only one copy
         query, key = rotate(query_key, cosine, sine).unbind(2)
-        mask = mask[:, None, None, :] if mask is not None and mask.ndim == 2 else mask
+        if mask is not None and mask.ndim == 2:
+            mask = mask[:, None, None, :]
         return self._attend(x, query, key, value.squeeze(2), mask)
 
     def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
 
-        mask: (B, 1, 1, L + U). Keys are kept before rotation: only distances count, so positions
-        may restart in each chunk.
+        mask: (B, 1, 1, L + U). The state holds keys that are not rotated yet. Each chunk counts
+        positions from the start of its past, because attention depends on distances only.
         """
-        heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))
-        query, key_value = heads[:, :, :1], torch.cat([past, heads[:, :, 1:]], 1)
-        key, value = key_value[:, :, :1], key_value[:, :, 1:]  # (B, L + U, 1, H, D/H)
+        heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
+        query = heads[:, :, :1]  # (B, U, 1, H, D/H)
+        key_value = torch.cat([past, heads[:, :, 1:]], 1)
+        key = key_value[:, :, :1]  # (B, L + U, 1, H, D/H)
+        value = key_value[:, :, 1:]
         num_past = past.shape[1]
-        cosine, sine = rotary_angles(num_past + x.shape[1], heads.shape[-1], x.device)
-        query, key = rotate(query, cosine[num_past:], sine[num_past:]), rotate(key, cosine, sine)
+        cosine, sine = rotary_cos_sin(num_past + x.shape[1], heads.shape[-1], x.device)
+        query = rotate(query, cosine[num_past:], sine[num_past:])
+        key = rotate(key, cosine, sine)
         out = self._attend(x, query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
         return out, last_frames(key_value, num_past)
 
@@ -357,7 +389,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attend from tokens to frames, and add: (B, L, D), (B, U, D) -> (B, L, D)."""
+    """Attend from tokens to frames, and add: (B, N, D), (B, U, D) -> (B, N, D)."""
 
     def __init__(self, *, d_model: int, nhead: int, dropout: float) -> None:
         super().__init__()
@@ -391,44 +423,62 @@ def attend(
     mask: of any shape that broadcasts to (B, H, U, K); None: causal attention.
     bias: added to the scores, (B, H, U, K); only with a mask.
     """
-    is_exported = mask is not None and torch.compiler.is_exporting()
-    if mask is not None and (is_exported or bias is not None):
-        visible_bias = query.new_zeros(()) if bias is None else bias.to(query.dtype)
-        mask = torch.where(mask, visible_bias, torch.finfo(query.dtype).min)
-    if is_exported:  # PyTorch's guard for rows without frames takes 8 % of the time in ONNX
-        scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5 + mask
+    if mask is None:
+        assert bias is None
+        out = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+    elif torch.compiler.is_exporting():
+        # In ONNX, scaled_dot_product_attention would check for rows without frames, which takes 8 %
+        # of the time.
+        scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5
+        scores = scores + _masked_bias(query, mask, bias)
         out = torch.matmul(scores.softmax(-1), value)
     else:
+        scores_mask = mask if bias is None else _masked_bias(query, mask, bias)
         out = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
+            query, key, value, attn_mask=scores_mask, dropout_p=dropout
         )
     return out.transpose(1, 2).flatten(2)
 
 
-def rotary_angles(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _masked_bias(query: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what is added to the scores: the bias or 0 where ``mask`` is true, else the lowest."""
+    visible_scores = query.new_zeros(()) if bias is None else bias.to(query.dtype)
+    return torch.where(mask, visible_scores, torch.finfo(query.dtype).min)
+
+
+def rotary_cos_sin(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of position times frequency, for `rotate`: 2 x (U, 1, 1, D/H).
 
-    A pair is a channel of the first half and one of the second; the sine of the first is negative.
+    A pair consists of a channel of the first half and one of the second half. The sine of the first
+    half is negative.
     """
-    frequency = _frequencies if torch.compiler.is_dynamo_compiling() else _cached_frequencies
-    angles = torch.arange(length, device=device).unsqueeze(1) * frequency(size, device)
+    angles = torch.arange(length, device=device).unsqueeze(1) * _frequencies(size, device)
     cosine, sine = angles.cos(), angles.sin()
-    cosine, sine = torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)
+    cosine = torch.cat([cosine, cosine], -1)
+    sine = torch.cat([-sine, sine], -1)
     return cosine[:, None, None], sine[:, None, None]
 
 
+# A cached tensor becomes a constant of an exported graph. Computed in the graph, it would differ:
+# other runtimes round powers differently, which at frame 950 was four times the error of all other
+# operations (7e-5 of a log-probability).
+_cached_frequencies: dict[tuple[int, torch.device], Tensor] = {}
+
+
 def _frequencies(size: int, device: torch.device) -> Tensor:
-    return ROTARY_BASE ** (-torch.arange(0, size, 2, device=device) / size)
-
-
-# Cached, so that it is a constant in an exported graph: other runtimes round powers differently,
-# which at frame 950 was four times the error of all other operations (7e-5 of a log-probability).
-_cached_frequencies = lru_cache(maxsize=8)(_frequencies)
+    is_compiling = torch.compiler.is_dynamo_compiling()
+    if not is_compiling and (size, device) in _cached_frequencies:
+        return _cached_frequencies[size, device]
+    frequencies = ROTARY_BASE ** (-torch.arange(0, size, 2, device=device) / size)
+    # The FakeTensor of an export must not outlive it.
+    if not is_compiling and type(frequencies) is Tensor:
+        _cached_frequencies[size, device] = frequencies
+    return frequencies
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair of channels by the angle of its position: (B, U, ..., D/H) -> same.
 
-    It multiplies whole rows: four products of halves and their gradients took twice as long.
+    It multiplies whole rows. Four products of half rows, and their gradients, took twice as long.
     """
     return (x * cosine + x.roll(x.shape[-1] // 2, -1) * sine).to(x.dtype)

@@ -33,7 +33,8 @@ from sbkit.bundle.protocols import (
     Encoded,
     StreamingModel,
 )
-from sbkit.runtime.model import StreamingUse, pad_clips, round_up, run_batches
+from sbkit.runtime.batch_shapes import pad_clips, round_up
+from sbkit.runtime.model_thread import StreamingUse, run_batches
 
 ONNX_FOLDER = "onnx"  # of a bundle
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision

@@ -12,7 +12,7 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.runtime.model import LoadedModel, ModelThread, StreamingUse, require_effective
+from sbkit.runtime.model_thread import LoadedModel, ModelThread, StreamingUse, require_effective
 from sbkit.runtime.onnx_model import (
     PROVIDERS,
     WEIGHTS_SHA256,

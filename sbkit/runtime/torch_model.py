@@ -32,13 +32,11 @@ from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, StreamingNetwork, streaming_network
-from sbkit.runtime.model import (
-    Shapes,
+from sbkit.runtime.batch_shapes import BatchShapes, pad_clips, round_up
+from sbkit.runtime.model_thread import (
     StreamingUse,
-    naming_audio,
-    pad_clips,
+    model_errors_as_bundle_errors,
     require_effective,
-    round_up,
     run_batches,
 )
 
@@ -79,7 +77,7 @@ class TorchModel:
         self._placement, self._rate = placement, sample_rate
         for part in (network.model, *parts):
             part.to(placement.device)
-        with naming_audio("a second of silence"):
+        with model_errors_as_bundle_errors("a second of silence"):
             effective = self._read_back()
         self.effective = require_effective(
             effective, device=str(placement.device), precision=placement.precision
@@ -222,19 +220,19 @@ class CompiledModel(TorchModel):
         """Make the model, compile its blocks, and run each shape of the table."""
         self._mode, self._stance = compilation.mode, "default"
         lengths = [seconds_to_samples(seconds, sample_rate) for seconds in compilation.seconds]
-        self._shapes = Shapes(
-            max_samples=sys.maxsize, clips=compilation.clips, lengths=tuple(lengths)
+        self._shapes = BatchShapes(
+            max_samples=sys.maxsize, batch_sizes=compilation.clips, padded_lengths=tuple(lengths)
         )
         super().__init__(network, sample_rate=sample_rate, **options)
         chunks = None if compilation.streaming == "no" else self.chunks
         self._compile_blocks(compilation, with_chunks=chunks is not None)
         for _ in range(NUM_WARM_UPS):
             if chunks is not None:
-                for sessions in self._shapes.clips:
+                for sessions in self._shapes.batch_sizes:
                     silence = np.zeros(chunks.window, np.int16)
                     self.advance([silence] * sessions, [self.start()] * sessions)
             if chunks is None or compilation.streaming == "also":
-                for clips, samples in self._shapes.pairs():
+                for clips, samples in self._shapes.all_shapes():
                     self.encode([np.zeros(samples, np.int16)] * clips)
         self._stance = "fail_on_recompile"
         self.effective = replace(self.effective, compiled=compilation.mode)
@@ -254,8 +252,8 @@ class CompiledModel(TorchModel):
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips to a shape of the table, with silent rows if there are fewer clips."""
-        num_rows = round_up(len(clips), self._shapes.clips)
-        samples = round_up(max(map(len, clips)), self._shapes.lengths)
+        num_rows = round_up(len(clips), self._shapes.batch_sizes)
+        samples = round_up(max(map(len, clips)), self._shapes.padded_lengths)
         return self._to_device(*pad_clips(clips, samples, num_rows))
 
     @contextmanager
@@ -287,14 +285,14 @@ class CompiledModel(TorchModel):
         """Run one chunk (S,) of each session, in batches of the table."""
         outputs: list[tuple[LogProbs, NetworkState]] = []
         for batch in self._split(list(zip(chunks, states, strict=True))):
-            num_added = round_up(len(batch), self._shapes.clips) - len(batch)
+            num_added = round_up(len(batch), self._shapes.batch_sizes) - len(batch)
             padded = batch + batch[:1] * num_added
             with self._step():
                 outputs += super().advance(*zip(*padded, strict=True))[: len(batch)]
         return outputs
 
     def _split(self, rows: list[Row]) -> list[list[Row]]:
-        size = self._shapes.clips[-1]
+        size = self._shapes.batch_sizes[-1]
         return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def encode_batches(self, batches: Sequence[Sequence[Samples]]) -> list[list[Encoded]]:

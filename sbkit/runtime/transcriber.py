@@ -36,7 +36,8 @@ from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.decoder import DecoderInput, Recognition
-from sbkit.runtime.model import Shapes, naming_audio
+from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalization import join_segments
@@ -318,7 +319,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self._segmenter = Segmenter(self._rate, self._model.samples_per_frame, detector=detector)
         max_samples = seconds_to_samples(default_batch_seconds(self.effective), self._rate)
         self._encode = encode or partial(
-            self._model.encode_by_length, shapes=Shapes(max_samples=max_samples)
+            self._model.encode_by_length, shapes=BatchShapes(max_samples=max_samples)
         )
 
     @classmethod
@@ -486,7 +487,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """
         segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
         names = dict.fromkeys(item.file or "an array" for item in batch)
-        with naming_audio(listed(names)):
+        with model_errors_as_bundle_errors(listed(names)):
             encoded = iter(self._encode([segment.samples for segment in segments]))
         inputs: list[DecoderInput] = []
         for item in batch:

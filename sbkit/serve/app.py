@@ -22,8 +22,8 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
     MAX_SPEECH_BYTES,
-    Model,
-    Models,
+    ServedModel,
+    ServedModels,
     SpeechRequest,
     TranscriptionRequest,
     speech_response,
@@ -64,7 +64,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Service:
     """The models behind the routes, and their limits."""
 
-    models: Models
+    models: ServedModels
     limits: Limits
     declared: dict[str, str]  # the requested device, runtime and precision
     state: State
@@ -202,7 +202,7 @@ class Service:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _describe(model: Model) -> JsonObject:
+def _describe(model: ServedModel) -> JsonObject:
     engine, rate = model.engine, model.engine.sample_rate
     card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
     card["effective"] = asdict(engine.effective)

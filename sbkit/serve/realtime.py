@@ -25,7 +25,14 @@ from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.api import Models, SessionOptions, parse_object, take, words_of
+from sbkit.serve.api import (
+    ServedModels,
+    SessionOptions,
+    as_logged_error,
+    parse_object,
+    read_field,
+    words_of,
+)
 from sbkit.serve.middleware import (
     ApiError,
     Json,
@@ -127,7 +134,13 @@ class RealtimeSession:
     """A client's session; times are in seconds from its first sample."""
 
     def __init__(
-        self, socket: WebSocket, *, models: Models, limits: Limits, state: State, metrics: Metrics
+        self,
+        socket: WebSocket,
+        *,
+        models: ServedModels,
+        limits: Limits,
+        state: State,
+        metrics: Metrics,
     ) -> None:
         """Take a WebSocket that is not yet accepted."""
         self._socket, self._models, self._limits = socket, models, limits
@@ -186,11 +199,11 @@ class RealtimeSession:
         event: JsonObject = {}
         try:
             event = _parse(message)
-            match take(event, "type", str):
+            match read_field(event, "type", str):
                 case "session.update":
-                    await self._update(take(event, "session", dict))
+                    await self._update(read_field(event, "session", dict))
                 case "input_audio_buffer.append":
-                    await self._append(take(event, "audio", str))
+                    await self._append(read_field(event, "audio", str))
                 case "input_audio_buffer.commit":
                     await self._commit()
                 case "input_audio_buffer.clear":
@@ -202,13 +215,13 @@ class RealtimeSession:
             await self._fail(error, event.get("event_id"))
 
     async def _update(self, session: JsonObject) -> None:
-        if (kind := take(session, "type", str) or "transcription") != "transcription":
+        if (kind := read_field(session, "type", str) or "transcription") != "transcription":
             raise wrong_field("type", "transcription", kind)
         if self._in_turn:
             expected = "between turns: commit or clear the audio first"
             raise wrong_field("session.update", expected, "within one")
-        audio_input = take(take(session, "audio", dict), "input", dict)
-        await self._configure({**self._options.plain, **audio_input})
+        audio_input = read_field(read_field(session, "audio", dict), "input", dict)
+        await self._configure({**self._options.echoed_options, **audio_input})
         await self._send("session.updated", session=self._plain())
 
     async def _configure(self, audio_input: JsonObject) -> None:
@@ -216,13 +229,13 @@ class RealtimeSession:
         model = self._socket.query_params.get("model") or first
         self._options = options = SessionOptions.parse(audio_input, self._models, model)
         self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
-        self._make_turn = await self._recognizer.turns(options.phrases, options.silence)
+        self._make_turn = await self._recognizer.turns(options.phrases, options.silence_seconds)
         self._begin_stream()
 
     def _begin_stream(self) -> None:
         """Start a stream, and its first turn."""
-        detector, silence = self._recognizer.detector, self._options.silence
-        self._resampler = Resampler(self._options.format.rate, self._rate)
+        detector, silence = self._recognizer.detector, self._options.silence_seconds
+        self._resampler = Resampler(self._options.audio_format.rate, self._rate)
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
             self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
@@ -236,7 +249,7 @@ class RealtimeSession:
             content = b64decode(audio, validate=True)
         except ValueError:
             raise wrong_field("audio", "base64", "not") from None
-        subtype, rate, sample_bytes = self._options.format
+        subtype, rate, sample_bytes = self._options.audio_format
         if len(content) % sample_bytes:
             raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
@@ -276,7 +289,7 @@ class RealtimeSession:
     async def _send_event(self, event: Event, *, is_last: bool) -> None:
         """Send the new text of an event; a Final ends the turn if endpoint rules end turns."""
         item, has_detector = self._item, self._speech_turns is not None
-        by_rules = self._options.silence is not None and not has_detector and not is_last
+        by_rules = self._options.silence_seconds is not None and not has_detector and not is_last
         match event:
             case Final():
                 item.finals.append(event)
@@ -319,7 +332,7 @@ class RealtimeSession:
         try:
             await self._feed(samples, is_last=True)
         except SbkitError as error:
-            await self._send_text("failed", error=as_api_error(error).plain()["error"])
+            await self._send_text("failed", error=as_logged_error(error).plain()["error"])
             self._item = Item(self._now)
         else:
             await self._complete(self._now)
@@ -360,12 +373,12 @@ class RealtimeSession:
             "id": self._id,
             "object": "realtime.transcription_session",
             "type": "transcription",
-            "audio": {"input": self._options.plain},
+            "audio": {"input": self._options.echoed_options},
         }
 
     @property
     def _in_turn(self) -> bool:
-        by_client = self._options.silence is None
+        by_client = self._options.silence_seconds is None
         return self._item.is_announced or (by_client and self._now > self._item.begin)
 
 

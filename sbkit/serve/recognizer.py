@@ -28,7 +28,8 @@ from sbkit.audio.io import AudioError, Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
-from sbkit.runtime.model import ModelThread, Shapes, round_up
+from sbkit.runtime.batch_shapes import BatchShapes, round_up
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
@@ -121,7 +122,7 @@ class Batcher:
         self,
         thread: ModelThread,
         *,
-        shapes: Shapes,
+        shapes: BatchShapes,
         wait_seconds: float,
         on_batch: Callable[[int, int], object],
     ) -> None:
@@ -174,7 +175,7 @@ class Batcher:
         self._collector.join()
 
     def _padded_length(self, segment: _Queued) -> int:
-        return round_up(len(segment.samples), self._shapes.lengths)
+        return round_up(len(segment.samples), self._shapes.padded_lengths)
 
     def _run(self) -> None:
         while (segments := self._next_round()) is not None:
@@ -299,7 +300,7 @@ class Recognizer:
         self,
         bundle: OpenBundle,
         *,
-        shapes: Shapes,
+        shapes: BatchShapes,
         wait_seconds: float,
         max_seconds: float,
         workers: Workers,

@@ -23,10 +23,19 @@ sun, sv swe, sw swa, ta tam, te tel, tg tgk, th tha, ti tir, tk tuk, tl tgl, tn 
 ts tso, tt tat, tw twi, ty tah, ug uig, uk ukr, ur urd, uz uzb, ve ven, vi vie, vo vol, wa wln, wo
 wol, xh xho, yi yid, yo yor, za zha, zh zho chi cmn, zu zul
 """
-_SHORT_CODES = {
-    long: short for short, *longs in map(str.split, _CODES.split(",")) for long in longs
-}
-TWO_LETTER_CODES = frozenset(_SHORT_CODES.values())
+
+
+def _read_codes() -> dict[str, str]:
+    """Return the two-letter code of each three-letter code."""
+    two_letter_of: dict[str, str] = {}
+    for codes in _CODES.split(","):
+        two_letter_code, *three_letter_codes = codes.split()
+        two_letter_of |= dict.fromkeys(three_letter_codes, two_letter_code)
+    return two_letter_of
+
+
+_TWO_LETTER_OF = _read_codes()
+TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
 
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
@@ -38,24 +47,26 @@ _TAG = re.compile(
 def check_language(value: object) -> str:
     """Check a language tag, an ISO 639 code with or without a region, and return it.
 
-    Raises ConfigError unless a code of two letters is listed above, and a code of three letters has
-    no shorter form there. The other 7,800 codes of three letters (ISO 639-3) are not looked up.
+    Raises ConfigError for a two-letter code that does not exist, and for a three-letter code of a
+    language that has a two-letter code. Any other three-letter code passes, because the 7,800 codes
+    of ISO 639-3 are not listed here.
     """
     if value is False:
         raise ConfigError(
             "`language` must be a tag such as de or sv-SE, but is false: YAML reads an unquoted no "
             'as false. For Norwegian write language: "no", or nb-NO or nn-NO.'
         )
-    code = primary(str(value))
+    code = primary_language(str(value))
     if not _TAG.fullmatch(str(value)) or (len(code) == 2 and code not in TWO_LETTER_CODES):
         raise ConfigError(
             "`language` must be the tag of a known language, such as de, sv-SE or zh-CN, but is "
             f"{value!r}. Write its ISO 639 code."
         )
-    if code in _SHORT_CODES:
-        tag = _SHORT_CODES[code] + str(value)[len(code) :]
+    if code in _TWO_LETTER_OF:
+        tag = _TWO_LETTER_OF[code] + str(value)[len(code) :]
         raise ConfigError(
-            f"`language` must be the shortest code of a language, but is {value!r}. Write {tag}."
+            "`language` must be the two-letter code of a language that has one, but is "
+            f"{value!r}. Write {tag}."
         )
     return str(value)
 
@@ -65,15 +76,23 @@ def language_tags(value: object) -> tuple[str, ...]:
     values = value if isinstance(value, list | tuple) else [value]
     if not values:
         raise ConfigError("`language` must name a language, such as en, but is an empty list.")
-    return tuple(dict.fromkeys(map(check_language, values)))
+    tags: dict[str, str] = {}
+    for item in values:
+        tag = check_language(item)
+        tags.setdefault(tag.lower(), tag)
+    return tuple(tags.values())
 
 
-def spoken_language(value: object) -> str:
-    """Return the tag of the key ``language``, or "" for several languages."""
+def single_language_tag(value: object) -> str:
+    """Return the first tag of the key ``language``, or "" if its tags are of several languages.
+
+    Regions do not count: de and de-AT are one language.
+    """
     tags = language_tags(value)
-    return tags[0] if len(tags) == 1 else ""
+    languages = {primary_language(tag) for tag in tags}
+    return tags[0] if len(languages) == 1 else ""
 
 
-def primary(tag: str) -> str:
-    """Return the language of a tag, without its region: ``sv`` for ``sv-SE``."""
+def primary_language(tag: str) -> str:
+    """Return the language of a tag without its script and region: ``sv`` for ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()

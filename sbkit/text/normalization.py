@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from sbkit.text.languages import primary
+from sbkit.text.languages import primary_language
 
 NORMALIZER_VERSION = 4  # increment it when the normalized text of any sentence changes
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
@@ -95,7 +95,7 @@ _TATWEEL = "\N{ARABIC TATWEEL}"
 def orthography(language: str) -> Orthography:
     """Return the table of a tag's language, or a general one."""
     general = ANY_LANGUAGE if separates_words(language) else UNSPACED
-    return ORTHOGRAPHIES.get(primary(language), general)
+    return ORTHOGRAPHIES.get(primary_language(language), general)
 
 
 def table_to_store(language: str) -> dict[str, object]:
@@ -122,12 +122,12 @@ def read_stored_table(stored: Any) -> tuple[int, Orthography]:
 
 def separates_words(language: str) -> bool:
     """Return whether a language writes spaces between its words."""
-    return primary(language) not in _UNSPACED
+    return primary_language(language) not in _UNSPACED
 
 
 def describe_normalizer(language: str) -> str:
     """Describe the table of a language and its effect on texts in one line."""
-    code, letters = primary(language), orthography(language).letters
+    code, letters = primary_language(language), orthography(language).letters
     table = code if code in ORTHOGRAPHIES else "all other languages"
     line = f"text table of {table}: lower case, the letters {letters or 'of every script'}"
     if not separates_words(language):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from sbkit.base.errors import ConfigError
-from sbkit.text.languages import primary
+from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import MARKS, spell_out
 
 SYMBOL_TYPES = ("characters", "phonemes")
@@ -70,7 +70,7 @@ def _espeak(clauses: tuple[str, ...], language: str) -> list[str]:
             f"`symbols: phonemes` needs {ESPEAK}, which is not installed. Install it (apt-get "
             "install espeak-ng), or write `symbols: characters`."
         )
-    code = primary(language)
+    code = primary_language(language)
     tag = language.lower().replace("_", "-")
     voice = ESPEAK_VOICES.get(code, code) if tag == code else tag
     command = [ESPEAK, "-q", "--ipa", "-v", voice, "--stdin"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from num2words import num2words
 
-from sbkit.text.languages import primary
+from sbkit.text.languages import primary_language
 from sbkit.text.normalization import describe_dropped, normalize
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
@@ -69,7 +69,7 @@ def spell_out(text: str, language: str) -> SpokenText:
     >>> spell_out("Dr. Wu paid $5!", "en").text
     'doctor wu paid five dollars!'
     """
-    code = primary(language)
+    code = primary_language(language)
     readings: dict[str, str] = {}
     text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)

@@ -110,12 +110,19 @@ def ids_of(batch: Any) -> list[str]:
     return [str(name) for name in ids] if isinstance(ids, list) else []
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether a device has no memory left; for the CPU, torch has no class of error."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextmanager
 def explained_memory(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
     """Raise SbkitError, naming the knobs to lower, if a batch does not fit into memory."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         size = (
             f"{len(batch)} utterances, {batch.seconds:.0f} s, " if isinstance(batch, Batch) else ""
         )

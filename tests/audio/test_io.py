@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections import deque
 from collections.abc import Callable
 from fractions import Fraction
@@ -70,22 +71,29 @@ def test_resampling_by_numpy_equals_torchaudio(old: int, new: int) -> None:
     np.testing.assert_allclose(resample_by_numpy(signal, old, new), expected, rtol=0, atol=1e-5)
 
 
+def test_resampling_of_read_only_memory_does_not_warn() -> None:
+    signal = np.frombuffer(bytes(4 * 4800), np.float32)
+    with warnings.catch_warnings(action="error"):
+        (resampled,) = resample_blocks([signal], 48_000, 16_000)
+    assert len(resampled) == 1600
+
+
 def test_only_eight_kernels_are_kept_whatever_the_rates() -> None:
     """With all kept, at up to 16 MB each, 100 requests with WAVs of 4 kB took 870 MB."""
     for rate in (8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 192_000, 768_000):
         for new in (8_000, 16_000, 24_000):
             resampler = Resampler(rate, new)
-            assert Fraction(resampler._new, resampler._old) == Fraction(new, rate)
+            assert Fraction(resampler._up, resampler._down) == Fraction(new, rate)
     rates = [*range(MIN_RATE_HZ, 50_000, 41), 11_127, 22_254, 767_999, MAX_RATE_HZ]
     for rate in rates:
         resampler = Resampler(rate, 16_000)
-        assert resampler._new / resampler._old == pytest.approx(16_000 / rate, rel=5e-4)
-        assert resampler._new * resampler._old <= 1 << 20
+        assert resampler._up / resampler._down == pytest.approx(16_000 / rate, rel=5e-4)
+        assert resampler._up * resampler._down <= 1 << 20
     for rate in rates[-10:]:
         resampler = Resampler(rate, 16_000)
         deque(resample_blocks([tone(8_000).astype(np.float32)], rate, 16_000), maxlen=0)
-        resample_by_numpy(END, resampler._old, resampler._new)
-    for kernels in (resample._transform, resample._kernel):
+        resample_by_numpy(END, resampler._down, resampler._up)
+    for kernels in (resample._torch_resampler, resample._kernel):
         assert (kernels.cache_info().currsize, kernels.cache_info().maxsize) == (8, 8)
 
 

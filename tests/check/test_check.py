@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.modules import module
 
 from recipes.asr.recipe import ASR
@@ -13,6 +14,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.check import check, settings
 from sbkit.check.check import check_planned_run, summary
 from sbkit.check.dry_run import dry_run
+from sbkit.check.ownership import reachable
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.commands.check import exit_code
 from tests.check.harness import planned_run
@@ -82,6 +84,16 @@ def test_check_that_raises_is_a_note(planned: PlannedRun, monkeypatch: pytest.Mo
     note, *_ = check_planned_run(planned, [check_ranges])
     assert not note.stops
     assert "(TypeError: an unexpected keyword)" in note.problem
+
+
+def test_check_walks_past_a_module_without_super_init(workplace: Workplace, tmp_path: Path) -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            self.names = ["a"]
+
+    with planned_run(workplace, tmp_path / "run") as planned:
+        planned.results["hparams"] = planned.build_hparams() | {"bare": Bare()}
+        assert ("bare", "names") in [path for path, _ in reachable(planned)]
 
 
 def test_finding_is_kept_at_each_place_and_as_an_error(planned: PlannedRun) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from datetime import date
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def test_knobs_are_the_plain_values(path: Path) -> None:
         **{"precision": "fp32", "augment": {"speeds": [0.9, 1.0], "masks": {"time": 2}}},
         **{"double": 120.0, "output_folder": "results/3407", "third": 3, "limit": None, "free": {}},
         **{"betas": (0.9, 0.98), "sizes": (3, 4), "freeze": {"CNN": "always"}},
+        **{"names": ["b"], "since": date(2024, 1, 1)},
     }
 
 

@@ -29,7 +29,7 @@ from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
 from tests.runtime.bundles import ROOT, parity_report
 from tools import bench_transcribe
-from tools.bench_transcribe import SPEECHBRAIN, SIDES
+from tools.bench_transcribe import SIDES, SPEECHBRAIN
 
 pytestmark = pytest.mark.slow
 FORMATS = [name for name in WRITERS if name != HUGGINGFACE]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.logs.handlers import TextLog, log_to_screen, quiet
+from sbkit.logs.handlers import ScreenHandler, TextLog, log_to_screen, quiet
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures
 from tests import processes
@@ -40,10 +40,7 @@ def test_import_prints_nothing_and_host_routes_and_silences_messages() -> None:
 def test_screen_gets_messages_of_first_rank_and_warnings_of_other_packages(
     to_stderr: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    installed = logging.makeLogRecord({"name": "package", "pathname": logging.__file__})
-    monkeypatch.setattr(
-        "sbkit.logs.handlers.INSTALLED_PACKAGES", str(Path(logging.__file__).parent)
-    )
+    installed = logging.makeLogRecord({"name": "package", "pathname": pytest.__file__})
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
         with log_to_screen(to_stderr=to_stderr):
@@ -56,6 +53,14 @@ def test_screen_gets_messages_of_first_rank_and_warnings_of_other_packages(
     message, warning = "two\nlines \\x1b[2J\n", "level 30 of a package\n"
     assert printed.out == ("" if to_stderr else message)
     assert printed.err == (message if to_stderr else "") + warning
+
+
+def test_bad_log_call_of_a_library_does_not_end_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = {"name": "library", "msg": "%d frames", "args": ("no",), "levelno": logging.WARNING}
+    ScreenHandler(to_stderr=False).handle(logging.makeLogRecord(record))
+    assert "--- Logging error ---" in capsys.readouterr().err
 
 
 def logged_lines(folder: Path) -> list[str]:
@@ -74,6 +79,7 @@ def test_text_log_keeps_messages_progress_and_warnings(tmp_path: Path) -> None:
             with quiet():
                 logger.info("dropped")
             logger.info("two\nlines \x1b[2J")
+            logger.info("")
             warnings.warn("be careful", stacklevel=1)
             TrainingProgress(total_epochs=3, total_steps=9).report_epoch(
                 EpochFigures(epoch=1, step=3, loss=2.0, rtfx=99.6)
@@ -81,9 +87,10 @@ def test_text_log_keeps_messages_progress_and_warnings(tmp_path: Path) -> None:
         logger.info("after it")
     lines = logged_lines(tmp_path)
     assert lines[:4] == ["call 1", "before the folder is taken", "two", r"lines \x1b[2J"]
-    assert lines[4].endswith("UserWarning: be careful")
-    assert lines[6] == "epoch 1/3 step 3 loss 2.000 100 RTFx"
-    assert lines[7:] == ["call 2", *lines[1:7]]
+    assert lines[4] == ""
+    assert lines[5].endswith("UserWarning: be careful")
+    assert lines[7] == "epoch 1/3 step 3 loss 2.000 100 RTFx"
+    assert lines[8:] == ["call 2", *lines[1:8]]
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

@@ -94,6 +94,26 @@ def test_unknown_block_and_missing_vocab_size_are_refused() -> None:
         make_transformer(num_decoder_layers=1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"nhead": 3}, "`d_model` is 16 and `nhead` is 3"),
+        ({"nhead": 16}, "must be a multiple of twice `nhead`"),
+        ({"kernel_size": 4}, "`kernel_size` must be odd, .* but is 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_transformer(**sizes)
+
+
+def test_first_call_may_be_an_export() -> None:
+    attention = SelfAttention(d_model=24, nhead=2, dropout=0.0).eval()  # a size of its own
+    inputs = (torch.randn(1, 9, 24), torch.ones(1, 9, dtype=torch.bool))
+    program = torch.export.export(attention, inputs, strict=False)
+    torch.testing.assert_close(program.module()(*inputs), attention(*inputs))
+
+
 def test_exported_attention_uses_products_and_is_the_same() -> None:
     torch.manual_seed(0)
     attention = SelfAttention(d_model=16, nhead=2, dropout=0.0).eval()

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from sbkit.base.torch_internals import own_cuda_graphs
 from sbkit.bundle.bundle import read_bundle
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.torch_model import Compilation, load_torch
 from tests import processes
 from tests.runtime.bundles import make_bundle
@@ -120,7 +120,7 @@ from importlib import import_module
 from pathlib import Path
 import numpy as np
 from sbkit.bundle.bundle import read_bundle
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.torch_model import Compilation, load_torch
 from tests.models.test_compiling import write_no_vectors
 from tests.runtime.tones import noise

@@ -106,7 +106,7 @@ def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.M
     for device, actual in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert effective(bundle, device=device).device == actual
     monkeypatch.setattr(StandInSession, "gpu", "0")
-    with pytest.raises(SbkitError, match="cuda:1` was requested, but the model runs with cuda:0"):
+    with pytest.raises(SbkitError, match="cuda:1` was requested, but the model runs on cuda:0"):
         effective(bundle, device="cuda:1")
 
 

@@ -132,7 +132,7 @@ def test_transcript_last_word_may_end_after_the_last_whole_frame(tmp_path: Path)
 def test_transcriber_batches_similar_lengths_across_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 2)
+    monkeypatch.setattr("sbkit.runtime.model_thread.usable_cores", lambda: 2)
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
     transcripts = transcriber.transcribe_batch([speak(tokenizer, text) for text in texts], RATE)
@@ -146,7 +146,7 @@ def test_transcriber_batches_similar_lengths_across_sources(
 def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.runtime.model.usable_cores", lambda: 64)
+    monkeypatch.setattr("sbkit.runtime.model_thread.usable_cores", lambda: 64)
     bundle, tokenizer, model = tone_bundle(tmp_path)
     bundle.model.effective = replace(bundle.model.effective, device="cuda:0")
     transcriber = Transcriber(bundle=bundle)
@@ -165,7 +165,7 @@ def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     model.__class__ = FailingModel
     soundfile.write(tmp_path / "loud.wav", speak(tokenizer, "a dog"), RATE)
-    says = f"The model raised RuntimeError with {tmp_path / 'loud.wav'}: too loud"
+    says = f"The model raised RuntimeError for {tmp_path / 'loud.wav'}: too loud"
     with pytest.raises(SbkitError, match=says):
         transcriber.transcribe(tmp_path / "loud.wav")
 

@@ -16,7 +16,7 @@ from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.decoding.words import WordOffsets
-from sbkit.runtime.model import ModelThread, run_batches
+from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer

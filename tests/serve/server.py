@@ -22,10 +22,10 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.model import Shapes
+from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.synthesizer import Speech
 from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.api import Model, Models
+from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.middleware import READY, Keys, Limits, Metrics, State
 from sbkit.serve.recognizer import Recognizer, Workers
@@ -34,7 +34,9 @@ from sbkit.serve.tts import Voice
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 
-SHAPES = Shapes.table(RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0))
+SHAPES = BatchShapes.table(
+    RATE, batch_seconds=10.0, clips=(1, 2, 4, 8), seconds=(1.0, 2.0, 5.0, 30.0)
+)
 Tones = tuple[Bundle, Tokenizer, ToneModel]
 
 
@@ -175,7 +177,7 @@ def running_server(
     bundles = {"tones": bundle} if second is None else {"tones": bundle, "second": second[0]}
     bounds, state = Limits(**{"drain_seconds": 0.0, **limits}), State()
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
-    models: list[Model] = []
+    models: list[ServedModel] = []
     for name, recognizer_bundle in bundles.items():
         recognizer = Recognizer(
             recognizer_bundle,
@@ -186,12 +188,12 @@ def running_server(
             metrics=metrics,
             detector=detector,
         )
-        models.append(Model(name=name, engine=recognizer, readme=readme))
+        models.append(ServedModel(name=name, engine=recognizer, readme=readme))
     if speaker is not None:
         voice = Voice(speaker, workers=workers, metrics=metrics)
-        models.append(Model(name="anna", engine=voice))
+        models.append(ServedModel(name="anna", engine=voice))
     service = Service(
-        models=Models(models=models, aliases={Recognizer: ["whisper-1"], Voice: ["tts-1"]}),
+        models=ServedModels(models=models, aliases={Recognizer: ["whisper-1"], Voice: ["tts-1"]}),
         limits=bounds,
         declared={"device": "auto"},
         state=state,

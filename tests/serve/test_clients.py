@@ -82,8 +82,8 @@ def test_transcription_events_add_up_to_the_text(server: RunningServer) -> None:
     assert completed.text == "".join(delta.delta for delta in deltas) == "".join(texts).strip()
 
 
-def test_transcription_events_end_with_an_error(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+def test_transcription_events_end_with_an_error_that_is_logged(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
         upload.close()
@@ -93,6 +93,7 @@ def test_transcription_events_end_with_an_error(
     monkeypatch.setattr(Recognizer, "transcribe", fail)
     with pytest.raises(openai.APIError, match="Internal server error"):
         list(create(server, silence(1.0), stream=True))
+    assert "The decoder was killed." in caplog.text
 
 
 def test_transcription_of_silence_is_empty(server: RunningServer) -> None:

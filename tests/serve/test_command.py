@@ -26,7 +26,7 @@ from sbkit.base.errors import INTERRUPTED, SbkitError
 from sbkit.bundle.bundle import BundleContents, read_bundle
 from sbkit.commands.cli import run
 from sbkit.export.export import export_run
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.runtime.transcriber import Transcriber
@@ -201,7 +201,7 @@ def test_serve_refuses_a_model_on_another_device(
     read = BundleContents(bundle.config, task)
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, message in (
-        (["--device", "cuda:0"], "cuda:0` was requested, but the model runs with cpu"),
+        (["--device", "cuda:0"], "cuda:0` was requested, but the model runs on cpu"),
         (["--runtime", "onnx", "--precision", "int8"], "int8` was requested, but .* with fp32"),
     ):
         with pytest.raises(SbkitError, match=message):

@@ -290,6 +290,16 @@ def test_silence_accepts_its_extremes(live: RunningServer, ms: int | None) -> No
         assert detection.silence_duration_ms == (1200 if ms is None else ms)
 
 
+def test_model_of_null_is_the_model_of_the_connection(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, second=tone_bundle(tmp_path / "second")) as server,
+        server.openai.realtime.connect(model="second") as session,
+    ):
+        set_input(session, transcription={"model": None})
+        updated = until(session, "session.updated")[-1].session
+        assert updated.audio.input.transcription.model == "second"
+
+
 def test_format_cannot_change_within_a_turn(live: RunningServer) -> None:
     with live.openai.realtime.connect() as session:
         set_input(session, turn_detection=None)

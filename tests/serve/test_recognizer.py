@@ -10,12 +10,13 @@ import pytest
 
 from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.model import ModelThread, Shapes, run_batches
+from sbkit.runtime.batch_shapes import BatchShapes
+from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.serve.recognizer import Batcher, request_cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
-SHAPES = Shapes.table(SECOND, batch_seconds=8.0, clips=(1, 2, 4), seconds=(1.0, 2.0, 4.0, 8.0))
+SHAPES = BatchShapes.table(SECOND, batch_seconds=8.0, clips=(1, 2, 4), seconds=(1.0, 2.0, 4.0, 8.0))
 
 
 class Echo:

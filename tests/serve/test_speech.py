@@ -15,7 +15,7 @@ import soundfile
 
 from sbkit.audio.io import read_audio
 from sbkit.runtime.synthesizer import Speech
-from sbkit.serve.api import Model, Models, SpeechRequest, unknown_model
+from sbkit.serve.api import ServedModel, ServedModels, SpeechRequest, unknown_model
 from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognizer import Workers
 from sbkit.serve.tts import FileWriter, Voice
@@ -132,8 +132,8 @@ def test_bad_speech_requests_get_a_clear_error(server: RunningServer, name: str)
 def test_voice_is_chosen_by_model_or_voice_name() -> None:
     workers, speaker = Workers(1), ToneSpeaker(None)
     anna, bob = (Voice(speaker, workers=workers, metrics=Metrics()) for _ in range(2))
-    bundles = [Model(name="anna", engine=anna), Model(name="bob", engine=bob)]
-    models = Models(models=bundles, aliases={Voice: ["tts-1"]})
+    bundles = [ServedModel(name="anna", engine=anna), ServedModel(name="bob", engine=bob)]
+    models = ServedModels(models=bundles, aliases={Voice: ["tts-1"]})
 
     def parse(**fields: object) -> Voice:
         content = json.dumps({"input": "a fox", **fields}).encode()

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from sbkit.audio.io import Samples
 from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.streaming.session import Final, Session, StreamingRecognizer, advance_batch

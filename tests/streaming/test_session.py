@@ -16,7 +16,7 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.decoder import BeamDecoder, ClipDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
-from sbkit.runtime.model import ModelThread
+from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.streaming.session import (

@@ -3,7 +3,7 @@
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.languages import check_language, language_tags, spoken_language
+from sbkit.text.languages import check_language, language_tags, single_language_tag
 
 KNOWN = ["de", "sv-SE", "zh-CN", "zh_Hant_TW", "rm-sursilv", "nan-tw", "hsb", "no", "DE", "ceb"]
 
@@ -30,7 +30,8 @@ def test_unknown_tag_is_refused_with_advice(value: object, advice: str) -> None:
 
 
 def test_language_tags_of_one_and_several_languages() -> None:
-    assert language_tags(["en", "es", "en"]) == ("en", "es")
-    assert (spoken_language(["en", "es"]), spoken_language(["en"])) == ("", "en")
+    assert language_tags(["en", "es", "en", "EN"]) == ("en", "es")
+    assert (single_language_tag(["en", "es"]), single_language_tag(["en"])) == ("", "en")
+    assert single_language_tag(["de", "de-AT"]) == "de"
     with pytest.raises(SbkitError, match="empty list"):
         language_tags([])

@@ -14,7 +14,8 @@ import torch
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.runtime.model import ModelThread, Shapes, require_effective, round_up, run_batches
+from sbkit.runtime.batch_shapes import BatchShapes, round_up
+from sbkit.runtime.model_thread import ModelThread, require_effective, run_batches
 from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
@@ -72,7 +73,7 @@ def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
 def test_require_effective_refuses_another_device_or_precision(device: str, precision: str) -> None:
     effective = Effective(runtime="torch", device="cpu", precision="fp32")
-    with pytest.raises(SbkitError, match="was requested, but the model runs with cpu|fp32"):
+    with pytest.raises(SbkitError, match="was requested, but the model runs (on cpu|with fp32)"):
         require_effective(effective, device=device, precision=precision)
     assert require_effective(effective, device="cpu", precision="fp32") == effective
     mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")
@@ -124,14 +125,14 @@ def test_encode_batches_equals_encode_and_restores_torch_threads(
 @pytest.mark.parametrize("fewest", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
 def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
-    table, random = Shapes.table(RATE, batch_seconds=10.0), np.random.default_rng(seed)
+    table, random = BatchShapes.table(RATE, batch_seconds=10.0), np.random.default_rng(seed)
     lengths = random.integers(1, 30 * RATE, random.integers(1, 60)).tolist()
     batches = list(table.batches(lengths, min_batches=fewest))
     assert sorted(index for batch in batches for index in batch) == [*range(len(lengths))]
     assert len(batches) >= min(fewest, len(lengths))
-    pairs = table.pairs()
+    pairs = table.all_shapes()
     for batch in batches:
-        padded = {round_up(lengths[index], table.lengths) for index in batch}
+        padded = {round_up(lengths[index], table.padded_lengths) for index in batch}
         assert len(padded) == 1
         assert (len(batch), *padded) in pairs
 
@@ -140,7 +141,7 @@ def test_padding_to_the_table_changes_no_output(tmp_path: Path) -> None:
     thread = open_model(make_bundle(tmp_path), device="cpu").model
     clips = noise(0.5, 0.56)
     before = thread.encode(clips)
-    thread.warm_up(Shapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
+    thread.warm_up(BatchShapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))
     for clip, padded in zip(before, thread.encode(clips), strict=True):
         np.testing.assert_allclose(clip.log_probs, padded.log_probs, atol=1e-4)
     assert thread.call(lambda model: model.padded_lengths) == (8000, 16_000)

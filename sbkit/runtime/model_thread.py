@@ -1,0 +1,175 @@
+"""The thread that runs a bundle's model.
+
+Compiled code with CUDA graphs keeps its state in the thread that made it, and fails in any other
+(pytorch #123177). So one thread makes the model and runs it. On the CPU this thread hands batches
+to other threads, which run in parallel, and waits for them.
+
+Legend: S samples.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from sbkit.audio.io import Samples
+from sbkit.base.arrays import Counts, Float64s, LogProbs
+from sbkit.base.errors import BundleError, DeviceError, SbkitError
+from sbkit.base.machine import usable_cores
+from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, ModelState
+from sbkit.runtime.batch_shapes import BatchShapes, round_up
+
+LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
+StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
+Result = TypeVar("Result")
+
+
+def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
+    """Return ``effective``; raises DeviceError if the model does not run as requested."""
+    if device != effective.device:
+        raise DeviceError(
+            f"`--device {device}` was requested, but the model runs on {effective.device}. `sbkit "
+            "doctor` lists the devices that can be used."
+        )
+    accepted = [precision]
+    if precision != "fp32":
+        accepted.append(f"{precision} and fp32")  # some parts, such as features, may stay in fp32
+    if effective.precision not in accepted:
+        raise DeviceError(
+            f"`--precision {precision}` was requested, but the model runs with "
+            f"{effective.precision}. `sbkit doctor` lists the precisions that can be used."
+        )
+    return effective
+
+
+class ModelThread:
+    """Run a model in a thread of its own; any thread may call the methods."""
+
+    def __init__(self, make: Callable[[], LoadedModel]) -> None:
+        """Start the thread, and make the model in it; raises what ``make`` raises."""
+        self._local = threading.local()  # holds the model, and frees it when the thread ends
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        try:
+            self.effective = self._executor.submit(self._load_model, make).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load_model(self, make: Callable[[], LoadedModel]) -> Effective:
+        self._local.model = make()
+        effective: Effective = self._local.model.effective
+        return effective
+
+    def call(self, use: Callable[[LoadedModel], Result]) -> Result:
+        """Call a function with the model, in the model's thread, and return its result."""
+        return self._executor.submit(lambda: use(self._local.model)).result()
+
+    @cached_property
+    def samples_per_frame(self) -> int:
+        return self.call(lambda model: int(model.samples_per_frame))
+
+    @property
+    def parallel_batches(self) -> int:
+        """The number of batches that can run in parallel."""
+        return usable_cores() if self.effective.device == "cpu" else 1
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        """Run the encoder on clips (S,) in one batch."""
+        return self.call(lambda model: model.encode(clips))
+
+    def encode_by_length(
+        self,
+        clips: Sequence[Samples],
+        shapes: BatchShapes,
+        *,
+        on_batch: Callable[[int, int], object] = lambda clips, samples: None,
+    ) -> list[Encoded]:
+        """Run the encoder on clips in batches of similar length; return outputs in their order.
+
+        The batches run in parallel if the device allows it.
+
+        on_batch: called for each batch with its number of clips and the samples of a padded clip.
+        """
+        lengths = [len(clip) for clip in clips]
+        batches = list(shapes.batches(lengths, min_batches=self.parallel_batches))
+        clips_of_batches = [[clips[index] for index in batch] for batch in batches]
+        outputs = self.call(lambda model: model.encode_batches(clips_of_batches))
+        for batch in batches:
+            on_batch(len(batch), round_up(lengths[batch[-1]], shapes.padded_lengths))
+        output_of_clip: dict[int, Encoded] = {}
+        for batch, batch_outputs in zip(batches, outputs, strict=True):
+            output_of_clip.update(zip(batch, batch_outputs, strict=True))
+        return [output_of_clip[index] for index in range(len(clips))]
+
+    def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
+        return self.call(lambda model: model.decoder_log_probs(states, tokens))
+
+    @property
+    def chunks(self) -> ChunkSizes | None:
+        """The sizes of the model's chunks; None if it only takes whole clips."""
+
+        def read_sizes(model: LoadedModel) -> ChunkSizes | None:
+            return None if model.streaming is None else model.streaming.chunks
+
+        return self.call(read_sizes)
+
+    def start(self) -> ModelState:
+        return self.call(lambda model: model.streaming.start())
+
+    def advance(
+        self, chunks: Sequence[Samples], states: Sequence[ModelState]
+    ) -> list[tuple[LogProbs, ModelState]]:
+        return self.call(lambda model: model.streaming.advance(chunks, states))
+
+    def warm_up(self, shapes: BatchShapes) -> None:
+        """Run every shape of a closed table; later clips are padded to its lengths."""
+
+        def run(model: LoadedModel) -> None:
+            model.padded_lengths = shapes.padded_lengths
+            for clips, samples in shapes.all_shapes():
+                model.encode([np.zeros(samples, np.int16)] * clips)
+
+        self.call(run)
+
+    def close(self) -> None:
+        """End the thread, and with it the model."""
+        self._executor.shutdown(cancel_futures=True)
+
+
+def run_batches(
+    encode: Callable[[Sequence[Samples]], list[Encoded]],
+    batches: Sequence[Sequence[Samples]],
+    *,
+    threads: int = 1,
+    prepare: Callable[[], object] | None = None,
+) -> list[list[Encoded]]:
+    """Call ``encode`` on each batch, and return the results in their order.
+
+    Each batch has a thread of its own. If threads shared each operation of one batch, they would
+    wait for each other hundreds of times. A single batch runs in the calling thread.
+
+    prepare: called first in each new thread.
+    """
+    threads = min(threads, len(batches))
+    if threads < 2:
+        return [encode(batch) for batch in batches]
+    with ThreadPoolExecutor(threads, initializer=prepare) as pool:
+        return list(pool.map(encode, batches))
+
+
+@contextmanager
+def model_errors_as_bundle_errors(audio: object) -> Iterator[None]:
+    """Raise a BundleError that names the audio for any error of a model, except an SbkitError."""
+    try:
+        yield
+    except SbkitError:
+        raise
+    except Exception as error:  # the user's parts of a bundle may raise anything
+        raise BundleError(
+            f"The model raised {type(error).__name__} for {audio}: {str(error)[:200]}. The parts "
+            "of its bundle may not fit each other: export it again, or try a shorter file."
+        ) from error
