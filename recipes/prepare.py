@@ -210,7 +210,8 @@ def with_column(
 
     ``identity`` is plain data, which must differ if the same rows would get other texts.
     """
-    named, fingerprints = splits.named(), {**splits.fingerprints}
+    named = splits.named()
+    fingerprints = {**splits.fingerprints}
     for name, split in named.items():
         if column in split.column_names:
             continue

@@ -186,12 +186,14 @@ def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float
     loader = make_loader(
         train, sampler=sampler, collate=collate, num_workers=workers, pin_memory=False
     )
-    audio_seconds, start = 0.0, time.perf_counter()
+    audio_seconds = 0.0
+    start = time.perf_counter()
     for epoch in count(1):
         sampler.set_epoch(epoch)
         for number, batch in enumerate(loader):
             if epoch == 1 and number == 2 * workers:  # the workers have started
-                audio_seconds, start = 0.0, time.perf_counter()
+                audio_seconds = 0.0
+                start = time.perf_counter()
             audio_seconds += float(batch.seconds)
             if time.perf_counter() - start > seconds:
                 return audio_seconds / (time.perf_counter() - start)

@@ -25,7 +25,8 @@ import numpy as np
 import soundfile
 
 BENCH = (sys.executable, "-m", "tools.bench_train", "--rounds=2")
-CLIP_COUNTS, RATE = {"train": 1500, "dev": 20, "test": 20}, 16_000
+CLIP_COUNTS = {"train": 1500, "dev": 20, "test": 20}
+RATE = 16_000
 GPU_TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
 COPIES = 8  # of a training clip; one is too few for SpeechBrain's buckets, and for long epochs
 NUM_WORKERS = 8  # processes that read ahead

@@ -83,7 +83,8 @@ def main() -> None:
     parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
     parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
     options = parser.parse_args()
-    rows, latencies = list[list[str]](), dict[str, list[float]]()
+    rows = list[list[str]]()
+    latencies = dict[str, list[float]]()
     with open_model(options.model) as bundle:
         clips = list(read_clips(bundle, options))
         if options.whole_clip_model is not None:
@@ -143,7 +144,8 @@ def score_whole(bundle: TorchBundle, clips: Sequence[Clip], name: str) -> Iterat
 
 def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
     """Run each clip through a session, and through a copy that continues with silence."""
-    results, model = Measurements(), bundle.model
+    results = Measurements()
+    model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
     opened = OpenBundle(
         config=bundle.config,

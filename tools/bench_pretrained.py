@@ -81,7 +81,9 @@ class ShuffledBatches:
     """
 
     def __init__(self, ordered: Iterable[int], num_clips: int) -> None:
-        self._ordered, self._num_clips, self._epoch = ordered, num_clips, 0
+        self._ordered = ordered
+        self._num_clips = num_clips
+        self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -99,7 +101,8 @@ class SpeechBrainFineTuningSide(SpeechBrainSide):
 
     def make_brain(self, run: Run) -> FineTuningBrain:
         """Make the Brain of the encoder in `pretrained`; the augmentation is version 1.1's."""
-        folder, vocab_size = run.knobs["pretrained"], self._tokenizer.vocabulary.size
+        folder = run.knobs["pretrained"]
+        vocab_size = self._tokenizer.vocabulary.size
         encoder = Wav2Vec2(folder, folder, output_norm=True, freeze_feature_extractor=True)
         head = Sequential(input_shape=[None, None, encoder.model.config.hidden_size])
         for _ in range(3):
@@ -150,7 +153,9 @@ class HuggingFaceSide:
     """
 
     def __init__(self, run: Run) -> None:
-        knobs, self._tokenizer, folder = run.knobs, run.prepare_labels(), run.knobs["pretrained"]
+        knobs = run.knobs
+        self._tokenizer = run.prepare_labels()
+        folder = run.knobs["pretrained"]
         self._extractor = library.Wav2Vec2FeatureExtractor.from_pretrained(folder)
         self.model: Any = library.Wav2Vec2ForCTC.from_pretrained(
             folder,

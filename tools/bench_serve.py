@@ -171,7 +171,8 @@ def measure(
             rates[name].append(results.seconds / options.seconds)
             is_wrong |= bool(results.outcomes.keys() - {"right"})
             print(describe(f"{clients} clients", results, options.seconds, before, port))
-        start, seconds = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        seconds = 0.0
         while time.perf_counter() - start < options.seconds:
             transcribe_all()
             seconds += sum(clip.seconds for clip in clips)
@@ -213,10 +214,12 @@ async def run_clients(
     act: Callable[..., Awaitable[None]],
 ) -> Results:
     """Let clients act until the time is over, each with its own connection."""
-    results, end = Results(), time.perf_counter() + seconds
+    results = Results()
+    end = time.perf_counter() + seconds
 
     async def client(number: int) -> None:
-        dice, connection = random.Random(number), Connection(port)
+        dice = random.Random(number)
+        connection = Connection(port)
         while time.perf_counter() < end:
             await act(connection, dice.choice(clips), results, dice)
         connection.close()
@@ -248,7 +251,8 @@ async def ask(
 
 async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> int:
     """Let clients speak in real time, after one client that collects the expected texts."""
-    results, expected = Results(), dict[Path, str]()
+    results = Results()
+    expected = dict[Path, str]()
     samples = {file: read_audio(file, RATE) for file in files}
 
     async def say_files(clip_files: Iterable[Path], pace: float) -> None:
@@ -265,7 +269,8 @@ async def converse(port: int, files: Sequence[Path], options: argparse.Namespace
                     results.seconds += len(samples[file]) / RATE
 
     def random_files(number: int) -> Iterator[Path]:
-        dice, end = random.Random(number), time.perf_counter() + options.seconds
+        dice = random.Random(number)
+        end = time.perf_counter() + options.seconds
         while time.perf_counter() < end:
             yield dice.choice(files)
 
@@ -281,7 +286,8 @@ async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[
 
     pace: 1 sends in real time, 0 at once.
     """
-    start, num_sent = time.perf_counter(), 0
+    start = time.perf_counter()
+    num_sent = 0
     for message in np.array_split(samples, 1 + len(samples) // MESSAGE_SAMPLES):
         audio = base64.b64encode(message.tobytes()).decode()
         await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
@@ -321,7 +327,8 @@ async def misbehave(
 def soak(port: int, clips: Sequence[ExpectedClip], options: argparse.Namespace) -> int:
     """Attack the server; print the outcomes of the requests, and the server's memory over time."""
     memory: list[float] = []
-    outcomes, seconds = Counter[str](), options.seconds / NUM_SOAK_PARTS
+    outcomes = Counter[str]()
+    seconds = options.seconds / NUM_SOAK_PARTS
     for _ in range(NUM_SOAK_PARTS):
         results = asyncio.run(run_clients(port, clips, options.clients, seconds, misbehave))
         outcomes += results.outcomes

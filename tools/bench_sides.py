@@ -61,7 +61,8 @@ class SbkitSide:
     """Train as `Brain.fit` does, without writing files."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self.brain = run, run.make_brain()
+        self._run = run
+        self.brain = run.make_brain()
         self.brain.loaders = run.make_loaders()
         self.brain.on_fit_start()
         self.brain.training_step.train_mode()
@@ -71,7 +72,8 @@ class SbkitSide:
     def _batches(self) -> Iterator[Any]:
         loader: Any = self._run.make_loaders().train
         for epoch in count(1):
-            self._run.build_hparams()["epoch_counter"].current, self.brain.step = epoch, 0
+            self._run.build_hparams()["epoch_counter"].current = epoch
+            self.brain.step = 0
             loader.batch_sampler.set_epoch(epoch)
             for batch in loader:  # the learning rate follows from the share of the run
                 self.brain.epoch_share = self.brain.step / len(loader)
@@ -87,7 +89,8 @@ class SbkitSide:
 
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
-        brain, scored = self.brain, list[ScoredUtterance]()
+        brain = self.brain
+        scored = list[ScoredUtterance]()
         brain.modules.eval()
         for batch in map(brain.to_device, next(iter(self._run.make_loaders().valid.values()))):
             with torch.no_grad(), brain.evaluation_ctx:

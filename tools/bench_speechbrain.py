@@ -158,7 +158,8 @@ class SpeechBrainSide:
 
     def make_brain(self, run: Run) -> Any:
         """Make the recipe's Brain with as many parameters as the run's model."""
-        knobs, device = run.knobs, str(run.choose_placement().device)
+        knobs = run.knobs
+        device = str(run.choose_placement().device)
         num_parameters = sum(p.numel() for p in run.build_hparams()["model"].parameters())
         modules = modules_of_size(knobs, self._tokenizer.vocabulary.size, num_parameters)
         drop = partial(SpectrogramDrop, drop_count_low=2, drop_count_high=5, replace="zeros")
@@ -218,7 +219,8 @@ class SpeechBrainSide:
     @torch.no_grad()
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
-        brain, scored = self.brain, list[ScoredUtterance]()
+        brain = self.brain
+        scored = list[ScoredUtterance]()
         brain.modules.eval()
         for batch in self._dev_loader:
             log_probs, _, lengths = brain.compute_forward(batch.to(brain.device), sb.Stage.VALID)

@@ -38,7 +38,8 @@ def main() -> None:
     rows = read_clips(options.run, options.max_clips)
     recognizer = options.recognizer and load_bundle(options.recognizer)
     with exported_bundle(options.run) as folder, Synthesizer.load(folder, device="cpu") as voice:
-        bundle, rate = load_bundle(folder), voice.sample_rate
+        bundle = load_bundle(folder)
+        rate = voice.sample_rate
         collate = SpokenCollate(bundle.labels, rate, bundle.model.settings["frame"])
         batches = [collate([{"percent": 100, "weight": 1.0, **row}]) for row in rows]
         clips = [next(batch.clips()) for batch in batches]
@@ -82,7 +83,8 @@ def vocode(bundle: TorchBundle, batch: SpokenBatch) -> Samples:
 @torch.inference_mode()
 def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
     """Return the root mean square error of the pitch in semitones."""
-    model, rate = bundle.model.network, bundle.config.sample_rate
+    model = bundle.model.network
+    rate = bundle.config.sample_rate
     frame = model.features.frame
     squares: list[np.ndarray[Any, Any]] = []
     for batch in batches:

@@ -105,7 +105,8 @@ def fit_offsets(folder: Path, source: Path) -> WordOffsets:
     for text in time_source(replace(bundle, config=no_offsets), source):
         pauses = [inf, *(after.start - word.end for word, after in pairwise(text.truth)), inf]
         for true_index, aligned_index in _matches(text.truth, text.aligned):
-            true, aligned = text.truth[true_index], text.aligned[aligned_index]
+            true = text.truth[true_index]
+            aligned = text.aligned[aligned_index]
             if pauses[true_index] >= MIN_PAUSE_SECONDS:
                 starts.append(true.start - aligned.start)
             if pauses[true_index + 1] >= MIN_PAUSE_SECONDS:
@@ -140,7 +141,8 @@ def read_truth(id: str, text: str, times: str) -> tuple[Word, ...]:
 
 def compare_times(pairs: Iterable[tuple[Sequence[Word], Sequence[Word]]]) -> TimeErrors:
     """Compare the true words of utterances with their recognized or aligned ones."""
-    errors, num_words = [], 0
+    errors = []
+    num_words = 0
     for truth, measured in pairs:
         num_words += len(truth)
         errors += [

@@ -94,7 +94,8 @@ class Side:
         variables: dict[str, str],
         module: str = "tools.bench_train",
     ) -> None:
-        self.name, self.rounds = name, list[dict[str, float]]()
+        self.name = name
+        self.rounds = list[dict[str, float]]()
         toolkit = name.split()[0]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, "--side", toolkit, *arguments],
@@ -195,7 +196,8 @@ def race(sides: Sequence[Side], target_cer: float, seconds: float) -> None:
     """
     durations: list[float] = []
     for side in [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]:
-        cer, duration = math.inf, sum(measured["seconds"] for measured in side.rounds)
+        cer = math.inf
+        duration = sum(measured["seconds"] for measured in side.rounds)
         max_duration = MAX_TIME_FACTOR * durations[0] if durations else math.inf
         while cer >= target_cer and duration < max_duration:
             duration += side.ask(seconds=seconds)["seconds"]

@@ -130,7 +130,8 @@ def error_cell(errors: Sequence[Windows], relevant: Sequence[Windows]) -> str:
 def conditions(clips: Sequence[LabeledClip]) -> Iterator[tuple[str, list[Samples]]]:
     """Yield the name of each noise with its level, and the clips in it."""
     yield "clean", [clip.audio for clip in clips]
-    random, longest = np.random.default_rng(0), max(len(clip.audio) for clip in clips)
+    random = np.random.default_rng(0)
+    longest = max(len(clip.audio) for clip in clips)
     white = torch.randn(longest, generator=torch.Generator().manual_seed(1))
     noises = {
         "pink": [color(white, 1.0, SAMPLE_RATE).numpy()] * len(clips),

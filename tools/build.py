@@ -57,7 +57,9 @@ def rewrite(archive: Path, time: int) -> None:
     with tarfile.open(archive) as old, tarfile.open(fileobj=content, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
             info = tarfile.TarInfo(member.name)
-            info.size, info.mtime, info.type = member.size, time, member.type
+            info.size = member.size
+            info.mtime = time
+            info.type = member.type
             info.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             new.addfile(info, old.extractfile(member) if member.isfile() else None)
     archive.write_bytes(gzip.compress(content.getvalue(), mtime=time))

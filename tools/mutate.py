@@ -221,7 +221,8 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
 
 def importers(module: Path, files: Iterable[Path]) -> list[Path]:
     """Return the files that import a module."""
-    package, name = ".".join(module.parent.parts), module.stem
+    package = ".".join(module.parent.parts)
+    name = module.stem
     imports = re.compile(rf"from {package}(\.{name} import| import .*\b{name}\b)")
     return [file for file in files if imports.search(file.read_text(encoding="utf-8"))]
 

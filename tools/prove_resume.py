@@ -76,7 +76,8 @@ def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: rand
     Return False if the run has finished before.
     """
     delay, delay_in_save = dice.uniform(0, seconds), dice.uniform(0, SAVE_SECONDS)
-    in_save, start = dice.random() < 0.5, time.monotonic()
+    in_save = dice.random() < 0.5
+    start = time.monotonic()
     while time.monotonic() < start + delay or (in_save and not is_saving(run)):
         if process.poll() is not None:
             return False
@@ -123,17 +124,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--knob=value ...]")
     options = parser.parse_args()
-    dice, folder = random.Random(options.seed), Path(tempfile.mkdtemp(prefix="prove_resume_"))
+    dice = random.Random(options.seed)
+    folder = Path(tempfile.mkdtemp(prefix="prove_resume_"))
     yaml, *knobs = options.training or [YAML]
     copy = with_frequent_saves(ROOT / yaml, folder)
     keys = read_document(copy).root  # not every model has a `d_model`
     small = [option for option in SMALL if option.strip("-").partition("=")[0] in keys]
     arguments = (str(copy), *small, *knobs)
-    reference, start_time = folder / "never_stopped", time.monotonic()
+    reference = folder / "never_stopped"
+    start_time = time.monotonic()
     finish(start(arguments, reference), reference)
     seconds = time.monotonic() - start_time
 
-    kills, mismatches = 0, list[str]()
+    kills = 0
+    mismatches = list[str]()
     while kills < options.kills:
         run = folder / f"after_{kills}_kills"
         process = start(arguments, run)

@@ -80,7 +80,8 @@ def _read_genders(file: Path) -> dict[str, str]:
 
 
 def _read_split(root: Path, split: str, language: str) -> Iterator[Clip | Excluded]:
-    folder, genders = root / split, _read_genders(root / "SPEAKERS.TXT")
+    folder = root / split
+    genders = _read_genders(root / "SPEAKERS.TXT")
     for chapter in sorted(chain.from_iterable(map(folder.glob, CHAPTER_PATTERNS))):
         speaker = (chapter if chapter.parent == folder else chapter.parent).name
         columns = {"speaker": speaker, "chapter": chapter.name, "language": language}

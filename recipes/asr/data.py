@@ -57,7 +57,8 @@ def make_asr_loaders(
     num_listed = len(splits.train)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):
-        left_out, milliseconds = splits.excluded[-1], 1000 * subsampling.stride
+        left_out = splits.excluded[-1]
+        milliseconds = 1000 * subsampling.stride
         raise DataError(
             "CTC needs a frame for each token of a transcript, but all "
             f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
@@ -79,8 +80,10 @@ def leave_out_impossible(
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     too_short = transcripts.too_short(subsampling, fastest)
-    frames, needed = transcripts.frames(subsampling, fastest), transcripts.frames_needed
-    reason, ids = "too short for its transcript", splits.train.select(too_short)["id"]
+    frames = transcripts.frames(subsampling, fastest)
+    needed = transcripts.frames_needed
+    reason = "too short for its transcript"
+    ids = splits.train.select(too_short)["id"]
     left_out = [
         Excluded(id, reason, f"{frames[row]} frames, {needed[row]} needed", "train")
         for row, id in zip(too_short, ids, strict=True)
@@ -99,7 +102,8 @@ def _log_texts(
         logger.info(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
-        num_unknown, num_long = transcripts.unknown.sum(), len(transcripts.too_short(subsampling))
+        num_unknown = transcripts.unknown.sum()
+        num_long = len(transcripts.too_short(subsampling))
         for count, reason in (
             (num_unknown, "characters that are not in the training text"),
             (num_long, "more text than the frames of the audio can hold"),

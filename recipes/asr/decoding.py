@@ -56,7 +56,8 @@ class RunDecoding:
     """
 
     def __init__(self, hparams: Any, model: AsrModel) -> None:
-        self._hparams, self._model = hparams, model
+        self._hparams = hparams
+        self._model = model
         self.decoder = _declared_decoder(hparams)  # None: tests are decoded greedily
         self.decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
         self.by_words = separates_words(getattr(hparams, "language", "und"))  # not by characters
@@ -100,7 +101,8 @@ class RunDecoding:
         """
         if self.decoder is None or brain.loaders is None:
             return 0.0
-        splits, epochs = brain.loaders.splits.valid.values(), brain.hparams.epoch_counter
+        splits = brain.loaders.splits.valid.values()
+        epochs = brain.hparams.epoch_counter
         seconds_so_far = brain.training_metrics.audio_seconds  # of audio
         trained_seconds = seconds_so_far / max(epochs.current, 1) * epochs.limit
         samples = sum(int(sample_counts(rows).sum()) for rows in splits)
@@ -151,7 +153,8 @@ class RunDecoding:
 
         (B, U, V), (B,), and for the attention decoder the encoder states (B, U, D).
         """
-        rows, samples = log_probs.float().cpu().numpy(), batch.audio_lengths.tolist()
+        rows = log_probs.float().cpu().numpy()
+        samples = batch.audio_lengths.tolist()
         attention = self._attention_decoders(states, frames)
         clips = [
             DecoderInput(log_probs=row[:count], samples=length, attention=attention_decoder)
@@ -174,7 +177,8 @@ class RunDecoding:
         """Return the attention decoder of each utterance, None if the decoder does not rescore."""
         if self.decoder is None or not self.decoder.attention_rescoring:
             return [None] * len(frames)
-        model, pairs = self._model, zip(states, frames.tolist(), strict=True)
+        model = self._model
+        pairs = zip(states, frames.tolist(), strict=True)
         # Copies: a view would keep the states of the whole batch as long as one utterance.
         scores = (partial(model.score_tokens, row[:count].clone()) for row, count in pairs)
         return [AttentionScorer(log_probs=score, eos=model.vocabulary.eos) for score in scores]

@@ -147,7 +147,8 @@ def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
     shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
     errors = confusion.sum(0) + confusion.sum(1) - 2 * confusion.diagonal()
     drawn = np.sort(np.argsort(-errors, kind="stable")[:MAX_DRAWN_CLASSES])
-    confusion, shares = confusion[np.ix_(drawn, drawn)], shares[np.ix_(drawn, drawn)]
+    confusion = confusion[np.ix_(drawn, drawn)]
+    shares = shares[np.ix_(drawn, drawn)]
     names = [names[index] for index in drawn]
     inches = max(4.0, 0.5 * len(names))
     figure = Figure(figsize=(inches + 1, inches), layout="constrained")
@@ -167,8 +168,10 @@ def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
 
 def prepare_labeled(knobs: KnobValues) -> Splits:
     """Prepare audio and all columns of utterances whose column `label` is not empty."""
-    splits, column = prepare_audio(knobs), knobs["label"]
-    named, excluded = splits.named(), [*splits.excluded]
+    splits = prepare_audio(knobs)
+    column = knobs["label"]
+    named = splits.named()
+    excluded = [*splits.excluded]
     fingerprints = {**splits.fingerprints}
     for name, split in named.items():
         columns = [key for key in split.column_names if key not in AUDIO_COLUMNS]

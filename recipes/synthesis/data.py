@@ -76,7 +76,8 @@ def _best_path(hertz: Array, strengths: Array, scale: float) -> Hertz:
     """
     hertz = np.pad(hertz, ((0, 0), (1, 0)))
     strengths = np.pad(strengths, ((0, 0), (1, 0)), constant_values=UNVOICED_STRENGTH)
-    octaves, voiced = np.log2(np.maximum(hertz, MIN_HZ)), hertz > 0
+    octaves = np.log2(np.maximum(hertz, MIN_HZ))
+    voiced = hertz > 0
     cost = JUMP_COST * np.abs(octaves[1:, None] - octaves[:-1, :, None])  # (U - 1, K, K)
     cost = np.where(voiced[1:, None] == voiced[:-1, :, None], cost, VOICING_COST)
     total = strengths[0]
@@ -126,7 +127,9 @@ def prepare_spoken(knobs: KnobValues) -> Splits:
 
     Raises ConfigError if `symbols` is not a symbol type, or espeak-ng lacks the language.
     """
-    symbol_type, language, rate = knobs["symbols"], str(knobs["language"]), knobs["sample_rate"]
+    symbol_type = knobs["symbols"]
+    language = str(knobs["language"])
+    rate = knobs["sample_rate"]
     if symbol_type not in SYMBOL_TYPES:
         raise ConfigError(
             f"`symbols` must be {' or '.join(SYMBOL_TYPES)}, but is {symbol_type!r}. Choose one."

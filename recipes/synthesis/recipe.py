@@ -136,7 +136,8 @@ class SynthesisBrain(Brain):
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
         """Align, and synthesize with the recorded durations; in training also with its pitch."""
-        audio, model = batch.audio.float() / FULL_SCALE, self.model
+        audio = batch.audio.float() / FULL_SCALE
+        model = self.model
         with torch.autocast(audio.device.type, enabled=False):
             raw, frames = model.features(audio, batch.audio_lengths)
             mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
@@ -212,10 +213,12 @@ class SynthesisBrain(Brain):
 
     def compute_objectives(self, outputs: Synthesized, batch: SpokenBatch, stage: Stage) -> Loss:
         """Sum the losses over the frames of each utterance, for the mean per frame."""
-        knobs, aligned = self.hparams, outputs.aligned
+        knobs = self.hparams
+        aligned = outputs.aligned
         frames = outputs.frames.to(outputs.mask.device)
         acoustic = ((outputs.features - outputs.target).abs().mean(2) * outputs.mask).sum(1)
-        mask, durations = outputs.symbol_mask, aligned.durations
+        mask = outputs.symbol_mask
+        durations = aligned.durations
         timing = (outputs.log_durations.exp() - durations * outputs.log_durations) * mask
         square = (outputs.predicted_variances - outputs.variances).square().sum(2) * durations
         acoustic = (
@@ -279,7 +282,8 @@ class SynthesisBrain(Brain):
 
     def _examples(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpeechExample | None]:
         """Return the first utterances of a test batch as examples, None for the others."""
-        names, octaves = self.hparams.labels.names, self._predicted_octaves(outputs)
+        names = self.hparams.labels.names
+        octaves = self._predicted_octaves(outputs)
         by_frame = (outputs.target, outputs.features, batch.voiced, batch.octaves, octaves)
         examples: list[SpeechExample | None] = []
         for row, audio in enumerate(outputs.examples):

@@ -49,9 +49,11 @@ def prepare_speech(knobs: KnobValues) -> Splits:
     if knobs["recognizer"] is None:
         return prepare_audio(knobs)
     with exported_bundle(Path(knobs["recognizer"])) as folder:
-        recognizer, weights = load_bundle(folder), read_checksums(folder)[WEIGHTS_FILE]
+        recognizer = load_bundle(folder)
+        weights = read_checksums(folder)[WEIGHTS_FILE]
     recognizer.task.require_prediction("text", command="transcribe")
-    splits, rate = prepare_transcripts(knobs), knobs["sample_rate"]
+    splits = prepare_transcripts(knobs)
+    rate = knobs["sample_rate"]
     align = partial(_align, rate=rate, recognizer=recognizer)
     return with_column(splits, SPEECH, align, identity=[rate, weights])
 
@@ -90,7 +92,8 @@ def find_speech(samples: Samples, sample_rate: int, words: Sequence[Word] | None
 
 def bridge_pauses(speech: Windows) -> Windows:
     """Label short pauses as speech, such as the closure of a consonant: (W,) -> (W,)."""
-    bridged, spoken = speech.copy(), np.flatnonzero(speech)
+    bridged = speech.copy()
+    spoken = np.flatnonzero(speech)
     lengths = np.diff(spoken)  # the windows of a pause, plus one
     is_bridged = (lengths > 1) & (lengths <= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND)
     for index in np.flatnonzero(is_bridged):

@@ -91,7 +91,9 @@ class VoiceActivityBrain(Brain):
         """The speech of training clips, for babble; the same on every rank."""
         if self.loaders is None:
             return torch.zeros(0)
-        split, rate, clips = self.loaders.splits.train, self.hparams.sample_rate, list[Tensor]()
+        split = self.loaders.splits.train
+        rate = self.hparams.sample_rate
+        clips = list[Tensor]()
         for row in read_rows(split, range(0, len(split), -(-len(split) // NUM_BABBLE_CLIPS))):
             speech = np.repeat(speech_of(row, rate), rate // WINDOWS_PER_SECOND)
             clips.append(torch.from_numpy(row["audio"][: len(speech)][speech]).float())
@@ -99,7 +101,8 @@ class VoiceActivityBrain(Brain):
 
     def compute_forward(self, batch: SpeechBatch, stage: Stage) -> Scored:
         """Score the frames of audio in silence and noise."""
-        hparams, training = self.hparams, stage is Stage.TRAIN
+        hparams = self.hparams
+        training = stage is Stage.TRAIN
         silence = round(hparams.silence_seconds * WINDOWS_PER_SECOND)
         window = self.detector.chunk_shift_samples
         snr_db, gain_db, noise_prob = EVALUATION_NOISE
@@ -139,7 +142,9 @@ class VoiceActivityBrain(Brain):
         self.measure_normalization(self.detector.features)
 
     def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
-        detected, speech, mask = scored.log_probs.argmax(2).bool(), scored.speech, scored.mask
+        detected = scored.log_probs.argmax(2).bool()
+        speech = scored.speech
+        mask = scored.mask
         frames = (
             *(speech & mask, speech & ~detected & mask),
             *(~speech & mask, ~speech & detected & mask),

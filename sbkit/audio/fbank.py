@@ -50,7 +50,8 @@ class Fbank(nn.Module):
 
     def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
         super().__init__()
-        self.n_mels, self.sample_rate = n_mels, sample_rate
+        self.n_mels = n_mels
+        self.sample_rate = sample_rate
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
@@ -127,7 +128,9 @@ def mel_filters(n_mels: int, sample_rate: int, device: torch.device) -> Tensor:
     and filters are computed in float32, like torchaudio's. In float64 they differ by one part in
     10^7, which in the quietest bins of real speech changed the logarithm by 0.0026.
     """
-    size, highest, no_warping = fft_samples(sample_rate), sample_rate / 2, (100.0, -500.0, 1.0)
+    size = fft_samples(sample_rate)
+    highest = sample_rate / 2
+    no_warping = (100.0, -500.0, 1.0)
     kaldi = import_torchaudio("torchaudio.compliance.kaldi")
     filters, _ = kaldi.get_mel_banks(n_mels, size, sample_rate, MIN_HZ, highest, *no_warping)
     filters = nn.functional.pad(filters, (0, 1))  # nothing at half the rate
@@ -154,8 +157,10 @@ class MelProducts:
     """
 
     def __init__(self, n_mels: int, sample_rate: int) -> None:
-        cpu, size = torch.device("cpu"), fft_samples(sample_rate)
-        self._samples, self._shift = window_samples(sample_rate), shift_samples(sample_rate)
+        cpu = torch.device("cpu")
+        size = fft_samples(sample_rate)
+        self._samples = window_samples(sample_rate)
+        self._shift = shift_samples(sample_rate)
         row = self._row = math.gcd(self._samples, self._shift, size)
         window = povey_window(sample_rate, cpu).double()
         self._window = window[: self._samples].reshape(-1, row)  # its first value is zero
@@ -177,7 +182,9 @@ class MelProducts:
         self._filters = torch.from_numpy(np.repeat(filters, 2, axis=0))  # (2KP, M)
 
     def __call__(self, audio: Tensor) -> Tensor:
-        shift, row, count = self._shift // self._row, self._row, len(self._window)
+        shift = self._shift // self._row
+        row = self._row
+        count = len(self._window)
         frames = (audio.shape[1] - self._samples) // self._shift + 1
         row_index = (torch.arange(frames).unsqueeze(1) * shift + torch.arange(count)).flatten()
         padding = row - audio.shape[1] % row  # never 0, which a tracer would make a special case

@@ -272,7 +272,8 @@ def _nist_is_truncated(source: Source) -> bool:
     The header is text: "NIST_1A", its size in bytes, then a line "name -type value" per field.
     """
     with _bytes_of(source) as file:
-        header, length = file.read(1024).decode("latin-1"), file.seek(0, os.SEEK_END)
+        header = file.read(1024).decode("latin-1")
+        length = file.seek(0, os.SEEK_END)
     header_bytes = int(header.split("\n")[1])
     fields = dict(re.findall(r"^(\w+) -\w+ (\S+)", header, re.MULTILINE))
     names = ("sample_count", "channel_count", "sample_n_bytes")

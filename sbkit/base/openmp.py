@@ -127,11 +127,14 @@ class ThreadWaiting:
             self.spin()
 
     def _watch(self) -> None:
-        waited_before, since = seconds_without_core() or 0.0, time.perf_counter()
+        waited_before = seconds_without_core() or 0.0
+        since = time.perf_counter()
         while not self._stop.wait(CHECK_SECONDS):
-            waited, now = seconds_without_core() or waited_before, time.perf_counter()
+            waited = seconds_without_core() or waited_before
+            now = time.perf_counter()
             self.decide((waited - waited_before) / (now - since))
-            waited_before, since = waited, now
+            waited_before = waited
+            since = now
 
 
 def loaded_library() -> ctypes.CDLL | None:

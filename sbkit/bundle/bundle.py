@@ -104,7 +104,8 @@ class Bundle:
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognition]:
         """Transcribe clips as `transcribe` does; with ``times``, also time their words."""
-        pool, clips = self.decoder_pool, [*map(to_samples, clips)]
+        pool = self.decoder_pool
+        clips = [*map(to_samples, clips)]
         inputs = [
             self.decoder_input(encoded, samples=len(clip))
             for encoded, clip in zip(self.model.encode(clips), clips, strict=True)
@@ -216,7 +217,8 @@ class Bundle:
 
     def normalizer(self) -> Callable[[str], str]:
         """Return the text normalization that the training transcripts went through."""
-        language, table = self.config.language or "und", self.config.normalizer
+        language = self.config.language or "und"
+        table = self.config.normalizer
         return partial(normalize, language=language, table=table)
 
     @property

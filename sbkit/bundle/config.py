@@ -16,7 +16,8 @@ from sbkit.text.normalization import Orthography, read_stored_table, separates_w
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 4
-MAX_WEIGHTS_BYTES, MAX_FILE_BYTES = 1 << 36, 1 << 25
+MAX_WEIGHTS_BYTES = 1 << 36
+MAX_FILE_BYTES = 1 << 25
 
 Plain = Any  # what JSON can hold
 
@@ -105,12 +106,14 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")
-        rate, language = values["sample_rate"], values.get("language")
+        rate = values["sample_rate"]
+        language = values.get("language")
         if type(rate) is not int or not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
             raise ValueError(f"its sample rate is {str(rate)[:20]}")
         if not isinstance(language, str | None):
             raise ValueError("its language is not a string")
-        normalizer, confidence = values.get("normalizer"), values.get("confidence") or {}
+        normalizer = values.get("normalizer")
+        confidence = values.get("confidence") or {}
         return BundleConfig(
             task=str(values["task"]),
             sample_rate=rate,

@@ -123,7 +123,8 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
 def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
     """Turn an error into a finding: at the line that it names, else at the first key it quotes."""
     message = str(error).replace(str(planned.folder), str(planned.run_folder))
-    line, places = FILE_AND_LINE.search(message), _places_of_keys(error, planned)
+    line = FILE_AND_LINE.search(message)
+    places = _places_of_keys(error, planned)
     where = line[0] if line else next(iter(places), planned.place())
     return Finding(check=check, where=where, problem=message.rstrip("."))
 

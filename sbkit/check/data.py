@@ -50,7 +50,8 @@ def text_labels(planned: PlannedRun) -> TextLabels:
 
 def read_all_transcripts(planned: PlannedRun) -> dict[str, Transcripts]:
     """Return the transcripts of all splits."""
-    labels, splits = text_labels(planned), planned.prepare_splits().named()
+    labels = text_labels(planned)
+    splits = planned.prepare_splits().named()
     return {name: read_transcripts(split, labels) for name, split in splits.items()}
 
 
@@ -103,7 +104,8 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     """Find labels that no loss may see, unknown characters, and empty transcripts."""
-    transcripts, vocabulary = read_all_transcripts(planned), text_labels(planned).vocabulary
+    transcripts = read_all_transcripts(planned)
+    vocabulary = text_labels(planned).vocabulary
     yield from _finding_of_rows(
         planned,
         {name: np.flatnonzero(split.refused) for name, split in transcripts.items()},
@@ -193,7 +195,8 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
 
 def check_data(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
-    splits, language = planned.prepare_splits(), planned.knobs.get("language")
+    splits = planned.prepare_splits()
+    language = planned.knobs.get("language")
     facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
     yield from _check_letters(planned, [*facts["splits"].values()])
     num_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
@@ -216,7 +219,8 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
 
 def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:
     """Find values of a column in two splits; a single speaker cannot be kept in one."""
-    noun, (first, second) = COLUMN_NOUNS.get(shared["column"]), shared["splits"]
+    noun = COLUMN_NOUNS.get(shared["column"])
+    (first, second) = shared["splits"]
     count = shared["values"]
     if noun and count and not (noun == "speaker" and is_one_speaker):
         yield planned.finding(
@@ -234,7 +238,8 @@ def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
     replaced = sum((Counter(split["replaced"]) for split in splits), Counter[str]())
     if not replaced:
         return
-    count, share = replaced.total(), replaced.total() / sum(split["letters"] for split in splits)
+    count = replaced.total()
+    share = replaced.total() / sum(split["letters"] for split in splits)
     languages = languages_with(replaced)
     stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
     letters = (f"{number} {letter}" for letter, number in replaced.most_common())

@@ -87,7 +87,9 @@ def completed_dry_run(planned: PlannedRun) -> DryRun:
 
 
 def _take_small_steps(planned: PlannedRun) -> DryRun:
-    brain, batch, run = planned.make_cpu_brain(), small_batch(planned), DryRun()
+    brain = planned.make_cpu_brain()
+    batch = small_batch(planned)
+    run = DryRun()
     paths = {id(part): keys for keys, part in reachable(planned)}  # before `forward` makes parts
     eager = nullcontext()
     if "torch._dynamo" in sys.modules:  # compiled parts would fail under the hooks
@@ -136,7 +138,8 @@ def _find_unsaved(
 
     Attributes count only if the second model computes other losses.
     """
-    brain, copy = planned.make_cpu_brain(), planned.build_again(**CPU_OPTIONS)
+    brain = planned.make_cpu_brain()
+    copy = planned.build_again(**CPU_OPTIONS)
     lacking = copy.modules.load_state_dict(brain.modules.state_dict(), strict=False)
     parts, copies = dict(brain.modules.named_modules()), dict(copy.modules.named_modules())
 
@@ -247,7 +250,8 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     A part that a knob turns off (`ctc_weight: 1.0` runs no decoder) is in the Brain's
     `unused_modules`.
     """
-    run, parameters = completed_dry_run(planned), planned.require_model().parameters()
+    run = completed_dry_run(planned)
+    parameters = planned.require_model().parameters()
     used = run.trained | _unused_parameters(planned.make_cpu_brain())
     dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
     groups: dict[tuple[str | int, bool], list[Keys]] = {}
@@ -281,13 +285,16 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
 
     They are taken at the highest rate of the schedule, from the initial weights.
     """
-    run, trained = completed_dry_run(planned), planned.make_cpu_brain()
+    run = completed_dry_run(planned)
+    trained = planned.make_cpu_brain()
     if run.created or trained.optimizers_dict is None:
         return
-    batch, brain = small_batch(planned), planned.build_again(**CPU_OPTIONS)
+    batch = small_batch(planned)
+    brain = planned.build_again(**CPU_OPTIONS)
     brain.modules.load_state_dict(trained.modules.state_dict())
     brain.init_optimizers()
-    rate, before = brain.set_highest_rate(), _losses_of(brain, batch).sum()
+    rate = brain.set_highest_rate()
+    before = _losses_of(brain, batch).sum()
     for _ in range(2):
         brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
@@ -312,7 +319,8 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
 def check_padding(planned: PlannedRun) -> Iterator[Finding]:
     """Find states of an utterance that change in a batch with a longer one."""
     completed_dry_run(planned)
-    brain, batch = planned.make_cpu_brain(), small_batch(planned)
+    brain = planned.make_cpu_brain()
+    batch = small_batch(planned)
     if not isinstance(batch, Batch):
         return
     with preserve_rng(brain.device):
@@ -352,10 +360,12 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
 def check_causality(planned: PlannedRun) -> Iterator[Finding]:
     """Find a decoder whose scores of a token depend on later tokens: it learns to copy them."""
     completed_dry_run(planned)
-    brain, batch = planned.make_cpu_brain(), small_batch(planned)
+    brain = planned.make_cpu_brain()
+    batch = small_batch(planned)
     if not isinstance(batch, TextBatch) or not batch.tokens.numel():
         return
-    tokens, row = batch.tokens.clone(), int(batch.token_lengths.argmax())
+    tokens = batch.tokens.clone()
+    row = int(batch.token_lengths.argmax())
     tokens[row, -1] = tokens[row, 0]
     before, after = _logits(brain, batch), _logits(brain, replace(batch, tokens=tokens))
     if before is None or after is None:

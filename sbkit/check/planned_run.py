@@ -94,8 +94,10 @@ class PlannedRun(Run):
     ) -> None:
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
-        self.run_folder, self.target = self.folder, target
-        self.document, self.user_overrides = read_document(yaml_file), overrides
+        self.run_folder = self.folder
+        self.target = target
+        self.document = read_document(yaml_file)
+        self.user_overrides = overrides
         self.faults: dict[str, SbkitError] = {}
         self._scratch = TemporaryDirectory(prefix="sbkit-check")
         self.overrides["output_folder"] = self._scratch.name

@@ -196,7 +196,8 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
 def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
     """Yield the differences in the order of ``now``; nested mappings are compared by key."""
     for name in [*now, *(name for name in before if name not in now)]:
-        was, value = before.get(name, "nothing"), now.get(name, "nothing")
+        was = before.get(name, "nothing")
+        value = now.get(name, "nothing")
         if isinstance(was, Mapping) and isinstance(value, Mapping):
             yield from ((f"{name}.{key}", a, b) for key, a, b in _compare(was, value))
         elif was != value:

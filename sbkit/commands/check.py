@@ -18,7 +18,8 @@ FINDINGS_EXIT = 1  # exit code
 
 def check(options: Namespace) -> int:
     """Print every finding, and return the exit code; raises SbkitError for an unreadable YAML."""
-    overrides, target = parse_overrides(options.overrides), options.target
+    overrides = parse_overrides(options.overrides)
+    target = options.target
     overrides = find_batch_seconds(options.yaml, overrides, target=target)
     with PlannedRun(options.yaml, overrides, target=target) as planned:
         findings = check_planned_run(planned)

@@ -470,7 +470,8 @@ def _run_task(options: Namespace) -> int:
 
 def _run_user_command(options: Namespace) -> int:
     with _with_bundle(options) as options:
-        task, name = _task_of(options), options.task_command
+        task = _task_of(options)
+        name = options.task_command
         declared = {n: c.arguments for n, c in task.commands.items() if c.arguments is not None}
         if name not in declared:
             raise ConfigError(

@@ -31,7 +31,8 @@ def transcribe_live(options: Namespace) -> int:
         session = Session(recognizer, detector=open_detector(options))
         show = Display(options.format == "json", options.quiet)
         (source,) = options.files
-        rate, pace = recognizer.sample_rate, options.pace or 0.0
+        rate = recognizer.sample_rate
+        pace = options.pace or 0.0
         for block in audio_blocks(source, rate, raw_rate=options.raw_rate, pace=pace):
             show(session.push(block))
         show(session.finish())
@@ -52,7 +53,8 @@ class Display:
     """Print events as they arrive: on a terminal, partial text on one line that changes."""
 
     def __init__(self, as_json: bool, quiet: bool, partial: TextIO | None = None) -> None:
-        self._as_json, self._quiet = as_json, quiet
+        self._as_json = as_json
+        self._quiet = quiet
         self._partial = sys.stderr if partial is None else partial
         self._clear = CLEAR_LINE if self._partial.isatty() else ""
 
@@ -65,7 +67,9 @@ class Display:
                 print(end=self._clear, file=self._partial, flush=True)
                 print(event.text, flush=True)
             elif isinstance(event, Partial) and not self._quiet:
-                text, end = event.text, "\n"
+                text = event.text
+                end = "\n"
                 if self._clear:  # it erases only one row, so the text must not be longer
-                    text, end = f"{CLEAR_LINE}{text[1 - get_terminal_size().columns :]}", ""
+                    text = f"{CLEAR_LINE}{text[1 - get_terminal_size().columns :]}"
+                    end = ""
                 print(text, end=end, file=self._partial, flush=True)

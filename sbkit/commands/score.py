@@ -58,7 +58,8 @@ def score(options: Namespace) -> None:
     scored: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
-        scorer, label = _scorer_of(bundle.task, options.label), options.label
+        scorer = _scorer_of(bundle.task, options.label)
+        label = options.label
         score_batch = partial(scorer.score, bundle, label=label, times=options.out is not None)
         for name, prepared in _prepare(bundle, options):
             rows = _labeled(prepared, bundle, label) if scorer.target == "label" else prepared
@@ -116,7 +117,8 @@ def _report(
     entry: FigureDict = {"utterances": len(rows), **scorer.report(options.out, name, results)}
     if report_by:
         values = {name: rows[name][:] for name in report_by if name in rows.column_names}
-        rate, clips = bundle.config.sample_rate, read_clips(rows, range(len(rows)))
+        rate = bundle.config.sample_rate
+        clips = read_clips(rows, range(len(rows)))
         columns = slice_columns(report_by, values, rows["samples"][:], rate, clips)
         entry["report_by"] = measure_slices(report_by, columns, results, scorer.measure)
         write_slices(options.out / f"report_by_{name}.tsv", entry["report_by"])
@@ -212,7 +214,8 @@ def prepare_source(
 
     path_column, text_column: columns of a table; None for the usual names.
     """
-    language, scorer = bundle.config.language or "und", bundle.task.scorer
+    language = bundle.config.language or "und"
+    scorer = bundle.task.scorer
     has_text = scorer is not None and scorer.target == "text"
     columns = TableOptions(path_column, text_column if has_text else False, language)
     if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
@@ -231,7 +234,8 @@ def prepare_source(
 
 def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
     """Select the rows that have a label; raise DataError if the model knows none of the labels."""
-    filled, labels = filled_rows(rows, label), bundle.task.labels
+    filled = filled_rows(rows, label)
+    labels = bundle.task.labels
     classes = () if labels is None else labels.names(bundle.labels)
     labeled = rows if len(filled) == len(rows) else rows.select(filled)
     if {*classes}.isdisjoint(map(str, labeled[label])):

@@ -48,7 +48,9 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     share_free_memory()
     values = {limit.name: getattr(options, limit.name) for limit in fields(Limits)}
     limits = Limits(**{name: value for name, value in values.items() if value is not None})
-    metrics, state, keys = Metrics(), State(), Keys(options.api_key_file)
+    metrics = Metrics()
+    state = State()
+    keys = Keys(options.api_key_file)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
         _require_keys(listening, options)
@@ -59,7 +61,8 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
             engine = _open(folder, options, limits, detector, workers, metrics)
             stack.enter_context(closing(engine))
             _require_device(engine.effective, options)
-            created, readme = int((folder / CONFIG_FILE).stat().st_mtime), folder / "README.md"
+            created = int((folder / CONFIG_FILE).stat().st_mtime)
+            readme = folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(ServedModel(name=name, engine=engine, created=created, readme=card))

@@ -51,7 +51,8 @@ def train(arguments: Sequence[str]) -> None:
         prepare(run)
         was_finished = run.is_finished()  # after `fit` every run is
         begin(run, text_log, was_finished=was_finished)
-        loaders, brain = run.make_loaders(), run.make_brain()
+        loaders = run.make_loaders()
+        brain = run.make_brain()
         brain.loaders = loaders
         brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
         test(run, brain, was_finished=was_finished)
@@ -136,7 +137,8 @@ def prepare_data(options: Namespace) -> None:
     report: Path | None = options.report
     if report is not None:
         require_writable(report, option="--report")
-    rate, language = run.knobs["sample_rate"], run.knobs.get("language")
+    rate = run.knobs["sample_rate"]
+    language = run.knobs.get("language")
     splits = run.prepare_splits()
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():

@@ -277,7 +277,8 @@ def _classify(
     bundle: "TorchBundle", file: Path, on_seconds: Callable[[float], object]
 ) -> Classification:
     """Return the most probable class of the segments of a file, each weighted by its length."""
-    labels, rate = bundle.labels.names, bundle.config.sample_rate
+    labels = bundle.labels.names
+    rate = bundle.config.sample_rate
     total, samples, seconds = np.zeros(len(labels)), 0, 0.0  # (V,)
     segmenter = Segmenter(rate, min_seconds=MIN_CLASSIFIED_SECONDS)
     for segment in segmenter.split(stream_audio(file, rate)):

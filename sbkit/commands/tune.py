@@ -140,7 +140,8 @@ def _make_language_models(
     bundle: TorchBundle, run: Run | None, options: Namespace, file: Path
 ) -> None:
     """Write the language models of the new decoder: the present ones, or others if asked for."""
-    model, orders = options.model, _orders(options)
+    model = options.model
+    orders = _orders(options)
     if (model / LANGUAGE_MODELS_FILE).is_file():
         shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
     if run is not None and (options.lm_text or orders):
@@ -200,7 +201,8 @@ def _encode(
     """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
     rate = bundle.config.sample_rate
     for rows in sets.values():
-        ids, samples = rows["id"][:], sample_counts(rows)
+        ids = rows["id"][:]
+        samples = sample_counts(rows)
         order = sorted(range(len(rows)), key=lambda row: order_of(ids[row]))
         fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
         for batch in read_whole_clips(rows.select(sorted(order[: max(1, fits.sum())])), rate):
@@ -220,7 +222,8 @@ def _fit(
     bundle: TorchBundle, decoder: BeamDecoder, sets: Mapping[str, datasets.Dataset], folder: Path
 ) -> bool:
     """Fit the decoder and write it; return whether it is better than the bundle's."""
-    by_words, splits = bundle.config.has_words, ", ".join(sets)
+    by_words = bundle.config.has_words
+    splits = ", ".join(sets)
     current = bundle.decoder_pool.decoder
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     with_attention = decoder.attention_rescoring or rescores

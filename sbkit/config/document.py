@@ -236,7 +236,8 @@ def read_yaml_text(path: Path) -> str:
 
 def _read_linked(document: Document, keys: Keys, name: str, above: tuple[Path, ...]) -> Document:
     """Read a document's base or an included file, unless that leads back to the document."""
-    file, above = document.path.parent / name, (*above, document.path.resolve())
+    file = document.path.parent / name
+    above = (*above, document.path.resolve())
     if file.exists() and file.resolve() in above:  # a loop of symbolic links does not exist
         raise ConfigError(
             f"`{dotted(keys)}` ({document.place(keys)}) leads back to this file: {name} reads it. "
@@ -250,7 +251,8 @@ def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
     base = _read_linked(document, (BASE_KEY,), name, above)
     _merge(document, base.root, document.root)
     base.root.ca.comment = document.root.ca.comment  # the header; other comments stay the base's
-    places, texts = base.places | document.places, document.texts | base.texts
+    places = base.places | document.places
+    texts = document.texts | base.texts
     return replace(document, root=base.root, places=places, texts=texts)
 
 
@@ -258,7 +260,9 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
     """Merge the values of a document into the tree of its base, from the last to the first."""
     position = len(tree)
     for key in reversed(changes):
-        old, new, keys = tree.get(key), changes[key], (*above, key)
+        old = tree.get(key)
+        new = changes[key]
+        keys = (*above, key)
         is_merged = isinstance(new, CommentedMap) and not tag_of(new) and keys not in WHOLE_KEYS
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
@@ -321,7 +325,8 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
 
 def _follow(root: CommentedMap, node: object, where: str) -> object:
     """Return the value of a reference; ``where`` names it in errors."""
-    text, paths = text_of(node), referenced(node)
+    text = text_of(node)
+    paths = referenced(node)
     if not paths:
         raise ConfigError(f"{where} names no key. Write it in angle brackets: `!ref <key>`.")
     is_whole = REFERENCE.fullmatch(text) is not None

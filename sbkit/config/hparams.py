@@ -184,7 +184,8 @@ def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) 
 
 
 def _dump(tree: CommentedMap) -> str:
-    stream, writer = StringIO(), YAML()
+    stream = StringIO()
+    writer = YAML()
     writer.Representer = type("Writer", (RoundTripRepresenter,), {})
     writer.Representer.add_representer(  # ruamel's representer writes nothing for None
         type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
@@ -200,8 +201,10 @@ class _BuildError(Exception):
 
     def __init__(self, node: Node, cause: Exception) -> None:
         super().__init__(str(cause))
-        self.node, self.cause = node, cause
-        self.ancestor, self.keys = node, Keys()
+        self.node = node
+        self.cause = cause
+        self.ancestor = node
+        self.keys = Keys()
 
 
 class _Loader(Loader):

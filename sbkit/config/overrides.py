@@ -225,7 +225,8 @@ def _replace(
     object, the keys are its arguments.
     """
     key = _existing_key(document, parent, keys)
-    node, default = parent[key], defaults[key]
+    node = parent[key]
+    default = defaults[key]
     if not isinstance(value, Mapping):
         parent[key] = _convert_override(document, default, keys, value)
         return

@@ -187,7 +187,8 @@ class TextCollate:
     """
 
     def __init__(self, tokenizer: Tokenizer, sample_rate: int = SAMPLE_RATE) -> None:
-        self._tokenizer, self._sample_rate = tokenizer, sample_rate
+        self._tokenizer = tokenizer
+        self._sample_rate = sample_rate
         self._separator = " " if any(SPACE in piece for piece in tokenizer.pieces()) else ""
 
     def __call__(self, rows: Sequence[Row]) -> TextBatch:
@@ -310,7 +311,8 @@ def _end_workers() -> None:
 
 def _require_shared_memory(knobs: KnobValues) -> None:
     """Check that batches fit into shared memory: a run waits forever for one that does not."""
-    num_workers, processes = knobs["num_workers"], int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    num_workers = knobs["num_workers"]
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     train_seconds = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]
     seconds = max(train_seconds, knobs["eval_batch_seconds"])
     batch_bytes = seconds_to_samples(seconds, knobs["sample_rate"]) * np.dtype(np.int16).itemsize

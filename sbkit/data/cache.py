@@ -175,7 +175,9 @@ class _CorpusShards:
     """The shards of one corpus folder, at one sample rate (Hz) and in one store."""
 
     def __init__(self, folder: Path, sample_rate: int, store: str) -> None:
-        self.folder, self._sample_rate, self._store = folder, sample_rate, store
+        self.folder = folder
+        self._sample_rate = sample_rate
+        self._store = store
         self._tables: dict[Path, pa.Table] = {}
         self._rows: dict[ClipKey, int] = {}  # of decoded clips, in all tables one after another
         self._unreadable: dict[ClipKey, AudioError] = {}

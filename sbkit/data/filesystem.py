@@ -47,7 +47,8 @@ class Storage:
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Return the bytes of each file, None for a missing file."""
-        system, paths = self._system, [f"{self._path}/{name}" for name in names]
+        system = self._system
+        paths = [f"{self._path}/{name}" for name in names]
         with _reaching(self.url):
             try:
                 return list(system.sizes(paths))  # of many files in one request

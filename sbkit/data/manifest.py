@@ -81,7 +81,8 @@ class Manifest:
     @classmethod
     def join(cls, parts: Iterable[Self]) -> Self:
         """Return the rows of all parts, which may have different columns."""
-        tables, excluded = [_SCHEMA.empty_table()], list[Excluded]()
+        tables = [_SCHEMA.empty_table()]
+        excluded = list[Excluded]()
         for part in parts:
             tables.append(part.rows)
             excluded += part.excluded
@@ -105,7 +106,8 @@ class Manifest:
         Clips that share an id are called by their path, relative to the first of ``bases`` that
         contains it.
         """
-        manifest, excluded = self, [*self.excluded]
+        manifest = self
+        excluded = [*self.excluded]
         if len(pc.unique(self.rows["audio"])) < len(self):
             first_rows: dict[str, int] = {}
             for row, path in enumerate(self.paths):

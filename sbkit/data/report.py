@@ -69,7 +69,8 @@ def write_data_report(
     for name, split in splits.named().items():
         facts["splits"][name] |= _measure_levels(split)
     folder.mkdir(parents=True, exist_ok=True)
-    data, page = folder / f"{REPORT_NAME}.json", folder / f"{REPORT_NAME}.html"
+    data = folder / f"{REPORT_NAME}.json"
+    page = folder / f"{REPORT_NAME}.html"
     write_text_atomically(data, to_json(facts, indent=2) + "\n")
     players = {}
     if splits.unused is not None:
@@ -141,7 +142,9 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
 
 def _measure_levels(split: datasets.Dataset) -> Facts:
     """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files."""
-    rows, levels, num_clipped = spread_rows(len(split), MAX_LEVEL_CLIPS), [], 0
+    rows = spread_rows(len(split), MAX_LEVEL_CLIPS)
+    levels = []
+    num_clipped = 0
     for samples in read_clips(split, rows):
         clip = np.append(samples, 0) / FULL_SCALE
         levels.append(10 * np.log10(max(np.square(clip).mean(), MIN_POWER)))

@@ -90,7 +90,8 @@ def join_rows(
         if starts and joins and total < long_enough and longer <= capacity:
             total = totals[-1] = longer
         else:
-            total, percent = row_samples, row_percent
+            total = row_samples
+            percent = row_percent
             starts.append(index)
             totals.append(total)
     firsts = np.array(starts, dtype=np.int64)
@@ -105,7 +106,8 @@ class Plan:
     """
 
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
-        self._examples, self._order = examples, order
+        self._examples = examples
+        self._order = order
         self._ends = np.array(cut_runs(examples.samples[order].tolist(), capacity), dtype=np.int64)
         self._shuffled = np.arange(len(self._ends))
 
@@ -140,7 +142,8 @@ def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
         longest = max(longest, length)
         if count and longest * (count + 1) > capacity:
             ends.append(index)
-            count, longest = 0, length
+            count = 0
+            longest = length
         count += 1
     return [*ends, len(lengths)] if count else ends
 
@@ -201,16 +204,20 @@ class TrainSampler(Sampler[MicroBatch]):
         self._shuffle_shards = shuffle_shards
         self._capacity = seconds_to_samples(batch_seconds, sample_rate)
         self._long_enough = seconds_to_samples(MAX_JOINED_SECONDS, sample_rate)
-        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._seed = seed
+        self._rank = rank
+        self._world_size = world_size
         self._accumulation = accumulation
-        self._concat_prob, self._percents = concat_prob, to_percents(speeds)
+        self._concat_prob = concat_prob
+        self._percents = to_percents(speeds)
         self._epoch, self._start = 0, 0
         self._planned: tuple[int, Plan] | None = None
         _check_capacity(self._samples, batch_seconds, sample_rate)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch, and how many of its micro-batches to skip."""
-        self._epoch, self._start = epoch, start
+        self._epoch = epoch
+        self._start = start
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
@@ -236,7 +243,8 @@ class TrainSampler(Sampler[MicroBatch]):
         """
         random = np.random.default_rng((self._seed, self._epoch))
         count = len(self._samples)
-        windows, order = self._windows(), random.permutation(count)
+        windows = self._windows()
+        order = random.permutation(count)
         examples = join_rows(
             self._samples,
             order=order[np.argsort(windows[order], kind="stable")],
@@ -293,7 +301,8 @@ def to_percents(speeds: Sequence[float]) -> list[int]:
         percents = [round(100 * speed) for speed in speeds]
         is_exact = bool(percents) and [percent / 100 for percent in percents] == list(speeds)
     except (TypeError, ValueError, OverflowError):  # not a list, or not of numbers
-        percents, is_exact = [], False
+        percents = []
+        is_exact = False
     if not is_exact or min(percents) <= 0:
         raise ConfigError(
             "`speeds` must be a list of one or more positive numbers with at most two decimals, "

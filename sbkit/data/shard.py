@@ -128,7 +128,8 @@ def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
 
 def _decode(content: bytes, location: AudioLocation) -> Samples:
     if zlib.crc32(content) != location["crc32"]:
-        start, end = location["start"], location["start"] + location["size"]
+        start = location["start"]
+        end = location["start"] + location["size"]
         raise DataError(
             f"{location['file']} is damaged: bytes {start} to {end} have another checksum than "
             "when they were written. Copy it again, or remove it and prepare the data again."
@@ -158,7 +159,8 @@ def decode_clips(
     Threads are enough, since libsndfile and torch release Python's lock: 200 clips of 48 kHz mp3
     took 0.91 s on one thread, 0.50 s on two, and 2.7 s in two processes that were already running.
     """
-    threads, torch_threads = usable_cores(), torch.get_num_threads()
+    threads = usable_cores()
+    torch_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # each decoding thread would start threads of torch's own
     paths = iter(paths)
     ahead: deque[Future[Decoded]] = deque()
@@ -260,7 +262,8 @@ class ShardWriter:
     def _flush(self) -> None:
         if self._batch:
             self._stream.write_batch(pa.record_batch({AUDIO: self._batch}, _SCHEMA))
-        self._batch, self._batch_bytes = [], 0
+        self._batch = []
+        self._batch_bytes = 0
 
     def publish(
         self,
@@ -307,7 +310,8 @@ class ShardWriter:
 
 def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
     """Return the position and the size, in bytes, of the audio of each row of an Arrow file."""
-    starts, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    starts = [np.empty(0, np.int64)]
+    sizes = [np.empty(0, np.int64)]
     with pa.memory_map(str(file)) as source:
         buffer = source.read_buffer()
         for batch in pa.ipc.open_stream(buffer):

@@ -332,15 +332,18 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             written: list[Manifest] = []
             left_out: list[tuple[str, str, str]] = []
             while part is not None and writer.bytes < options.shard_bytes:
-                ids, paths = part.ids, map(Path, part.paths)
+                ids = part.ids
+                paths = map(Path, part.paths)
                 added, errors = writer.add_clips(
                     ids, paths, options.sample_rate, store=options.store
                 )
                 written.append(part.take(added))
                 left_out += [(row.id, row.reason, row.detail) for row in part.excluded]
                 left_out += [(ids[row], UNREADABLE, str(error)) for row, error in errors.items()]
-                part, num_parts = next(parts, None), num_parts + 1
-            rows, name = Manifest.join(written).rows, f"{unit.name}-{number:03d}"
+                part = next(parts, None)
+                num_parts = num_parts + 1
+            rows = Manifest.join(written).rows
+            name = f"{unit.name}-{number:03d}"
             columns = {column: rows[column] for column in rows.column_names if column != AUDIO}
             is_last = part is None
             writer.publish(storage, name, columns, left_out=left_out, parts=num_parts, last=is_last)

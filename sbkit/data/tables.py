@@ -225,7 +225,9 @@ def to_manifest(
         text = _require_column(table, options.text_column, TEXT_COLUMNS, "text_column")
     lower = {column.lower(): column for column in table.rows.column_names}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
-    rows, excluded, clips = table.rows, [*table.excluded], dict[str, pa.Array]()
+    rows = table.rows
+    excluded = [*table.excluded]
+    clips = dict[str, pa.Array]()
     if folder and not id and "offset" not in rows.column_names:
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:

@@ -115,7 +115,8 @@ def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]
 def _grammar(
     model: NgramModel, lm_weight: float, word_bonus: float, unknown_word_score: float
 ) -> Any:
-    automaton, backoff_label = make_automaton(model), len(model.words) + 1
+    automaton = make_automaton(model)
+    backoff_label = len(model.words) + 1
     arcs: list[Arc] = []
     for source, target, word, log_prob in automaton.words:
         score = lm_weight * log_prob + word_bonus + unknown_word_score * (word == UNKNOWN)
@@ -142,7 +143,9 @@ class LexiconArcs:
         self.arcs: list[Arc] = []
         self.tokens: set[int] = set()
         self._num_states = 2
-        self._tokenizer, self._lm_weight, self._marks = tokenizer, lm_weight, marks
+        self._tokenizer = tokenizer
+        self._lm_weight = lm_weight
+        self._marks = marks
         known_words = list(model.words[len(SPECIAL) :])
         for begin in (0, 1):
             self.arcs.append((begin, begin, marks.backoff, len(model.words) + 1, 0.0))
@@ -165,7 +168,8 @@ class LexiconArcs:
             is_last = index == len(tokens) - 1
             target = 1 if is_last else self._num_states
             self.arcs.append((source, target, token + 1, 0 if index else label, 0.0))
-            source, self._num_states = target, self._num_states + (not is_last)
+            source = target
+            self._num_states = self._num_states + (not is_last)
 
     def _add_unknown(self, begin: int, spellings: Sequence[Sequence[int]]) -> None:
         """Add a path for any token sequence that begins a word, and only one word.
@@ -175,17 +179,21 @@ class LexiconArcs:
         sentences = (list(map(str, tokens)) for tokens in spellings)
         model = train(sentences, order=UNKNOWN_WORD_ORDER).model
         automaton, offset = make_automaton(model), self._num_states  # of the automaton's states
-        start, scale = offset + automaton.start, -self._lm_weight
+        start = offset + automaton.start
+        scale = -self._lm_weight
         self.arcs.append((begin, start, self._marks.unknown, UNKNOWN + 1, 0.0))
         for first, last, word, log_prob in automaton.words:
             if word == UNKNOWN:
                 continue
-            source, target, token = offset + first, offset + last, int(model.words[word])
+            source = offset + first
+            target = offset + last
+            token = int(model.words[word])
             begins_word = self._tokenizer.texts[token].startswith(SPACE)
             if source == start or not begins_word:
                 self.arcs.append((source, target, token + 1, 0, scale * log_prob))
         for first, last, _, log_weight in automaton.backoffs:
-            source, target = offset + first, offset + last
+            source = offset + first
+            target = offset + last
             if begin == 0 or source != start:
                 self.arcs.append((source, target, self._marks.spelling, 0, scale * log_weight))
         for last, _, _, log_prob in automaton.ends:
@@ -233,7 +241,8 @@ class GraphDecoder:
         self._options = self._kaldi.FasterDecoderOptions(
             beam=BEAM_COST, max_active=MAX_ACTIVE_STATES
         )
-        self.graph, self._vocabulary = graph, vocabulary
+        self.graph = graph
+        self._vocabulary = vocabulary
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the single best hypothesis of natural log-probabilities (U, V)."""
@@ -248,5 +257,6 @@ class GraphDecoder:
         _, labels, _, cost = self._kaldifst.get_linear_symbol_sequence(path)
         best = np.array(labels, np.int64) - 1
         tokens = tuple(merge_repeats(best, self._vocabulary.blank))
-        ctc, lm = -float(cost.value2), -float(cost.value1)
+        ctc = -float(cost.value2)
+        lm = -float(cost.value1)
         return [Hypothesis(tokens=tokens, score=ctc + lm, ctc_score=ctc, lm_score=lm)]

@@ -205,7 +205,8 @@ def fit_decoder(
         ping: called with "tuning" or "confidence" before each utterance, for a watchdog.
         quiet: show no progress.
     """
-    weights, splits = None, [*split_sizes]
+    weights = None
+    splits = [*split_sizes]
     if decoder is not None and decoder.needs_tuning and any(used_weights(decoder)):
         weights = fit_weights(
             decoder,
@@ -269,7 +270,8 @@ def sample_utterances(
 
 def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
     """Return the key of the last utterance in order before the sum exceeds ``max_tokens``."""
-    total, last = 0, ("", "")
+    total = 0
+    last = ("", "")
     for order, count in sorted(counts):
         total += count
         if total > max_tokens and last != ("", ""):
@@ -511,7 +513,8 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
     """
     labeled = sorted((words for words in labeled if words.right), key=_sort_key)
     right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
-    num_words, num_right = len(right), int(right.sum())
+    num_words = len(right)
+    num_right = int(right.sum())
     if len(labeled) < 2 or min(num_right, num_words - num_right) < MIN_WORDS:
         return FittedConfidence(None, None, num_words, num_right)
     folds = np.array([n % NUM_FOLDS for n, words in enumerate(labeled) for _ in words.right])
@@ -543,7 +546,8 @@ def _fit(features: dict[str, Float64s], right: Bools) -> Confidence:
     """Fit weights to standardized features, except nearly constant ones, and undo the scaling."""
     used = {name: values for name, values in features.items() if values.std() > MIN_FEATURE_SCALE}
     stacked = np.stack([*used.values()], 1) if used else np.zeros((len(right), 0))
-    mean, scale = stacked.mean(0), stacked.std(0)
+    mean = stacked.mean(0)
+    scale = stacked.std(0)
     bias, weights = fit_logistic((stacked - mean) / scale, right)
     weights /= scale
     return Confidence(

@@ -156,7 +156,8 @@ class Prefix:
     children: "dict[int, Prefix]" = field(default_factory=dict)
 
     def tokens(self) -> tuple[int, ...]:
-        path, tokens = self.path, []
+        path = self.path
+        tokens = []
         while path is not None:
             path, token = path
             tokens.append(token)
@@ -200,7 +201,8 @@ class PrefixBeamSearch:
     """
 
     def __init__(self, *, settings: BeamSettings, scorers: Sequence[PrefixScorer] = ()) -> None:
-        self.settings, self._scorers = settings, tuple(scorers)
+        self.settings = settings
+        self._scorers = tuple(scorers)
         self._states: dict[tuple[Hashable, ...], AutomatonState] = {}  # as they are needed
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
@@ -238,7 +240,8 @@ class PrefixBeamSearch:
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
             pairs = zip(self._scorers, prefix.state.scorer_states, strict=True)
-            ctc, added = prefix.total, prefix.added + sum(scorer.end(s) for scorer, s in pairs)
+            ctc = prefix.total
+            added = prefix.added + sum(scorer.end(s) for scorer, s in pairs)
             if (score := ctc + added) > -inf:
                 tokens = prefix.tokens()
                 hypotheses.append(
@@ -248,7 +251,8 @@ class PrefixBeamSearch:
 
     def _stay(self, beam: list[Prefix], frame: Frame, index: int) -> None:
         """Let each prefix read a blank or its last token again, which does not extend it."""
-        log_probs, blank = frame.log_probs, frame.log_probs[self.settings.blank]
+        log_probs = frame.log_probs
+        blank = frame.log_probs[self.settings.blank]
         for prefix in beam:
             prefix.frame = index
             prefix.was_blank, prefix.was_total = prefix.in_blank, prefix.total
@@ -265,14 +269,18 @@ class PrefixBeamSearch:
         repeated token needs a blank before it, or it would be merged.
         """
         extensions: list[Extension] = []
-        expand, candidates, append = self._expand, frame.candidates, extensions.append
+        expand = self._expand
+        candidates = frame.candidates
+        append = extensions.append
         # A full beam may stay as it is, so no extension below its worst prefix can enter.
         is_full = len(beam) >= self.settings.beam_size
         floor = min(prefix.score for prefix in beam) if is_full else -inf
         for prefix in beam:
             last, added = prefix.token, prefix.added
             total, blank = prefix.was_total, prefix.was_blank
-            children, state, arcs = prefix.children, prefix.state, prefix.state.arcs
+            children = prefix.children
+            state = prefix.state
+            arcs = prefix.state.arcs
             for token, log_prob in candidates:
                 log_prob += blank if token == last else total
                 if token in children and (child := children[token]).frame == index:
@@ -302,12 +310,15 @@ class PrefixBeamSearch:
         score, log_prob, parent, token, arc = extension
         if arc is None:
             return parent
-        state, added = self._automaton_state(arc[1]), parent.added + arc[0]
+        state = self._automaton_state(arc[1])
+        added = parent.added + arc[0]
         prefix = parent.children.get(token)
         if prefix is None:
             prefix = parent.children[token] = Prefix((parent.path, token), token, state, added)
-        prefix.state, prefix.added = state, added
-        prefix.in_blank, prefix.score = -inf, score
+        prefix.state = state
+        prefix.added = added
+        prefix.in_blank = -inf
+        prefix.score = score
         prefix.in_token = prefix.total = log_prob
         return prefix
 
@@ -320,7 +331,8 @@ class PrefixBeamSearch:
         return state
 
     def _expand(self, state: AutomatonState, token: int) -> Arc:
-        total, next_states = 0.0, list[Hashable]()
+        total = 0.0
+        next_states = list[Hashable]()
         for scorer, scorer_state in zip(self._scorers, state.scorer_states, strict=True):
             score, next_state = scorer.step(scorer_state, token)
             total += score
@@ -348,7 +360,9 @@ class TokenScorer:
     def __init__(
         self, *, lm: NgramModel, pieces: Sequence[str], lm_weight: float, token_bonus: float
     ) -> None:
-        self._lm, self._lm_weight, self._token_bonus = lm, lm_weight, token_bonus
+        self._lm = lm
+        self._lm_weight = lm_weight
+        self._token_bonus = token_bonus
         self._ids = [lm.id_of(piece) for piece in pieces]
 
     def start(self) -> Hashable:
@@ -443,8 +457,10 @@ class WordScorer:
         unknown_word_score: float,
         added_words: Iterable[str] = (),
     ) -> None:
-        self._lm, self._texts = lm, tokenizer.texts
-        self._lm_weight, self._word_bonus = lm_weight, word_bonus
+        self._lm = lm
+        self._texts = tokenizer.texts
+        self._lm_weight = lm_weight
+        self._word_bonus = word_bonus
         self._unknown_word_score = unknown_word_score
         value = lm.score(NO_HISTORY, UNKNOWN)[0]
         spellings = (tokenizer.letters(word) for word in added_words)

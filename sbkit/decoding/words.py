@@ -125,7 +125,8 @@ def time_words(
 ) -> list[TimedWord]:
     """Return the words of a text with their frames; ``pieces``: the written form by token id."""
     words: list[TimedWord] = []
-    text, timed_tokens = "", list[TimedToken]()
+    text = ""
+    timed_tokens = list[TimedToken]()
     for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
         timed_token = TimedToken(token, *frames)
         for letter in pieces[token]:
@@ -135,7 +136,8 @@ def time_words(
                     timed_tokens.append(timed_token)
             elif text:
                 words.append(TimedWord(text, tuple(timed_tokens)))
-                text, timed_tokens = "", []
+                text = ""
+                timed_tokens = []
     return [*words, TimedWord(text, tuple(timed_tokens))] if text else words
 
 
@@ -259,7 +261,8 @@ def agreement(
 
 def features_of_language(lm: NgramModel, words: Sequence[str]) -> dict[str, Float64s]:
     """Compute whether a language model knows each word, and ln P(word | history): -> (W,)."""
-    ids, state = np.array([lm.id_of(word) for word in words], np.int64), lm.start
+    ids = np.array([lm.id_of(word) for word in words], np.int64)
+    state = lm.start
     log_probs = np.zeros(len(words))
     for index, word_id in enumerate(ids.tolist()):
         log_probs[index], state = lm.score(state, word_id)
@@ -333,7 +336,8 @@ class WordAligner:
         spelling = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
         if frames_needed(spelling, np.array([len(spelling)]))[0] <= len(log_probs):
             tokens = spelling.tolist()
-        blank, pieces = self.tokenizer.vocabulary.blank, self.tokenizer.texts
+        blank = self.tokenizer.vocabulary.blank
+        pieces = self.tokenizer.texts
         return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
 
     def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:

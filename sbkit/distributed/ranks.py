@@ -51,7 +51,8 @@ def world_size() -> int:
 def single_rank() -> Iterator[None]:
     """Make this rank a run of its own, while the others wait for it."""
     global _is_single
-    was_single, _is_single = _is_single, True
+    was_single = _is_single
+    _is_single = True
     try:
         yield
     finally:
@@ -164,7 +165,8 @@ def _wait_for_main_rank() -> None:
     global _num_turns
     if world_size() == 1 or _store is None:
         return
-    turn, _num_turns = f"turn/{_num_turns}", _num_turns + 1
+    turn = f"turn/{_num_turns}"
+    _num_turns = _num_turns + 1
     if rank() == 0:
         _store.set(turn, "")
     with _stopped_like_others():

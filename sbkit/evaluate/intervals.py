@@ -125,7 +125,8 @@ def rate_interval(
 
 def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
     """Yield the rates of all draws in blocks; a draw of empty references divides by one."""
-    random, num_units = np.random.default_rng(seed), len(unit_counts)
+    random = np.random.default_rng(seed)
+    num_units = len(unit_counts)
     errors, totals = unit_counts.T.copy()
     step = max(1, UNITS_AT_ONCE // num_units)
     for first in range(0, draws, step):
@@ -171,7 +172,8 @@ def segment_differences(
     pairs = [_errors(words, hypothesis) for hypothesis in hypotheses]
     inserted, wrong = (np.stack(arrays, axis=1) for arrays in zip(*pairs, strict=True))
     differences: list[int] = []
-    errors, num_correct = np.zeros(2, dtype=np.int64), 0
+    errors = np.zeros(2, dtype=np.int64)
+    num_correct = 0
     for insertions, is_wrong in zip(inserted, wrong, strict=True):
         num_correct = 0 if is_wrong.any() else 1 if insertions.any() else num_correct + 1
         errors += insertions + is_wrong
@@ -198,7 +200,8 @@ def _errors(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[Counts
         cost = costs[row][column]
         is_wrong = bool(row and column) and reference[row - 1] != hypothesis[column - 1]
         if row and column and cost == costs[row - 1][column - 1] + SUBSTITUTION * is_wrong:
-            row, column = row - 1, column - 1
+            row = row - 1
+            column = column - 1
             wrong[row] = is_wrong
         elif row and cost == costs[row - 1][column] + DELETION:
             row -= 1

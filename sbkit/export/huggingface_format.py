@@ -58,7 +58,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     Raises:
         BundleError: the model has parts that no class of transformers has.
     """
-    bundle, network = trained.bundle, trained.bundle.model.network
+    bundle = trained.bundle
+    network = trained.bundle.model.network
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
@@ -110,7 +111,8 @@ def _preprocessor(config: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object]:
-    encoder, vocabulary = network.encoder.modules["Transformer"], network.vocabulary
+    encoder = network.encoder.modules["Transformer"]
+    vocabulary = network.vocabulary
     settings = {
         **{key: value for key, value in config.items() if key not in SBKIT_KEYS},
         "num_hidden_layers": len(encoder.body.layers),
@@ -174,7 +176,8 @@ def _transcribe(pipeline: Any, clips: Sequence[Float32s]) -> list[str]:
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> tuple[str, ...]:
     """Write the files of a tokenizer that decodes like this one; return their names."""
-    pieces, vocabulary = tokenizer.pieces(), tokenizer.vocabulary
+    pieces = tokenizer.pieces()
+    vocabulary = tokenizer.vocabulary
     settings = {
         "tokenizer_class": "ParakeetTokenizer",
         "pad_token": pieces[vocabulary.blank],

@@ -245,7 +245,8 @@ def _candidate(name: str, precision: str, file: str, log_probs: RunBatch) -> Can
 
 def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
     """Run whole clips chunk by chunk: (B, S), (B,) -> (B, U, V), (B,)."""
-    sizes, frames = stream.chunks, np.zeros_like(lengths)
+    sizes = stream.chunks
+    frames = np.zeros_like(lengths)
     log_probs: list[Float32s] = []
     state: State = {name: np.repeat(x, len(audio), 0) for name, x in stream.start().items()}
     for first in range(0, int(lengths.max()), sizes.step):
@@ -264,7 +265,8 @@ class MethodModule(nn.Module):
 
     def __init__(self, network: Any, name: str) -> None:
         super().__init__()
-        self.parts, self.method = network.model, getattr(network, name)
+        self.parts = network.model
+        self.method = getattr(network, name)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.method(*inputs))
@@ -301,7 +303,8 @@ class WrittenGraph:
                     self.integer_mismatches += int((x != y).sum())
                     self.integers += x.size
                 elif not (worst := float(np.abs(x - y).max(initial=0))) <= self.difference:
-                    self.difference, self.where = worst, batch
+                    self.difference = worst
+                    self.where = batch
         except Exception as error:  # a runtime has many exceptions of its own
             self.failure = self.failure or describe_failure(batch, error)
 
@@ -330,7 +333,8 @@ def write_graphs(
     trained: TrainedModel, folder: Path, grid: Grid, test_sets: TestSets | str
 ) -> list[WrittenGraph]:
     """Write the graphs of a task into the folder of their format, and compare them."""
-    export, model = trained.bundle.task.require_export(), trained.bundle.model
+    export = trained.bundle.task.require_export()
+    model = trained.bundle.model
     graphs = {name: graph for name, graph in export.graphs.items() if graph.format == folder.name}
     rate = trained.bundle.config.sample_rate
     metadata = {

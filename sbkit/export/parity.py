@@ -141,7 +141,8 @@ class Agreement:
         """Compare a batch; other lengths are an infinite difference."""
         self.utterances += len(expected.lengths)
         if not np.array_equal(expected.lengths, actual.lengths):
-            self.largest_difference, self.where = float("inf"), f"{where}: other lengths"
+            self.largest_difference = float("inf")
+            self.where = f"{where}: other lengths"
             self.utterances_with_other_tokens += len(expected.lengths)
             return
         for trained, written in zip(_split(expected), _split(actual), strict=True):
@@ -149,7 +150,8 @@ class Agreement:
             self.utterances_with_other_tokens += differs
             difference = float(np.abs(trained - written).max(initial=0))
             if not difference <= self.largest_difference:  # also true for NaN
-                self.largest_difference, self.where = difference, where
+                self.largest_difference = difference
+                self.where = where
 
 
 @dataclass
@@ -221,9 +223,13 @@ class Comparison:
                 reasons.append(
                     f"{differing} of {agreement.utterances} utterances have other tokens"
                 )
-        name, rate, trained_rate = "CER", self.errors.cer, self.trained_errors.cer
+        name = "CER"
+        rate = self.errors.cer
+        trained_rate = self.trained_errors.cer
         if self.bundle.config.has_words:
-            name, rate, trained_rate = "WER", self.errors.wer, self.trained_errors.wer
+            name = "WER"
+            rate = self.errors.wer
+            trained_rate = self.trained_errors.wer
         if abs(rate - trained_rate) > MAX_WER_DIFFERENCE:
             reasons.append(
                 f"{name} is {100 * rate:.2f} %, the trained model's is {100 * trained_rate:.2f} %; "
@@ -237,7 +243,8 @@ class Comparison:
 
     def report(self, grid: Grid, test_sets: TestSets | str) -> dict[str, Any]:
         """Return the parity report; ``test_sets`` may be the reason why there are none."""
-        reasons, by_words = self.reasons(), self.bundle.config.has_words
+        reasons = self.reasons()
+        by_words = self.bundle.config.has_words
         exact_limits = {"difference": MAX_DIFFERENCE, "same_tokens": True}
         return {
             "written": not reasons,

@@ -47,7 +47,8 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write the YAML, the weights and the tokenizer, and load them with EncoderASR."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
-    bundle, tokenizer = trained.bundle, trained.bundle.tokenizer
+    bundle = trained.bundle
+    tokenizer = trained.bundle.tokenizer
     config = bundle.config
     arguments = {
         "model": list(config.model),

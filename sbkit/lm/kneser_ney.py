@@ -119,7 +119,8 @@ def count_ngrams(ids: Int64s, size: int, order: int) -> list[Counted]:
         keys, first, inverse, frequencies = np.unique(
             all_keys, return_index=True, return_inverse=True, return_counts=True
         )
-        suffixes, lower = rows[ends[first]], counted[-1]
+        suffixes = rows[ends[first]]
+        lower = counted[-1]
         num_previous = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
         counted[-1] = replace(lower, counts=np.where(begins, lower.counts, num_previous))
         counted.append(Counted(keys, suffixes, frequencies))

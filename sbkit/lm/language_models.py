@@ -104,7 +104,8 @@ def _make_model(arrays: Mapping[str, Array], name: str, order: int) -> NgramMode
 
 def _is_valid(grams: Grams, size: int) -> bool:
     """Check that keys increase from 0 to below ``size``, and that log-probabilities are valid."""
-    keys, columns = grams.keys, (grams.log_probs, grams.backoffs)
+    keys = grams.keys
+    columns = (grams.log_probs, grams.backoffs)
     return bool(
         keys.dtype == np.int64
         and keys.ndim == 1
@@ -233,7 +234,8 @@ def train_texts(
         messages = [_describe(WORDS, trained)]
     else:
         file = tokenizer / "tokenizer.model" if tokenizer.is_dir() else tokenizer
-        speller, words = Tokenizer(model_file=file), Counter[str]()
+        speller = Tokenizer(model_file=file)
+        words = Counter[str]()
 
         def split_and_count() -> Iterator[list[str]]:
             for sentence in sentences:
@@ -312,9 +314,11 @@ def _read_arpa_model(
     model = read_arpa(file)
     words = model.words[len(SPECIAL) :]
     if any(SPACE in word for word in words):
-        name, num_spelled = TOKENS, len({*tokenizer.texts}.intersection(words))
+        name = TOKENS
+        num_spelled = len({*tokenizer.texts}.intersection(words))
     else:
-        name, num_spelled = WORDS, sum(tokenizer.letters(word) != "" for word in words)
+        name = WORDS
+        num_spelled = sum(tokenizer.letters(word) != "" for word in words)
     if model.order != orders[name]:
         option = f"{name[:-1]}_lm_order"
         raise ConfigError(

@@ -152,7 +152,8 @@ class NgramModel:
 
 def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size: int) -> Int64s:
     """Return the longest n-gram of each word after a state, or after a state to back off to."""
-    longest, pending = np.zeros_like(words), np.arange(len(words))
+    longest = np.zeros_like(words)
+    pending = np.arange(len(words))
     while len(pending):
         targets = states[pending] * size + words[pending]
         numbers = 1 + np.searchsorted(keys[1:], targets)

@@ -69,7 +69,9 @@ class AsrModel(AcousticModel):
         embedding = token_embedding(backbone.module)
         if embedding is not None:
             vocabulary.check_embedding(name=backbone.NAME, rows=embedding.num_embeddings)
-        self.vocabulary, self.ctc_lin, self.seq_lin = vocabulary, ctc_lin, seq_lin
+        self.vocabulary = vocabulary
+        self.ctc_lin = ctc_lin
+        self.seq_lin = seq_lin
         self.linear_stack = nn.Identity() if linear_stack is None else linear_stack
 
     def run(
@@ -83,7 +85,9 @@ class AsrModel(AcousticModel):
     ) -> Predictions:
         """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
         x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
-        backbone, middle, logits = self.encoder.backbone, None, None
+        backbone = self.encoder.backbone
+        middle = None
+        logits = None
         if return_intermediate:
             middle, states, lengths = backbone.encode_with_intermediate(x, lengths)
             if tokens is not None:
@@ -173,8 +177,10 @@ class StreamingAsrModel:
         encoder: Transformer,
         chunk_frames: int,
     ) -> None:
-        self._model, self.features = model, features
-        self._front_end, self._encoder = front_end, encoder
+        self._model = model
+        self.features = features
+        self._front_end = front_end
+        self._encoder = encoder
         shift = shift_samples(features.sample_rate)
         self.min_samples = window_samples(features.sample_rate)
         self.chunk_shift_samples = chunk_frames * STRIDE**2 * shift

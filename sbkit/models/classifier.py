@@ -49,7 +49,9 @@ class UtteranceClassifier(AcousticModel):
             raise ConfigError(
                 f"`label_lin` has {outputs} outputs for {classes} classes. Correct out_features."
             )
-        self.classes, self.pooling, self.label_lin = classes, pooling, label_lin
+        self.classes = classes
+        self.pooling = pooling
+        self.label_lin = label_lin
 
     def predict(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None

@@ -114,7 +114,8 @@ def read_codes(file: Path, space: CodeSpace, fingerprint: bytes, *, frame: int) 
         problem = "is of another codec" if magic == MAGIC else "is not a file of codes"
         raise DataError(f"{file} {problem}. Decode it with the bundle that encoded it.")
     shape = (-(-samples // frame), space.groups, space.bits)
-    packed, count = np.frombuffer(content[HEADER.size :], np.uint8), math.prod(shape)
+    packed = np.frombuffer(content[HEADER.size :], np.uint8)
+    count = math.prod(shape)
     if len(packed) != -(-count // 8):
         raise DataError(
             f"{file} is truncated or changed: its {shape[0]} frames need {-(-count // 8)} bytes "

@@ -75,8 +75,11 @@ class CodecModel:
         quantizer: FiniteScalarQuantizer,
         decoder: VocoderDecoder,
     ) -> None:
-        self.model, self.features = model, compute_features
-        self.encoder, self.quantizer, self.decoder = encoder, quantizer, decoder
+        self.model = model
+        self.features = compute_features
+        self.encoder = encoder
+        self.quantizer = quantizer
+        self.decoder = decoder
 
     @property
     def settings(self) -> dict[str, object]:

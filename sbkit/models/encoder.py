@@ -41,7 +41,8 @@ class Encoder:
     features: FeatureExtractor | None = None
 
     def __init__(self, backbone: Backbone, modules: Mapping[str, nn.Module]) -> None:
-        self.backbone, self.modules = backbone, modules
+        self.backbone = backbone
+        self.modules = modules
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
@@ -138,7 +139,8 @@ class AcousticModel:
             name = encoder.features.NAME
             parts[name] = nn.ParameterList(parts.pop(name).parameters())
         require_registered(model, parts)
-        self.model, self.encoder = model, encoder
+        self.model = model
+        self.encoder = encoder
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.encoder(audio, audio_lengths)

@@ -25,7 +25,8 @@ def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, in
     the same loss in every batch.
     """
     for size in WINDOW_SIZES:
-        hop, window = size // 4, torch.hann_window(size, device=audio.device)
+        hop = size // 4
+        window = torch.hann_window(size, device=audio.device)
         spectrum = torch.stft(
             audio, size, hop, window=window, pad_mode="constant", return_complex=True
         )

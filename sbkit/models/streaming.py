@@ -69,7 +69,8 @@ class StreamingConfig:
         whole_clips, share = draw_for_step(2).tolist()
         if self.chunk_frames is None or whole_clips < WHOLE_CLIP_SHARE:
             return StreamingConfig(None, self.left_frames)
-        shortest, longest = max(1, self.chunk_frames // 2), 2 * self.chunk_frames
+        shortest = max(1, self.chunk_frames // 2)
+        longest = 2 * self.chunk_frames
         return StreamingConfig(shortest + int(share * (longest + 1 - shortest)), self.left_frames)
 
     def mask(self, mask: Tensor) -> ChunkMask | None:

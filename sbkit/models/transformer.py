@@ -453,7 +453,8 @@ def rotary_cos_sin(length: int, size: int, device: torch.device) -> tuple[Tensor
     half is negative.
     """
     angles = torch.arange(length, device=device).unsqueeze(1) * _frequencies(size, device)
-    cosine, sine = angles.cos(), angles.sin()
+    cosine = angles.cos()
+    sine = angles.sin()
     cosine = torch.cat([cosine, cosine], -1)
     sine = torch.cat([-sine, sine], -1)
     return cosine[:, None, None], sine[:, None, None]

@@ -42,8 +42,12 @@ class VoiceActivityModel:
     ) -> None:
         parts = {"normalize": normalize, "conv": conv, "rnn": rnn, "speech_lin": speech_lin}
         require_registered(model, parts)
-        self.model, self.features = model, FeatureExtractor(compute_features)
-        self.normalize, self.conv, self.rnn, self.speech_lin = normalize, conv, rnn, speech_lin
+        self.model = model
+        self.features = FeatureExtractor(compute_features)
+        self.normalize = normalize
+        self.conv = conv
+        self.rnn = rnn
+        self.speech_lin = speech_lin
         shift = shift_samples(compute_features.sample_rate)
         self.min_samples = window_samples(compute_features.sample_rate)
         self.chunk_shift_samples = self.samples_per_frame = conv.stride[0] * shift

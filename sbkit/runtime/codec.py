@@ -115,7 +115,8 @@ def windows(
         while len(buffer) - unit * before >= needed:
             yield buffer[: unit * (before + step + context)], before, before + step
             unused = max(0, before + step - context)
-            buffer, before = buffer[unit * unused :], before + step - unused
+            buffer = buffer[unit * unused :]
+            before = before + step - unused
 
 
 def encode_file(options: Namespace) -> int:

@@ -178,7 +178,8 @@ class GraphModel:
         self.bundle = open_model(Path(folder), **options)
         self.bundle.task.require_command(self.command)
         self._thread = self.bundle.model
-        self.sample_rate, self.effective = self.bundle.config.sample_rate, self._thread.effective
+        self.sample_rate = self.bundle.config.sample_rate
+        self.effective = self._thread.effective
         self.settings: dict[str, Any] = self._thread.call(lambda model: model.settings)
 
     @classmethod

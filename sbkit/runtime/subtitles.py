@@ -61,7 +61,8 @@ def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
 
 def _split_long(word: Word) -> Iterator[Word]:
     """Split a word too long for a subtitle: in text without spaces a sentence is one word."""
-    seconds, letters = word.end - word.start, len(word.text)
+    seconds = word.end - word.start
+    letters = len(word.text)
     if letters <= MAX_WIDTH // 2:
         yield word
         return

@@ -74,7 +74,8 @@ class TorchModel:
             DeviceError: it did not run as requested.
         """
         self.network = network
-        self._placement, self._rate = placement, sample_rate
+        self._placement = placement
+        self._rate = sample_rate
         for part in (network.model, *parts):
             part.to(placement.device)
         with model_errors_as_bundle_errors("a second of silence"):
@@ -218,7 +219,8 @@ class CompiledModel(TorchModel):
         self, network: Any, *, compilation: Compilation, sample_rate: int, **options: Any
     ) -> None:
         """Make the model, compile its blocks, and run each shape of the table."""
-        self._mode, self._stance = compilation.mode, "default"
+        self._mode = compilation.mode
+        self._stance = "default"
         lengths = [seconds_to_samples(seconds, sample_rate) for seconds in compilation.seconds]
         self._shapes = BatchShapes(
             max_samples=sys.maxsize, batch_sizes=compilation.clips, padded_lengths=tuple(lengths)

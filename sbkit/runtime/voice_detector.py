@@ -124,7 +124,8 @@ class VoiceDetector:
 
     def push(self, samples: Samples, state: SpeechState) -> tuple[list[SpeechEvent], SpeechState]:
         """Take samples as `to_samples` does; return the new events and the new state."""
-        step, pending = self.model.step, np.concatenate([state.samples, to_samples(samples)])
+        step = self.model.step
+        pending = np.concatenate([state.samples, to_samples(samples)])
         frames = max(0, (len(pending) - self.model.overlap) // step)
         events: list[SpeechEvent] = []
         state = replace(state, samples=pending[frames * step :])
@@ -148,14 +149,16 @@ class VoiceDetector:
 
     def _read(self, probability: float, state: SpeechState) -> SpeechEvent | None:
         """Update the state with the probability of the next frame."""
-        rules, frame = self.rules, state.frames
+        rules = self.rules
+        frame = state.frames
         state.frames += 1
         if probability >= (rules.onset if state.first is None else rules.offset):
             state.first = frame if state.first is None else state.first
             state.end = frame + 1
         elif not state.is_speech:
             state.first = None
-        now, delay = self._seconds(state.frames), self.model.delay
+        now = self._seconds(state.frames)
+        delay = self.model.delay
         if state.first is None:
             return None
         if not state.is_speech and self._seconds(state.end - state.first) >= rules.shortest:
@@ -178,10 +181,12 @@ class BundleModel:
     def __init__(self, bundle: OpenBundle) -> None:
         bundle.task.require_prediction("speech", command="transcribe --vad")
         self._thread = bundle.model
-        self.sample_rate, self.delay = bundle.config.sample_rate, DELAY_FRAMES
+        self.sample_rate = bundle.config.sample_rate
+        self.delay = DELAY_FRAMES
         chunks = self._thread.chunks
         assert chunks is not None
-        self.step, self.overlap = chunks.step, chunks.window - chunks.step
+        self.step = chunks.step
+        self.overlap = chunks.window - chunks.step
         # The ONNX graph takes one frame, because the exporter unrolls a GRU.
         self._one_frame = self._thread.effective.runtime != "torch"
 

@@ -73,7 +73,8 @@ class Service:
 
     def app(self, keys: Keys) -> ASGIApp:
         """Make the application, for clients with one of the keys."""
-        state, engines = self.state, [model.engine for model in self.models.models]
+        state = self.state
+        engines = [model.engine for model in self.models.models]
         batchers = [engine.batcher for engine in engines if isinstance(engine, Recognizer)]
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
         self.metrics.show("sessions_open", "realtime sessions", lambda: state.sessions)
@@ -203,7 +204,8 @@ class Service:
 
 
 def _describe(model: ServedModel) -> JsonObject:
-    engine, rate = model.engine, model.engine.sample_rate
+    engine = model.engine
+    rate = model.engine.sample_rate
     card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
     card["effective"] = asdict(engine.effective)
     if isinstance(engine, Recognizer):

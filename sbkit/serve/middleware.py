@@ -59,7 +59,8 @@ class ApiError(SbkitError):
         self, status: int, message: str, param: str | None = None, *, code: str | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.param = status, param
+        self.status = status
+        self.param = param
         self.code = ERROR_CODES.get(status) if code is None else code
 
     def plain(self) -> dict[str, dict[str, str | None]]:
@@ -180,11 +181,16 @@ class Observer:
     def __init__(
         self, app: ASGIApp, *, paths: Container[str], metrics: Metrics, state: State
     ) -> None:
-        self._app, self._paths, self._metrics, self._state = app, paths, metrics, state
+        self._app = app
+        self._paths = paths
+        self._metrics = metrics
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_facts.set({})
-        start, status, is_answered = time.perf_counter(), CLIENT_GONE, False
+        start = time.perf_counter()
+        status = CLIENT_GONE
+        is_answered = False
 
         async def observed_send(message: Message) -> None:
             nonlocal status, is_answered
@@ -205,7 +211,8 @@ class Observer:
             self._log(scope, status, time.perf_counter() - start)
 
     def _log(self, scope: Scope, status: int, seconds: float) -> None:
-        path, facts = scope["path"], request_facts.get()
+        path = scope["path"]
+        facts = request_facts.get()
         if path in self._paths:
             self._metrics.requests.labels(path, status).inc()
             self._metrics.latency.observe(seconds)
@@ -243,7 +250,8 @@ class KeyGuard:
     """
 
     def __init__(self, app: ASGIApp, *, keys: Keys) -> None:
-        self._app, self._keys = app, keys
+        self._app = app
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -251,7 +259,8 @@ class KeyGuard:
             protocols = scope.get("subprotocols", ())
             key = "".join(name for name in protocols if name.startswith(KEY_SUBPROTOCOL))
             key = key.removeprefix(KEY_SUBPROTOCOL)
-        client_digest, digests = _digest(key.strip()), self._keys.digests
+        client_digest = _digest(key.strip())
+        digests = self._keys.digests
         # Compare all keys, each in a time that does not depend on the number of equal bytes.
         matches = [hmac.compare_digest(client_digest, digest) for digest in digests]
         if digests and not sum(matches):
@@ -278,7 +287,8 @@ class OriginGuard:
     """
 
     def __init__(self, app: ASGIApp, *, origins: Sequence[str]) -> None:
-        self._app, self._origins = app, [origin.lower() for origin in origins]
+        self._app = app
+        self._origins = [origin.lower() for origin in origins]
         self._host_names = {_host_name(origin.partition("://")[2]) for origin in self._origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -288,7 +298,8 @@ class OriginGuard:
             answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
             await answer(scope, receive, send)  # the body may hide another request (RFC 9112, 6.1)
             return
-        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        host = headers.get("host", "").lower()
+        origin = headers.get("origin", "").lower()
         if "*" not in self._origins:
             fix = f"`--allow-origin {origin or f'http://{host}'}` of the server would allow it."
             if origin not in ("", f"http://{host}", f"https://{host}", *self._origins):
@@ -320,8 +331,11 @@ class Admission:
     def __init__(
         self, app: ASGIApp, *, media_type: str, max_bytes: int, limits: Limits, state: State
     ) -> None:
-        self._app, self._media_type, self._max_bytes = app, media_type, max_bytes
-        self._limits, self._state = limits, state
+        self._app = app
+        self._media_type = media_type
+        self._max_bytes = max_bytes
+        self._limits = limits
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limits, state = self._limits, self._state

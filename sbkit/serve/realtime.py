@@ -80,9 +80,12 @@ class SpeechTurns:
 
     def __init__(self, detector: VoiceDetector, *, silence: float, start: float) -> None:
         rules = replace(detector.rules, hang_over=silence)
-        self._detector, self._rate = replace(detector, rules=rules), detector.model.sample_rate
-        self._state, self._start = detector.start(), start
-        self._pending, self._is_speech = NO_SAMPLES, False
+        self._detector = replace(detector, rules=rules)
+        self._rate = detector.model.sample_rate
+        self._state = detector.start()
+        self._start = start
+        self._pending = NO_SAMPLES
+        self._is_speech = False
         self._pending_start = seconds_to_samples(start, self._rate)  # an index in the session
 
     def push(self, samples: Samples) -> list[TurnPart]:
@@ -92,7 +95,8 @@ class SpeechTurns:
         parts: list[TurnPart] = []
         speech_start: float | None = None
         for event in events:
-            self._is_speech, seconds = event.kind == "started", self._start + event.seconds
+            self._is_speech = event.kind == "started"
+            seconds = self._start + event.seconds
             if self._is_speech:
                 self._take(seconds - SPEECH_PADDING_SECONDS)
                 speech_start = seconds
@@ -111,7 +115,8 @@ class SpeechTurns:
         """Take pending samples up to a time; return the index of the first, and the samples."""
         start, pending = self._pending_start, self._pending
         count = min(len(pending), max(0, seconds_to_samples(until, self._rate) - start))
-        self._pending_start, self._pending = start + count, pending[count:]
+        self._pending_start = start + count
+        self._pending = pending[count:]
         return start, pending[:count]
 
 
@@ -143,8 +148,11 @@ class RealtimeSession:
         metrics: Metrics,
     ) -> None:
         """Take a WebSocket that is not yet accepted."""
-        self._socket, self._models, self._limits = socket, models, limits
-        self._metrics, self._id = metrics, f"sess_{uuid4().hex}"
+        self._socket = socket
+        self._models = models
+        self._limits = limits
+        self._metrics = metrics
+        self._id = f"sess_{uuid4().hex}"
         self._stopping = asyncio.ensure_future(state.stopping.wait())
         self._now = 0.0
         self._until = monotonic() + limits.max_session_seconds
@@ -228,13 +236,15 @@ class RealtimeSession:
         first, *_ = self._models.engines(Recognizer)
         model = self._socket.query_params.get("model") or first
         self._options = options = SessionOptions.parse(audio_input, self._models, model)
-        self._recognizer, self._rate = options.recognizer, options.recognizer.sample_rate
+        self._recognizer = options.recognizer
+        self._rate = options.recognizer.sample_rate
         self._make_turn = await self._recognizer.turns(options.phrases, options.silence_seconds)
         self._begin_stream()
 
     def _begin_stream(self) -> None:
         """Start a stream, and its first turn."""
-        detector, silence = self._recognizer.detector, self._options.silence_seconds
+        detector = self._recognizer.detector
+        silence = self._options.silence_seconds
         self._resampler = Resampler(self._options.audio_format.rate, self._rate)
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
@@ -242,7 +252,8 @@ class RealtimeSession:
         self._begin_turn(seconds_to_samples(self._now, self._rate))
 
     def _begin_turn(self, start: int) -> None:
-        self._turn, self._item = self._make_turn(start), Item(samples_to_seconds(start, self._rate))
+        self._turn = self._make_turn(start)
+        self._item = Item(samples_to_seconds(start, self._rate))
 
     async def _append(self, audio: str) -> None:
         try:
@@ -288,7 +299,8 @@ class RealtimeSession:
 
     async def _send_event(self, event: Event, *, is_last: bool) -> None:
         """Send the new text of an event; a Final ends the turn if endpoint rules end turns."""
-        item, has_detector = self._item, self._speech_turns is not None
+        item = self._item
+        has_detector = self._speech_turns is not None
         by_rules = self._options.silence_seconds is not None and not has_detector and not is_last
         match event:
             case Final():
@@ -312,7 +324,8 @@ class RealtimeSession:
             await self._complete(event.end)
 
     async def _announce_start(self, begin: float) -> None:
-        item, ms = self._item, round(1000 * begin)
+        item = self._item
+        ms = round(1000 * begin)
         item.is_announced = True
         await self._send(f"{BUFFER}.speech_started", item_id=item.id, audio_start_ms=ms)
 
@@ -342,7 +355,8 @@ class RealtimeSession:
         if item.is_announced:
             ms = round(1000 * end)
             await self._send(f"{BUFFER}.speech_stopped", item_id=item.id, audio_end_ms=ms)
-        previous, self._last_item = self._last_item, item.id
+        previous = self._last_item
+        self._last_item = item.id
         await self._send(f"{BUFFER}.committed", item_id=item.id, previous_item_id=previous)
 
     async def _complete(self, end: float) -> None:
@@ -383,7 +397,8 @@ class RealtimeSession:
 
 
 def _parse(message: Message) -> JsonObject:
-    expected, text = "an event as JSON in a text frame", message.get("text")
+    expected = "an event as JSON in a text frame"
+    text = message.get("text")
     if text is None:
         raise wrong_field("message", expected, "binary; append audio in base64")
     if (event := parse_object(text)) is None:

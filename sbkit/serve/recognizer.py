@@ -72,7 +72,8 @@ class Workers:
 
         on_end: called when ``work`` has ended, or will not run.
         """
-        loop, parts = asyncio.get_running_loop(), asyncio.Queue[Part | Future[Result]]()
+        loop = asyncio.get_running_loop()
+        parts = asyncio.Queue[Part | Future[Result]]()
         cancelled = threading.Event()
 
         def put(part: Part | Future[Result]) -> None:
@@ -132,12 +133,15 @@ class Batcher:
         wait_seconds: how long a segment waits for others while the model is idle.
         on_batch: called for each batch with its number of clips and the samples of a padded clip.
         """
-        self._thread, self._shapes = thread, shapes
-        self._wait_seconds, self._on_batch = wait_seconds, on_batch
+        self._thread = thread
+        self._shapes = shapes
+        self._wait_seconds = wait_seconds
+        self._on_batch = on_batch
         self._round_samples = thread.parallel_batches * shapes.max_samples
         self._queue: list[_Queued] = []  # a heap
         self._queued_samples = self._round = 0  # with padding; the rounds so far
-        self._changed, self._is_closed = threading.Condition(), False
+        self._changed = threading.Condition()
+        self._is_closed = False
         self._collector = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._collector.start()
 
@@ -154,7 +158,8 @@ class Batcher:
         with self._changed:
             if self._is_closed:
                 raise CancelledError
-            now, cancelled = monotonic(), request_cancelled.get(threading.Event())
+            now = monotonic()
+            cancelled = request_cancelled.get(threading.Event())
             queued = [
                 _Queued(due, now, samples, cancelled)
                 for due, samples in enumerate(segments, start=self._round)
@@ -313,9 +318,13 @@ class Recognizer:
         max_seconds: the limit for a file or a turn.
         """
         self.sample_rate, self.language = bundle.config.sample_rate, bundle.config.language
-        self.effective, self._max_seconds = bundle.model.effective, max_seconds
-        self._bundle, self._shapes, self.detector = bundle, shapes, detector
-        self._workers, self._metrics = workers, metrics
+        self.effective = bundle.model.effective
+        self._max_seconds = max_seconds
+        self._bundle = bundle
+        self._shapes = shapes
+        self.detector = detector
+        self._workers = workers
+        self._metrics = metrics
         self.batcher = Batcher(
             bundle.model, shapes=shapes, wait_seconds=wait_seconds, on_batch=self._on_batch
         )
@@ -399,10 +408,8 @@ class Recognizer:
             return await self._sessions.advance(turn)
         if not turn.is_finished:
             return ()
-        samples, start = (
-            np.concatenate(turn.parts),
-            samples_to_seconds(turn.start, self.sample_rate),
-        )
+        samples = np.concatenate(turn.parts)
+        start = samples_to_seconds(turn.start, self.sample_rate)
         transcript = await self.transcript(samples, times=True, phrases=turn.phrases)
         end = start + transcript.seconds
         words = tuple(word.later(start) for word in transcript.words)

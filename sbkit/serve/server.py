@@ -140,7 +140,9 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
-        self._service, self._state, self._keys = service, service.state, keys
+        self._service = service
+        self._state = service.state
+        self._keys = keys
         self._stop_signal: int | None = None
         self._drain_end = self._grace_end = 0.0
 
@@ -181,11 +183,13 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to stop; Ctrl-C skips the drain time, and a second signal also the grace time."""
-        limits, is_first = self._service.limits, self._stop_signal is None
+        limits = self._service.limits
+        is_first = self._stop_signal is None
         drain_seconds = limits.drain_seconds if is_first and sig == signal.SIGTERM else 0.0
         self._drain_end = monotonic() + drain_seconds
         self._grace_end = self._drain_end + limits.grace_seconds * is_first
-        self._stop_signal, self._state.phase = sig, DRAINING
+        self._stop_signal = sig
+        self._state.phase = DRAINING
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to exit; uvicorn calls this ten times a second."""

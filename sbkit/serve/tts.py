@@ -57,7 +57,8 @@ class FileWriter:
 
     def __init__(self, format: str, sample_rate: int) -> None:
         names = FILE_FORMATS[format]
-        self._content, self._sent = io.BytesIO(), names.skipped
+        self._content = io.BytesIO()
+        self._sent = names.skipped
         if format == "wav":
             self._content.write(_wav_header())
         endian = "LITTLE" if names.container == "RAW" else "FILE"  # the container's default
@@ -107,7 +108,9 @@ class Voice:
         self, synthesizer: SpeechSynthesizer, *, workers: Workers, metrics: Metrics
     ) -> None:
         self.effective, self.sample_rate = synthesizer.effective, synthesizer.sample_rate
-        self._synthesizer, self._workers, self._metrics = synthesizer, workers, metrics
+        self._synthesizer = synthesizer
+        self._workers = workers
+        self._metrics = metrics
 
     def warm_up(self) -> None:
         with suppress(SbkitError):

@@ -46,7 +46,8 @@ def audio_blocks(
 
 def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator[Samples]:
     """Yield each block when it would have been spoken."""
-    begin, samples = time.monotonic(), 0
+    begin = time.monotonic()
+    samples = 0
     for block in blocks:
         samples += len(block)
         due = begin + samples_to_seconds(samples, sample_rate) / pace

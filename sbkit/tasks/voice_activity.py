@@ -22,7 +22,8 @@ class FrameCounts(NamedTuple):
 def frame_errors(results: Sequence[FrameCounts]) -> Mapping[str, float]:
     """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
     speech, missed, silence, alarms = map(sum, zip(*results, strict=True)) if results else [0] * 4
-    miss, false_alarm = missed / max(1, speech), alarms / max(1, silence)
+    miss = missed / max(1, speech)
+    false_alarm = alarms / max(1, silence)
     cost = MISS_WEIGHT * miss + (1 - MISS_WEIGHT) * false_alarm
     return {"DCF": cost, "miss": miss, "false_alarm": false_alarm}
 

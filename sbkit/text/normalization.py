@@ -127,7 +127,8 @@ def separates_words(language: str) -> bool:
 
 def describe_normalizer(language: str) -> str:
     """Describe the table of a language and its effect on texts in one line."""
-    code, letters = primary_language(language), orthography(language).letters
+    code = primary_language(language)
+    letters = orthography(language).letters
     table = code if code in ORTHOGRAPHIES else "all other languages"
     line = f"text table of {table}: lower case, the letters {letters or 'of every script'}"
     if not separates_words(language):

@@ -181,7 +181,8 @@ class _NumberReader:
     """Read the numbers of one language."""
 
     def __init__(self, language: str) -> None:
-        self.language, self.words = language, spoken_words(language)
+        self.language = language
+        self.words = spoken_words(language)
         self.months: list[str] = self.words.get("months", "").split()
         self.pattern = re.compile(self._pattern())
 
@@ -266,7 +267,8 @@ class _NumberReader:
 
     def _read_rank(self, match: re.Match[str]) -> str:
         """Read "3." before a word; it is an ordinal in "der 3. Platz" and "3. Mai"."""
-        digits, before = match[0][:-1], _word_before(match)
+        digits = match[0][:-1]
+        before = _word_before(match)
         if before.lower() in self.words["articles"] or match["ranked"] in self.months:
             return self._rank(int(digits), before)
         return f"{self._whole(digits)}."
@@ -302,7 +304,8 @@ class _NumberReader:
         return str(self.words["to"]) if is_rising else ""
 
     def _read_number(self, match: re.Match[str]) -> str:
-        integer, decimals = re.sub(r"\D", "", match["whole"] or ""), match["decimals"] or ""
+        integer = re.sub(r"\D", "", match["whole"] or "")
+        decimals = match["decimals"] or ""
         unit = self.words["units"].get(match["currency"] or match["unit"]) if self.words else None
         if len(integer) > MAX_CARDINAL_DIGITS:
             words = self._digits(integer + decimals)
@@ -321,7 +324,8 @@ class _NumberReader:
 
     def _bare(self, integer: str, match: re.Match[str]) -> str:
         """Read a whole number by the words around it."""
-        noun, before = match["noun"] or "", _word_before(match)
+        noun = match["noun"] or ""
+        before = _word_before(match)
         if len(integer) <= 2 and not {noun, before}.isdisjoint(self.months):
             return self._day(int(integer), before)
         if len(integer) == 4 and noun in self.words.get("years", ()):
@@ -381,7 +385,8 @@ class _NumberReader:
         return self._spell(number, to="ordinal", **inflection).replace(",", "")
 
     def _decimal(self, integer: str, point: str | None, decimals: str) -> str:
-        style, is_short = self.words.get("decimals"), len(decimals) <= 3
+        style = self.words.get("decimals")
+        is_short = len(decimals) <= 3
         if not self.words or (style == "fraction" and is_short):
             return self._spell(f"{integer or 0}.{decimals}")
         fraction = self._digits(decimals)

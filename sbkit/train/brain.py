@@ -152,7 +152,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         super().__init__(modules, opt_class, values, options, checkpointer)
         if hparams is not None:
             self.hparams = KnobAttributes(hparams if isinstance(hparams, Knobs) else Knobs(hparams))
-        self.device, self.device_type = placement.device, placement.device.type
+        self.device = placement.device
+        self.device_type = placement.device.type
         self.training_ctx = placement.autocast()
         self.evaluation_ctx = Placement(placement.device, eval_precision).autocast()
         self.scaler = placement.grad_scaler()
@@ -328,13 +329,15 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
         self.on_stage_start(Stage.TRAIN, epoch)
         self._start_epoch(train_set, epoch)
-        count, log_every = length_of(train_set), self._hparam("log_every", STEPS_BETWEEN_LOGS)
+        count = length_of(train_set)
+        log_every = self._hparam("log_every", STEPS_BETWEEN_LOGS)
         for batch, is_last in self._training_batches(train_set):
             if self._optimizer_step_limit_exceeded:
                 break
             self.epoch_share = self._share_of_steps(count)
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
-            self.step, self._is_last = self.step + 1, is_last
+            self.step = self.step + 1
+            self._is_last = is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
@@ -458,7 +461,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """
         if not self._is_planned:
             return seeded_draws([])
-        seed, epoch = self.hparams.seed, self.hparams.epoch_counter.current
+        seed = self.hparams.seed
+        epoch = self.hparams.epoch_counter.current
         seed_step(seed, epoch=epoch, step=self.step)
         step = (self.step - 1) // self.grad_accumulation_factor
         return seeded_draws(ids_of(batch), seed=seed, epoch=epoch, step=step)
@@ -621,7 +625,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.evaluator.add(self.score(outputs, batch))
         names = self._hparam("report_by", [])
         if names and stage is Stage.TEST and isinstance(batch, Batch):
-            samples, rate = batch.audio_lengths.tolist(), self.hparams.sample_rate
+            samples = batch.audio_lengths.tolist()
+            rate = self.hparams.sample_rate
             self.evaluator.add_columns(
                 slice_columns(names, batch.columns, samples, rate, batch.clips())
             )
@@ -629,7 +634,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     def watched(self, batches: Iterable[T], phase: str) -> Iterator[T]:
         """Yield batches outside the training loop; show the progress, and ping the watchdog."""
-        quiet, title = self.noprogressbar, PHASES.get(phase, phase)
+        quiet = self.noprogressbar
+        title = PHASES.get(phase, phase)
         with progress_bar(title, length_of(batches), quiet=quiet) as advance:
             for batch in batches:
                 self.watchdog.ping(phase, self.optimizer_step, ids_of(batch))
@@ -667,7 +673,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     def _end_validation(self, loss: float, epoch: int) -> None:
         """Log and show the metrics of an epoch, and save a checkpoint; every rank calls this."""
-        values, best = self.evaluator.measure_splits(), best_key(self.evaluator.metrics)
+        values = self.evaluator.measure_splits()
+        best = best_key(self.evaluator.metrics)
         error = -values[best.name] if best.max_key else values[best.name]
         self.training_metrics.validations.append(Validation(loss, error))
         num_averaged = int(self._hparam("average_checkpoints", 1))
@@ -740,7 +747,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         )
 
     def _watch(self) -> AnyWatchdog:
-        seconds, folder = self._hparam("stall_seconds", STALL_SECONDS), self.run_folder
+        seconds = self._hparam("stall_seconds", STALL_SECONDS)
+        folder = self.run_folder
         if folder is None or not seconds:
             return NullWatchdog()
         return Watchdog(folder, stall_seconds=seconds)

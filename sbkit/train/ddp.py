@@ -32,7 +32,8 @@ class ForwardLoss(nn.Module):
         super().__init__()
         self.parts = modules
         self.outputs: object = None  # the recipe's predictions for the last batch
-        self._forward, self._compute_loss = forward, compute_loss
+        self._forward = forward
+        self._compute_loss = compute_loss
 
     def forward(self, batch: object) -> Objective:
         self.outputs = self._forward(batch, Stage.TRAIN)
@@ -48,13 +49,16 @@ class DdpStep:
     """
 
     def __init__(self, graph: ForwardLoss, device: torch.device, *, find_unused: bool) -> None:
-        self._graph, self._device, self._find_unused = graph, device, find_unused
+        self._graph = graph
+        self._device = device
+        self._find_unused = find_unused
         self._wrapped: DistributedDataParallel | None = None
 
     def __call__(self, batch: object) -> tuple[object, Objective]:
         """Return the recipe's predictions and its loss."""
         objective = (self._wrapped or self._graph)(batch)
-        outputs, self._graph.outputs = self._graph.outputs, None
+        outputs = self._graph.outputs
+        self._graph.outputs = None
         return outputs, objective
 
     @property

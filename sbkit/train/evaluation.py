@@ -224,7 +224,8 @@ class Evaluator:
     def _write_page(
         self, model: TestedModel, entries: dict[str, dict[str, Any]], notes: Sequence[str]
     ) -> None:
-        read, splits = read_results(model.folder, entries), model.splits
+        read = read_results(model.folder, entries)
+        splits = model.splits
         folder = model.folder
         write_report(
             folder / REPORT,

@@ -57,7 +57,8 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
     which of the source's are not used. Call it only for a run without a checkpoint of its own.
     Raises BundleError if the folder is neither, or if nothing in it fits.
     """
-    theirs, ours = read_named_weights(source), tensors_by_part(hparams)
+    theirs = read_named_weights(source)
+    ours = tensors_by_part(hparams)
     their_tokens, our_tokens = _tokens(source, hparams, task)
     by_label = _ids_by_label(hparams, task, len(our_tokens)) if their_tokens != our_tokens else ()
     their_row = {token: row for row, token in enumerate(their_tokens)}
@@ -68,7 +69,8 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
     new: list[str] = []
     with torch.no_grad():
         for name, tensor in ours.items():
-            has_labels, misfit = id(tensor) in by_label, misfits[name]
+            has_labels = id(tensor) in by_label
+            misfit = misfits[name]
             if has_labels and _load_rows(theirs.get(name), tensor, rows, len(their_tokens)):
                 by_token.append(name)
             elif misfit is not None or has_labels:
@@ -110,7 +112,8 @@ def _misfit(theirs: Mapping[str, Any], ours: Mapping[str, Tensor], name: str) ->
     there, here = describe_tensor(theirs, name), describe_tensor(ours, name)
     if there != here:
         return f"{there} there, {here} here"
-    value, is_parameter = theirs[name], isinstance(ours[name], nn.Parameter)
+    value = theirs[name]
+    is_parameter = isinstance(ours[name], nn.Parameter)
     unusable = ~value.isfinite() if is_parameter else value.isnan()  # a buffer may be a mask
     return "not finite there" if unusable.any() else None
 
@@ -123,7 +126,8 @@ def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[
     """Return the tokens of the source's outputs, none if no file lists them, and of ours."""
     if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
         return [], []
-    file, our_tokens = source / task.labels.name, [*task.labels.names(labels)]
+    file = source / task.labels.name
+    our_tokens = [*task.labels.names(labels)]
     if not file.exists():
         return [], our_tokens
     content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The labels in {source}")
@@ -238,7 +242,8 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
 
 
 def _config_of(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    folder, declared = knobs.get(PRETRAINED), knobs[ENCODER_CONFIG]
+    folder = knobs.get(PRETRAINED)
+    declared = knobs[ENCODER_CONFIG]
     if folder is None:
         if declared is None and (source := knobs.get("init_from")):
             declared = encoder_config_of(Path(source))

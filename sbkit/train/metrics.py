@@ -296,7 +296,8 @@ def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> 
         for batch in islice(batches, PROFILED_BATCHES):
             waiting += time.perf_counter() - asked_at
             yield batch
-            steps, asked_at = steps + 1, time.perf_counter()
+            steps = steps + 1
+            asked_at = time.perf_counter()
         if is_gpu:
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - start

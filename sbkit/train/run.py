@@ -81,7 +81,8 @@ class Run:
         Raises:
             SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
         """
-        self.yaml_file, self.overrides = yaml_file, with_encoder_config(yaml_file, overrides)
+        self.yaml_file = yaml_file
+        self.overrides = with_encoder_config(yaml_file, overrides)
         self.knobs = read_knobs(yaml_file, self.overrides)
         self.count = count
         self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
@@ -146,7 +147,8 @@ class Run:
 
     def make_brain(self, **run_opts: Any) -> Brain:
         """Make a Brain of the recipe; ``run_opts`` take precedence over the YAML."""
-        recipe, hparams = self.load_recipe(), self.build_hparams()
+        recipe = self.load_recipe()
+        hparams = self.build_hparams()
         brain_task = getattr(recipe.brain, "task", None)
         if isinstance(brain_task, Task) and brain_task.model_class != recipe.task.model_class:
             raise ConfigError(

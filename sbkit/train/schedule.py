@@ -147,12 +147,15 @@ class _SteppedScheduler:
     """A scheduler that catches up with the present step, call by call, so it has no saved state."""
 
     def __init__(self, begin: Callable[[Optimizer], Scheduler], rate: float) -> None:
-        self._begin, self._rate, self._calls = begin, rate, 0
+        self._begin = begin
+        self._rate = rate
+        self._calls = 0
 
     def factor(self, step: int) -> float:
         """Return the factor of the rate in a step, from 1."""
         if self._calls == 0 or step < self._calls:
-            self._optimizer, self._calls = _DummyOptimizer(self._rate), 0
+            self._optimizer = _DummyOptimizer(self._rate)
+            self._calls = 0
             self._call = self._begin(self._optimizer)
         while self._calls < step:
             self._calls += 1
@@ -219,7 +222,8 @@ class TriStage:
                 f"to fall, but add up to {self.falls_from:g}. Lower one."
             )
         self.warmup_fraction = warmup_fraction
-        self.initial_factor, self.final_factor = initial_factor, final_factor
+        self.initial_factor = initial_factor
+        self.final_factor = final_factor
 
     def __call__(self, progress: float) -> float:
         """Return the factor at a share of the run."""
@@ -255,12 +259,15 @@ class NewBob:
     ) -> None:
         if metric not in ("loss", "error"):
             raise ConfigError(f"`metric` of NewBob must be loss or error, but is {metric!r}.")
-        self.annealing_factor, self.improvement_threshold = annealing_factor, improvement_threshold
-        self.patient, self.metric = patient, metric
+        self.annealing_factor = annealing_factor
+        self.improvement_threshold = improvement_threshold
+        self.patient = patient
+        self.metric = metric
 
     def __call__(self, validations: Validations) -> float:
         """Return the factor after these validations."""
-        factor, patience = 1.0, self.patient
+        factor = 1.0
+        patience = self.patient
         values = [getattr(validation, self.metric) for validation in validations]
         for before, value in pairwise(values):
             improvement = (before - value) / abs(before) if before else 0.0

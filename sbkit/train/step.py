@@ -149,7 +149,8 @@ class TrainingStep:
         """
         assert self._counts is not None
         labels, num_bad = sum_over_ranks(self._counts).unbind(1)  # (losses,)
-        self._counts, self._num_bad = None, num_bad.sum()
+        self._counts = None
+        self._num_bad = num_bad.sum()
         return torch.where(self._num_bad > 0, torch.nan, world_size() / labels.clamp(min=1))
 
     def update(
@@ -186,7 +187,8 @@ def match_losses(objective: object, optimizers: Iterable[str]) -> dict[str, Loss
 
     Raises ConfigError if several losses do not have the names of the optimizers.
     """
-    losses, names = as_losses(objective), [*optimizers]
+    losses = as_losses(objective)
+    names = [*optimizers]
     if not isinstance(objective, Mapping):
         return losses
     if losses.keys() != {*names}:

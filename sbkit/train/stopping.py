@@ -104,8 +104,10 @@ class SaveOrLeave:
         self.signals = StopSignals()
         self._consensus = RankConsensus()
         self._save = save
-        self._minutes, self._steps = minutes, steps
-        self._last_save, self._micro_batches = time.monotonic(), 0
+        self._minutes = minutes
+        self._steps = steps
+        self._last_save = time.monotonic()
+        self._micro_batches = 0
 
     def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
         """Save or leave if it is time, but not within a step.
@@ -136,7 +138,8 @@ class SaveOrLeave:
 
     def save(self) -> None:
         """Save, and count minutes and micro-batches from now on."""
-        self._last_save, self._micro_batches = time.monotonic(), 0
+        self._last_save = time.monotonic()
+        self._micro_batches = 0
         if self._save is not None:
             self._save()
 

@@ -128,14 +128,18 @@ class Pipeline:
         Raises:
             SbkitError: the detector takes audio of another rate, or no player can be opened.
         """
-        self._recognizer, self._reply, self._on_event = recognizer, answer, on_event
-        self._detector, self._synthesizer = detector, synthesizer
+        self._recognizer = recognizer
+        self._reply = answer
+        self._on_event = on_event
+        self._detector = detector
+        self._synthesizer = synthesizer
         if detector is not None:
             detector.require_rate(recognizer.sample_rate)
             self._detector_state = detector.start()
         self._player = player(synthesizer.sample_rate) if synthesizer and player else None
         self._session, self._received = Session(recognizer), 0  # samples
-        self._clock, self._changed = clock, threading.Condition()
+        self._clock = clock
+        self._changed = threading.Condition()
         self._open_turn: Turn | None = None
         self._failure: SbkitError | None = None
         self._is_closed = False
@@ -245,7 +249,8 @@ class Pipeline:
     def _end_turn(self, *, is_interrupted: bool) -> None:
         """Close the turn, drop its items, and deliver its trace."""
         assert self._open_turn is not None
-        turn, self._open_turn = self._open_turn, None
+        turn = self._open_turn
+        self._open_turn = None
         turn.is_interrupted = is_interrupted
         for queue in self._queues:
             remaining = [item for item in queue if item.turn is not turn]
@@ -268,7 +273,8 @@ class Pipeline:
         arrival = self._clock()
         events: list[Event] = []
         if block is not None:
-            arrival, self._received = block.arrival, self._received + len(block.samples)
+            arrival = block.arrival
+            self._received = self._received + len(block.samples)
             events += self._session.push(block.samples)
         if block is None or block.is_end:
             events += self._session.finish()

@@ -112,7 +112,9 @@ class FeedForwardModule(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.names, width, inner = names, config["hidden_size"], config["intermediate_size"]
+        self.names = names
+        width = config["hidden_size"]
+        inner = config["intermediate_size"]
         self.add_module(names[0], nn.Linear(width, inner, bias))
         self.activation = ACTIVATIONS[config["hidden_act"]]
         self.dropout = Dropout(config["activation_dropout"])

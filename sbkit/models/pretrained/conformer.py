@@ -68,7 +68,8 @@ class ConvolutionModule(nn.Module):
     ) -> None:
         super().__init__()
         width = config["hidden_size"]
-        self.sides, self.norm_name = (past, future), norm[0]
+        self.sides = (past, future)
+        self.norm_name = norm[0]
         self.activation = ACTIVATIONS[config["hidden_act"]]
         self.pointwise_conv1 = PointwiseConv(width, 2 * width, 1, bias=bias)
         self.depthwise_conv = FrameConv(width, width, past + 1 + future, groups=width, bias=bias)
@@ -101,7 +102,8 @@ def distance_scores(query: Tensor, keys: Tensor) -> Tensor:
     of which is U - 1 - i. In the flat product they start at U - 1 + i (2U - 1), so that one reshape
     aligns all rows.
     """
-    length, scale = query.shape[2], query.shape[3] ** -0.5
+    length = query.shape[2]
+    scale = query.shape[3] ** -0.5
     scores = (query * scale @ keys.transpose(-1, -2)).flatten(2)  # (B, H, U * 2U)
     rows = scores[..., length - 1 : -1].reshape(*query.shape[:3], 2 * length - 1)
     return rows[..., :length]
@@ -261,7 +263,8 @@ def frequencies(width: int, device: torch.device) -> Tensor:
 
 
 def _parakeet_parts(config: Config) -> dict[str, nn.Module]:
-    side, bias = (config["conv_kernel_size"] - 1) // 2, config["attention_bias"]
+    side = (config["conv_kernel_size"] - 1) // 2
+    bias = config["attention_bias"]
     names = ("linear1", "linear2")
     norm = ("norm", FrozenBatchNorm(config["hidden_size"]))
     return {

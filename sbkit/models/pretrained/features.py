@@ -37,7 +37,8 @@ def center(x: Tensor, lengths: Tensor, *, correction: int = 1) -> tuple[Tensor, 
     changed by 6e-4.
     """
     mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
-    count, dtype = mask.sum(1, keepdim=True), widest_float(x.device)
+    count = mask.sum(1, keepdim=True)
+    dtype = widest_float(x.device)
     mean = (x * mask).sum(1, keepdim=True, dtype=dtype) / count.clamp(min=1)
     centered = (x - mean.to(x.dtype)) * mask
     squares = centered.square().sum(1, keepdim=True, dtype=dtype)
@@ -72,7 +73,9 @@ class MelEnergies(nn.Module):
 
     def __init__(self, filters: Float64s, *, size: int, shift: int) -> None:
         super().__init__()
-        self.size, self.shift, self.n_fft = size, shift, 2 * (len(filters) - 1)
+        self.size = size
+        self.shift = shift
+        self.n_fft = 2 * (len(filters) - 1)
         self.register_buffer("filters", torch.from_numpy(filters).float(), persistent=False)
 
     def as_precise(self, audio: Tensor) -> Tensor:
@@ -121,7 +124,8 @@ class ParakeetFeatures(MelEnergies):
         audio = audio - self.preemphasis * pad(audio[:, :-1], (1, 0))
         audio = audio * length_mask(lengths, audio.shape[1], audio.device)
         windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
-        energies, frames = self.energies(windows, HANN_POWER), self.frame_lengths(lengths)
+        energies = self.energies(windows, HANN_POWER)
+        frames = self.frame_lengths(lengths)
         centered, variance = center((energies + ENERGY_EPS).log(), frames)
         return centered / (variance.sqrt() + DEVIATION_EPS), frames
 
@@ -138,7 +142,8 @@ def hann_window(size: int, power: float, dtype: torch.dtype, device: torch.devic
 def kaldi_filters(n_mels: int, sample_rate: int) -> Float64s:
     """Return triangles of equal width on Kaldi's mel scale, starting at 20 Hz: (K, M)."""
     bins = np.linspace(0, sample_rate / 2, fft_samples(sample_rate) // 2 + 1)
-    mel, lowest = 1127 * np.log1p(bins / 700), 1127 * np.log1p(MIN_HZ / 700)
+    mel = 1127 * np.log1p(bins / 700)
+    lowest = 1127 * np.log1p(MIN_HZ / 700)
     return _triangles(mel, np.linspace(lowest, mel[-1], n_mels + 2))
 
 

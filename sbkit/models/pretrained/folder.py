@@ -303,7 +303,8 @@ def check_weights(folder: Path, config: Config) -> None:
         encoder = PretrainedEncoder(config=config, mask_time_prob=0.0)
         parts = [PretrainedFrontEnd(config=config), encoder]
     tensors, _ = _match_tensors(folder, parts)
-    needed, free = sum(tensor.nbytes for tensor in tensors.values()), available_memory()
+    needed = sum(tensor.nbytes for tensor in tensors.values())
+    free = available_memory()
     if needed > free:
         raise DeviceError(
             f"The weights of {folder} take {needed / 2**30:.1f} GiB in float32, but only "
@@ -361,7 +362,8 @@ def _fault(stored: Any, tensor: Tensor) -> str | None:
     """Return why the slice of a file cannot be loaded into a tensor, if it cannot."""
     if stored is None:
         return "missing"
-    shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+    shape = tuple(stored.get_shape())
+    dtype = stored.get_dtype()
     if shape != tuple(tensor.shape):
         return f"{shape}, not {tuple(tensor.shape)}"
     return None if dtype in FLOAT_TYPES or not tensor.is_floating_point() else f"of {dtype}"

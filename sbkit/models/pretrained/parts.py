@@ -81,7 +81,8 @@ class PretrainedFrontEnd(PretrainedPart):
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         family = FAMILIES[config["model_type"]]
-        self.prefix, self.body = family.prefix, family.front_end(config)
+        self.prefix = family.prefix
+        self.body = family.front_end(config)
 
 
 class PretrainedEncoder(nn.Module):
@@ -147,7 +148,8 @@ class PretrainedEncoder(nn.Module):
             add_adapters(self.body, **lora)
         if layers == WEIGHTED:  # one more, for the input of the first layer
             self.layer_weights = nn.Parameter(torch.zeros(count + 1))
-        self.layerdrop, self.gradient_checkpointing = layerdrop, gradient_checkpointing
+        self.layerdrop = layerdrop
+        self.gradient_checkpointing = gradient_checkpointing
 
     def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
         return self._encoded(x, lengths)[1]

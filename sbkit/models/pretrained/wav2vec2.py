@@ -72,7 +72,8 @@ class ConvLayer(nn.Module):
     def __init__(self, config: Config, index: int) -> None:
         super().__init__()
         in_channels, channels = (1, *config["conv_dim"])[index : index + 2]
-        kernel, stride = config["conv_kernel"][index], config["conv_stride"][index]
+        kernel = config["conv_kernel"][index]
+        stride = config["conv_stride"][index]
         self.conv = StridedConv(in_channels, channels, kernel, stride, bias=config["conv_bias"])
         nn.init.kaiming_normal_(self.conv.weight)
         self.layer_norm: nn.Module | None = None
