@@ -85,7 +85,7 @@ def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
     """Return the root mean square error of the pitch in semitones."""
     model = bundle.model.network
     rate = bundle.config.sample_rate
-    frame = model.features.frame
+    frame = model.features.frame_samples
     squares: list[np.ndarray[Any, Any]] = []
     for batch in batches:
         audio = batch.audio.float() / FULL_SCALE

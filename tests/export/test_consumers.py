@@ -145,7 +145,7 @@ def test_every_side_of_bench_transcribe_recognizes_the_same_words(
     name: str, exported: Path, data: Path
 ) -> None:
     clips, expected = bench_transcribe.read_clips(exported, data)
-    texts = bench_transcribe.MAKERS[name](exported)(clips)
+    texts = bench_transcribe.load(name, exported)(clips)
     assert len(texts) == 8
     if name != "onnx-int8":
         assert [text.split() for text in texts] == [text.split() for text in expected]

@@ -130,7 +130,7 @@ def test_bundle_classifies_and_does_not_transcribe(
     ("option", "words"),
     [
         ("--label=colour", "which is not a column of"),
-        ("--nhead=99", "fails in `Transformer.encoder.0.attention`"),
+        ("--nhead=99", "`d_model` must be a multiple of twice `nhead`"),
     ],
 )
 def test_impossible_options_are_refused_in_one_sentence(

@@ -247,7 +247,7 @@ def test_openai_client_gets_speech_notes_and_errors(voice: Synthesizer, tmp_path
 
 @pytest.mark.slow(30)
 def test_server_serves_recognizer_and_tts_model_together(exported: Path, bundle: Path) -> None:
-    with serving(exported, str(bundle)) as (client, _):
+    with serving(exported, bundle) as (client, _):
         ready = client.get("/health/ready").json()
         assert [model["name"] for model in ready["models"]] == ["tiny", "bundle"]
         assert [model["effective"]["device"] for model in ready["models"]] == ["cpu", "cpu"]

@@ -54,10 +54,10 @@ def say(session: Any, clip: Samples) -> str:
 
 
 @contextmanager
-def serving(bundle: Path, *options: str) -> Iterator[tuple[httpx2.Client, Any]]:
+def serving(*bundles_and_options: object) -> Iterator[tuple[httpx2.Client, Any]]:
     """Start the command; once it is ready, yield a client and the process."""
-    words = ["-m", "sbkit", "serve", bundle, "--port", "0", "--device", "cpu"]
-    words += ["--drain-seconds", "0", *options]
+    words = ["-m", "sbkit", "serve", *bundles_and_options, "--port", "0", "--device", "cpu"]
+    words += [] if "--drain-seconds" in words else ["--drain-seconds", "0"]
     process = processes.Process(words)
     try:
         wait_for(lambda: "running on" in process.output()[1])
