@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from gzip import BadGzipFile
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -16,6 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     ABANDONED_SECONDS,
     building,
+    naming,
     read_lines,
     read_regular,
     read_text,
@@ -92,6 +94,35 @@ def test_first_of_two_builders_wins(tmp_path: Path) -> None:
         (slow / "file").write_text("slow")
     assert (folder / "file").read_text() == "quick"
     assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_old_folder_with_a_new_file_is_still_being_built(tmp_path: Path) -> None:
+    busy = tmp_path / ".folder.0123456789ab.tmp"
+    (busy / "en").mkdir(parents=True)
+    (busy / "en" / "clip.wav").touch()
+    for path in (busy, busy / "en"):
+        os.utime(path, (time.time() - 2 * ABANDONED_SECONDS,) * 2)
+    with building(tmp_path / "folder"):
+        pass
+    assert (busy / "en" / "clip.wav").exists()
+
+
+def test_builder_that_is_overtaken_while_renaming_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    with building(folder) as quick:
+        (quick / "file").write_text("quick")
+    with building(folder) as slow:
+        (slow / "file").write_text("slow")
+        monkeypatch.setattr(Path, "is_dir", lambda path: False)  # as just before the other renamed
+    assert (folder / "file").read_text() == "quick"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_error_of_gzip_keeps_its_text(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Not a gzipped file"), naming(tmp_path / "corpus.gz"):
+        raise BadGzipFile("Not a gzipped file")
 
 
 @pytest.mark.parametrize("folder", ["file/scores", "/proc/scores"])

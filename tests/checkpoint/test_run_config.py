@@ -72,7 +72,8 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
         "  the learning rate follows the schedule over the new number of epochs"
     )
     with_momentum = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
-    assert declare(tmp_path, with_momentum).check_continues(run) is None
+    changes = declare(tmp_path, with_momentum).check_continues(run)
+    assert changes == "Resuming with changed values:\n  opt_class.momentum: nothing before, 0.9 now"
     changes = declare(tmp_path, compile=True, profile=True).check_continues(run)
     assert str(changes).endswith(
         "compile: false before, true now\n  profile: false before, true now"
@@ -105,6 +106,8 @@ def test_all_ranks_refuse_a_rank_with_other_data(
         ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
         ({"text": YAML.replace("in_features: 2", "in_features: 7")}, "CNN.in_features: 2 before"),
         ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
+        ({"text": YAML + "more: nothing\n"}, "more: nothing before, nothing now"),
+        ({"text": YAML + "my_opt_class: !new:torch.nn.ReLU {inplace: true}\n"}, "2 things differ"),
         ({"text": YAML.replace("language: en\n", "")}, "language: en before, nothing now"),
         (
             {"text": YAML.replace("[!ref <CNN>, !ref <head>]", "[!ref <head>, !ref <CNN>]")},
@@ -146,6 +149,15 @@ def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     assert RunConfig.of(run / RESOLVED, {}, data=DATA).check_continues(run) is None
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
         RunConfig.of(run / RESOLVED, {"hidden": 9}, data=DATA).check_continues(run)
+
+
+@pytest.mark.parametrize("change", [{"values": [1]}, {"data": "abc"}, {"labels": 5}])
+def test_damaged_run_config_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    run = begun(tmp_path)
+    record = json.loads((run / FILE).read_text())
+    (run / FILE).write_text(json.dumps({**record, **change}))
+    with pytest.raises(SbkitError, match="run_config.json must be what sbkit wrote"):
+        declare(tmp_path).check_continues(run)
 
 
 def test_folder_without_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
