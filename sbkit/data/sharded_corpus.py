@@ -40,11 +40,11 @@ from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
-    claimed,
     decode_clips,
     read_shard_table,
     remove_leftovers,
     share_work,
+    task_lock,
     to_stored,
 )
 from sbkit.data.sources import RemoteTables, file_version
@@ -331,7 +331,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
         with closing(ShardWriter(storage.folder or scratch)) as writer:
             written: list[Manifest] = []
             left_out: list[tuple[str, str, str]] = []
-            while part is not None and writer.bytes < options.shard_bytes:
+            while part is not None and writer.audio_bytes < options.shard_bytes:
                 ids = part.ids
                 paths = map(Path, part.paths)
                 added, errors = writer.add_clips(
@@ -346,8 +346,15 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             name = f"{unit.name}-{number:03d}"
             columns = {column: rows[column] for column in rows.column_names if column != AUDIO}
             is_last = part is None
-            writer.publish(storage, name, columns, left_out=left_out, parts=num_parts, last=is_last)
-            logger.info(f"{name}: {len(rows)} clips, {writer.bytes / 1e6:.1f} MB")
+            writer.publish(
+                storage,
+                name,
+                columns,
+                left_out=left_out,
+                parts=num_parts,
+                is_last_part=is_last,
+            )
+            logger.info(f"{name}: {len(rows)} clips, {writer.audio_bytes / 1e6:.1f} MB")
         if is_last:
             return
 
@@ -404,7 +411,7 @@ def _finish(
             logger.info(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, roles, names)
     folder = storage.folder
-    with claimed(folder, INDEX_FILE, wait=True) if folder else nullcontext():
+    with task_lock(folder, INDEX_FILE, wait=True) if folder else nullcontext():
         text = json.dumps({"format": INDEX_FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
         storage.write(INDEX_FILE, text.encode())
         if folder:
