@@ -26,7 +26,7 @@ ABANDONED_SECONDS = 86_400
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def os_errors_name(path: Path) -> Iterator[None]:
     """Name ``path`` in every numbered OSError raised inside: a full disk's error names no file."""
     try:
         yield
@@ -44,7 +44,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     # The name is random, because a process id is not unique: threads share it, and a process on
     # another machine that writes to the same folder may have the same one.
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
-    with naming(path):
+    with os_errors_name(path):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
@@ -133,7 +133,7 @@ def building(folder: Path) -> Iterator[Path]:
         yield temporary
         _rename_if_first(temporary, folder)
     except OSError as error:
-        if error.errno is not None:  # as in `naming`
+        if error.errno is not None:  # as in `os_errors_name`
             error.filename = error.filename or str(folder)
         raise
     finally:

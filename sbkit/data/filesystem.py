@@ -13,7 +13,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import DataError
-from sbkit.base.files import naming, write_bytes_atomically
+from sbkit.base.files import os_errors_name, write_bytes_atomically
 
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -90,7 +90,7 @@ class Storage:
         If the folder is on this machine, ``file`` must be in it already: it is only renamed.
         """
         if self.folder is not None:
-            with naming(self.folder / name):
+            with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
             return
         with _access_errors_as_data_errors(self.url):

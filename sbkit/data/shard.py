@@ -40,7 +40,7 @@ from datasets import Audio, Features
 
 from sbkit.audio.io import AudioError, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import naming, try_lock
+from sbkit.base.files import os_errors_name, try_lock
 from sbkit.base.machine import usable_cores
 from sbkit.data.filesystem import Storage, read_ranges
 
@@ -288,7 +288,7 @@ class ShardWriter:
 
         left_out, parts, is_last_part: facts about the shard; see `ShardFacts`.
         """
-        with naming(self._path):
+        with os_errors_name(self._path):
             self._flush()
             self._stream.close()
             self._file.flush()

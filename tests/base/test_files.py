@@ -17,7 +17,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     ABANDONED_SECONDS,
     building,
-    naming,
+    os_errors_name,
     read_lines,
     read_regular,
     read_text,
@@ -121,7 +121,7 @@ def test_builder_that_is_overtaken_while_renaming_gives_way(
 
 
 def test_error_of_gzip_keeps_its_text(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Not a gzipped file"), naming(tmp_path / "corpus.gz"):
+    with pytest.raises(OSError, match="Not a gzipped file"), os_errors_name(tmp_path / "corpus.gz"):
         raise BadGzipFile("Not a gzipped file")
 
 
