@@ -108,7 +108,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; rename it to ``folder`` at the end, or remove it on an error.
 
     If another process has finished ``folder`` first, its result stays and ours is removed. Folders

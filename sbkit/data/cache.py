@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import DataError
-from sbkit.base.files import building, share_lock, try_lock, write_text_atomically
+from sbkit.base.files import atomic_folder, share_lock, try_lock, write_text_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import decode_paths
@@ -286,7 +286,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{digest}"
     if not folder.is_dir():
         logger.info(f"unpacking {archive} into {folder}, once")
-        with writing(folder.parent), building(folder) as temporary:
+        with writing(folder.parent), atomic_folder(folder) as temporary:
             _extract(archive, temporary)
             describe_folder(temporary, archive)
     return _innermost(folder)

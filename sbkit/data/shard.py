@@ -434,5 +434,5 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the files of killed processes. Call it only while no other process writes there."""
     for pattern in (".*.tmp", f"{LOCK_PREFIX}*"):
         for path in folder.glob(pattern):
-            if not path.is_dir():  # folders are left to `building`
+            if not path.is_dir():  # folders are left to `atomic_folder`
                 path.unlink(missing_ok=True)

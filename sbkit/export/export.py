@@ -20,7 +20,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import building, fsync_tree, require_writable, to_json
+from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_json
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
@@ -182,7 +182,7 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
         SbkitError: ``out`` cannot be written, or contains anything but an unchanged bundle.
     """
     require_writable(out.parent, option="--out")
-    with building(out) as new:
+    with atomic_folder(out) as new:
         yield new
         fsync_tree(new)
         # Checksums take seconds, so they are computed while the earlier bundle is in its place. A

@@ -16,7 +16,7 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     ABANDONED_SECONDS,
-    building,
+    atomic_folder,
     os_errors_name,
     read_lines,
     read_regular,
@@ -62,7 +62,7 @@ def test_two_threads_write_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_building_names_folder_when_disk_is_full(tmp_path: Path) -> None:
     """The operating system names no file if the disk is full."""
-    with pytest.raises(OSError, match="No space left") as caught, building(tmp_path / "store"):
+    with pytest.raises(OSError, match="No space left") as caught, atomic_folder(tmp_path / "store"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "store")
     assert [*tmp_path.iterdir()] == []
@@ -88,8 +88,8 @@ def test_first_of_two_builders_wins(tmp_path: Path) -> None:
     leftover = folder.parent / ".folder.0123456789ab.tmp"
     leftover.mkdir(parents=True)
     os.utime(leftover, (time.time() - 2 * ABANDONED_SECONDS,) * 2)  # of a killed builder
-    with building(folder) as slow:
-        with building(folder) as quick:
+    with atomic_folder(folder) as slow:
+        with atomic_folder(folder) as quick:
             (quick / "file").write_text("quick")
         (slow / "file").write_text("slow")
     assert (folder / "file").read_text() == "quick"
@@ -102,7 +102,7 @@ def test_old_folder_with_a_new_file_is_still_being_built(tmp_path: Path) -> None
     (busy / "en" / "clip.wav").touch()
     for path in (busy, busy / "en"):
         os.utime(path, (time.time() - 2 * ABANDONED_SECONDS,) * 2)
-    with building(tmp_path / "folder"):
+    with atomic_folder(tmp_path / "folder"):
         pass
     assert (busy / "en" / "clip.wav").exists()
 
@@ -111,9 +111,9 @@ def test_builder_that_is_overtaken_while_renaming_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "folder"
-    with building(folder) as quick:
+    with atomic_folder(folder) as quick:
         (quick / "file").write_text("quick")
-    with building(folder) as slow:
+    with atomic_folder(folder) as slow:
         (slow / "file").write_text("slow")
         monkeypatch.setattr(Path, "is_dir", lambda path: False)  # as just before the other renamed
     assert (folder / "file").read_text() == "quick"
