@@ -204,7 +204,7 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
 
 
 @contextmanager
-def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
+def parse_errors_as_sbkit_errors(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
     """Turn any error raised while parsing into SbkitError: "FILE must REQUIREMENT, but ... FIX"."""
     try:
         yield
@@ -222,7 +222,7 @@ def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
 def read_text(path: Path, *, max_bytes: int, subject: str) -> list[str]:
     """Read the lines of a UTF-8 file, which may be a link; raise SbkitError like `read_regular`."""
     content = read_regular(path, max_bytes=max_bytes, subject=subject, follow_links=True)
-    with reading(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
+    with parse_errors_as_sbkit_errors(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
 
 

@@ -21,7 +21,7 @@ from typing import Self
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import reading
+from sbkit.base.files import parse_errors_as_sbkit_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
@@ -260,7 +260,9 @@ def read_bundle(
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
-    with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
+    with parse_errors_as_sbkit_errors(
+        folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
+    ):
         decoder = BeamDecoder(
             tokenizer=labels,
             language_models=language_models,

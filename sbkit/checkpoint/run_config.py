@@ -14,7 +14,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import reading, to_json, write_text_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
@@ -216,7 +216,7 @@ def read_run_config(folder: Path) -> RunConfig:
     """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
     file = folder / FILE
     fix = "Put it back, or choose another --output_folder for a new run."
-    with reading(file, "be what sbkit wrote when the run began", fix=fix):
+    with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
         values = record["values"]
         data = record["data"]

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import DataError, SbkitError
-from sbkit.base.files import read_text, reading, write_bytes_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_text, write_bytes_atomically
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -311,7 +311,7 @@ class RemoteTables:
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
         with (
-            reading(file, REMOTE_REQUIREMENT, fix="Correct it."),
+            parse_errors_as_sbkit_errors(file, REMOTE_REQUIREMENT, fix="Correct it."),
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
@@ -350,7 +350,7 @@ def remote_tables(source: str) -> list[str]:
 
 def file_version(file: str) -> str:
     """Return text that changes when the file does, such as a hash of its size and time."""
-    with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
+    with parse_errors_as_sbkit_errors(file, REMOTE_REQUIREMENT, fix="Correct it."):
         filesystem, path = fsspec.url_to_fs(file)
         return str(filesystem.ukey(path))
 

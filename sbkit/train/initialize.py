@@ -20,7 +20,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import read_regular, reading
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
@@ -161,7 +161,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
     Raises SbkitError if they cannot be read.
     """
-    with reading(source, SOURCE, fix=FIX):
+    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             weights, parts = _read_bundle(source)
         elif (source / CHECKPOINTS).is_dir():
@@ -180,7 +180,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
     Raises SbkitError if they cannot be read.
     """
     config: dict[str, Any] | None = None
-    with reading(source, SOURCE, fix=FIX):
+    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")
