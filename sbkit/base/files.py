@@ -157,21 +157,21 @@ def _rename_if_first(temporary: Path, folder: Path) -> None:
             raise
 
 
-def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
+def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
     """Try to lock an open file or folder for this process; return whether that succeeded.
 
-    without_locks: what to return if the file system does not support locks, as on some clusters.
+    if_unsupported: what to return if the file system does not support locks, as on some clusters.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return without_locks
+        return if_unsupported
     return True
 
 
-def share_lock(descriptor: int) -> None:
+def lock_shared(descriptor: int) -> None:
     """Wait for a shared lock on an open file or folder; do nothing if locks are unsupported."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)

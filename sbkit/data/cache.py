@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import DataError
-from sbkit.base.files import atomic_folder, share_lock, try_lock, write_text_atomically
+from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import decode_paths
@@ -132,12 +132,12 @@ def _write_access(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
         try:
-            if try_lock(lock, without_locks=False):
+            if try_lock(lock, if_unsupported=False):
                 remove_leftovers(folder)
                 for audio in folder.glob("*.arrow"):
                     if not audio.with_suffix(".parquet").is_file():
                         audio.unlink()
-            share_lock(lock)
+            lock_shared(lock)
             yield
         finally:
             os.close(lock)
