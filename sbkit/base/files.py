@@ -219,14 +219,14 @@ def parse_errors_as_sbkit_errors(file: Path | str, requirement: str, *, fix: str
         ) from error
 
 
-def read_text(path: Path, *, max_bytes: int, subject: str) -> list[str]:
+def read_text_lines(path: Path, *, max_bytes: int, subject: str) -> list[str]:
     """Read the lines of a UTF-8 file, which may be a link; raise SbkitError like `read_regular`."""
     content = read_regular(path, max_bytes=max_bytes, subject=subject, follow_links=True)
     with parse_errors_as_sbkit_errors(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
 
 
-def read_lines(path: Path, *, subject: str) -> Iterator[bytes]:
+def iter_raw_lines(path: Path, *, subject: str) -> Iterator[bytes]:
     """Yield the lines of a file, with their ends.
 
     Raises SbkitError, which begins with ``subject``, if the file cannot be read.

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import DataError, SbkitError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_text, write_bytes_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_text_lines, write_bytes_atomically
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, writing
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -134,7 +134,7 @@ def _read_lines(file: Path) -> list[KaldiLine]:
     """Return the lines of a Kaldi file, without blank lines."""
     subject = f"The file {file.name} of a data folder of Kaldi"
     lines: list[KaldiLine] = []
-    text = read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
+    text = read_text_lines(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
     for number, line in enumerate(text, start=1):
         fields = line.strip().split(maxsplit=1)
         if fields:

@@ -17,10 +17,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     ABANDONED_SECONDS,
     atomic_folder,
+    iter_raw_lines,
     os_errors_name,
-    read_lines,
     read_regular,
-    read_text,
+    read_text_lines,
     require_writable,
     to_json,
     write_bytes_atomically,
@@ -143,17 +143,17 @@ UNREADABLE: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_read_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -> None:
+def test_iter_raw_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo")
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    assert list(read_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
+    assert list(iter_raw_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
     with pytest.raises(SbkitError, match="is not a regular file"):
         read_regular(tmp_path / "b.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="at most 7 bytes, but .*a.txt has 8"):
         read_regular(tmp_path / "a.txt", max_bytes=7, subject="A file")
 
 
-@pytest.mark.parametrize("read", [read_regular, read_text])
+@pytest.mark.parametrize("read", [read_regular, read_text_lines])
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_pipe_device_folder_loop_and_missing_file_are_not_read(
     make: Callable[[Path], Any], read: Callable[..., object], tmp_path: Path
@@ -162,4 +162,4 @@ def test_pipe_device_folder_loop_and_missing_file_are_not_read(
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
         read(tmp_path / "a.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="A text must be readable, but .*none.txt is not"):
-        list(read_lines(tmp_path / "none.txt", subject="A text"))
+        list(iter_raw_lines(tmp_path / "none.txt", subject="A text"))
