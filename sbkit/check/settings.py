@@ -223,7 +223,7 @@ def check_run_folder(planned: PlannedRun) -> None:
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
             planned.prepare_labels()  # writes the label file, which is compared too
-            planned.make_run_config().check_continues(planned.run_folder)
+            planned.make_run_config().check_resumable(planned.run_folder)
             check_weights(planned.build_hparams()["checkpointer"], newest)
 
 

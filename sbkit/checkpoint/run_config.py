@@ -108,7 +108,7 @@ class RunConfig:
     source: tuple[Path, Mapping[str, object]] | None = None
 
     @staticmethod
-    def of(
+    def from_yaml(
         yaml_file: Path,
         overrides: Mapping[str, object],
         *,
@@ -128,7 +128,7 @@ class RunConfig:
         record = {"values": self.values, "data": self.data, "labels": self.labels}
         write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
 
-    def check_continues(self, folder: Path) -> str | None:
+    def check_resumable(self, folder: Path) -> str | None:
         """Check that this run may be resumed in ``folder``; return a message about changed values.
 
         The message is None if nothing has changed. A folder without a checkpoint may hold any run.

@@ -81,7 +81,7 @@ def prepare(run: Run) -> None:
         if run.knobs.get("check", True) and rank() == 0:
             check_before_training(run)
         run.prepare_splits()
-        if note := run.make_run_config().check_continues(run.folder):
+        if note := run.make_run_config().check_resumable(run.folder):
             logger.info(note)
         if (label_file := run.find_label_file()) and not run.has_checkpoint():
             logger.info(
@@ -92,7 +92,7 @@ def prepare(run: Run) -> None:
     run.build_hparams()
     run.make_loaders()
     config = run.make_run_config()  # now with the labels
-    config.check_continues(run.folder)
+    config.check_resumable(run.folder)
     config.check_same_on_ranks()
     run.build_hparams()["checkpointer"].check_same_model()
     for line in run.load_initial_weights():
