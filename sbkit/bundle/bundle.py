@@ -278,8 +278,8 @@ def language_of(model: Path) -> str:
     """Return the language of a bundle or a run, "und" for any other folder."""
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.language or "und"
-    from sbkit.checkpoint.run_config import RESOLVED  # imports packages that a server lacks
+    from sbkit.checkpoint.run_config import RESOLVED_YAML  # imports packages that a server lacks
     from sbkit.config.hparams import read_knobs
 
-    file = model / RESOLVED
+    file = model / RESOLVED_YAML
     return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"

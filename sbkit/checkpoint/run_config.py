@@ -21,9 +21,9 @@ from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks
 
-FILE = "run_config.json"
+RUN_CONFIG_FILE = "run_config.json"
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
-RESOLVED = "hyperparams.yaml"
+RESOLVED_YAML = "hyperparams.yaml"
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
 # what its weights mean.
 MAY_CHANGE = frozenset(
@@ -126,7 +126,7 @@ class RunConfig:
     def write(self, folder: Path) -> None:
         """Write `run_config.json`."""
         record = {"values": self.values, "data": self.data, "labels": self.labels}
-        write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
+        write_text_atomically(folder / RUN_CONFIG_FILE, to_json(record, indent=1) + "\n")
 
     def check_resumable(self, folder: Path) -> str | None:
         """Check that this run may be resumed in ``folder``; return a message about changed values.
@@ -214,7 +214,7 @@ class RunConfig:
 
 def read_run_config(folder: Path) -> RunConfig:
     """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
-    file = folder / FILE
+    file = folder / RUN_CONFIG_FILE
     fix = "Put it back, or choose another --output_folder for a new run."
     with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from sbkit.base.openmp import describe_waiting
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
 from sbkit.checkpoint.folder import lock_folder
-from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import save_resolved
 from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
@@ -105,7 +105,7 @@ def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
         text_log.open()
         if rank() == 0:
             run.make_run_config().write(run.folder)
-            save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
+            save_resolved(run.folder / RESOLVED_YAML, run.yaml_file, run.overrides)
             if not was_finished:
                 run.set_results_aside()
             write_data_report(run.make_loaders().splits, run.folder, **run.describe_data())

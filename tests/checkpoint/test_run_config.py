@@ -10,7 +10,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import FILE, RESOLVED, RunConfig
+from sbkit.checkpoint.run_config import RESOLVED_YAML, RUN_CONFIG_FILE, RunConfig
 from sbkit.config.hparams import resolve
 
 YAML = """
@@ -144,18 +144,18 @@ def test_resolved_yaml_is_the_same_run_configuration(tmp_path: Path) -> None:
 def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Its references are resolved: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
-    (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
+    (run / RESOLVED_YAML).write_text(resolve(tmp_path / "run.yaml", later).text)
     declare(tmp_path, **later).write(run)
-    assert RunConfig.from_yaml(run / RESOLVED, {}, data=DATA).check_resumable(run) is None
+    assert RunConfig.from_yaml(run / RESOLVED_YAML, {}, data=DATA).check_resumable(run) is None
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
-        RunConfig.from_yaml(run / RESOLVED, {"hidden": 9}, data=DATA).check_resumable(run)
+        RunConfig.from_yaml(run / RESOLVED_YAML, {"hidden": 9}, data=DATA).check_resumable(run)
 
 
 @pytest.mark.parametrize("change", [{"values": [1]}, {"data": "abc"}, {"labels": 5}])
 def test_damaged_run_config_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     run = begun(tmp_path)
-    record = json.loads((run / FILE).read_text())
-    (run / FILE).write_text(json.dumps({**record, **change}))
+    record = json.loads((run / RUN_CONFIG_FILE).read_text())
+    (run / RUN_CONFIG_FILE).write_text(json.dumps({**record, **change}))
     with pytest.raises(SbkitError, match="run_config.json must be what sbkit wrote"):
         declare(tmp_path).check_resumable(run)
 
@@ -167,4 +167,4 @@ def test_folder_without_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
     other = declare(tmp_path, language="de")
     assert other.check_resumable(run) is None
     other.write(run)
-    assert json.loads((run / FILE).read_text())["values"]["language"] == "de"
+    assert json.loads((run / RUN_CONFIG_FILE).read_text())["values"]["language"] == "de"
