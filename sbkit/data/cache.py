@@ -38,7 +38,7 @@ from sbkit.data.shard import (
     read_shard_table,
     remove_leftovers,
     share_work,
-    to_stored,
+    to_located_audio,
 )
 from sbkit.logs.progress import progress_bar
 
@@ -247,7 +247,7 @@ class _CorpusShards:
             files = pa.repeat(str(file.with_suffix(".arrow")), len(table))
             if self._store == "none":
                 files = table["path"].combine_chunks()
-            tables.append(to_stored(table, files, shard=0, sample_rate=self._sample_rate))
+            tables.append(to_located_audio(table, files, shard=0, sample_rate=self._sample_rate))
         stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
         return StoredAudio(stored, all_errors)
 

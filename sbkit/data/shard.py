@@ -346,7 +346,7 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     return table.replace_schema_metadata(None), facts
 
 
-def to_stored(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
+def to_located_audio(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
     """Return the columns samples, digest and audio of a shard's table, the audio as AUDIO_TYPE.
 
     files: the path or URL of each row's audio file.

@@ -45,7 +45,7 @@ from sbkit.data.shard import (
     remove_leftovers,
     share_work,
     task_lock,
-    to_stored,
+    to_located_audio,
 )
 from sbkit.data.sources import RemoteTables, file_version
 from sbkit.data.splits import UNREADABLE, check_loss
@@ -102,7 +102,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         table, facts = _read_table(storage, name)
         excluded.extend(Excluded(*row) for row in facts.left_out)
         file = pa.repeat(storage.file(f"{name}.arrow"), len(table))
-        audio = to_stored(table, file, shard=first + number, sample_rate=index.sample_rate)
+        audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
         stored.append(audio.set_column(1, "digest", digests))
