@@ -29,7 +29,7 @@ from sbkit.audio.io import AudioError
 from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import plural, printable
-from sbkit.data.filesystem import Storage, writing
+from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.manifest import decode_paths
 from sbkit.data.shard import (
     AUDIO,
@@ -128,7 +128,7 @@ def _write_access(folder: Path) -> Iterator[None]:
 
     If no other process holds the lock, first remove what killed processes have left in the folder.
     """
-    with writing(folder):
+    with disk_errors_as_data_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
         try:
@@ -286,7 +286,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{digest}"
     if not folder.is_dir():
         logger.info(f"unpacking {archive} into {folder}, once")
-        with writing(folder.parent), atomic_folder(folder) as temporary:
+        with disk_errors_as_data_errors(folder.parent), atomic_folder(folder) as temporary:
             _extract(archive, temporary)
             describe_folder(temporary, archive)
     return _innermost(folder)

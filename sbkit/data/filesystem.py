@@ -25,11 +25,11 @@ class Storage:
     """A folder on this machine or in an object store.
 
     Its methods raise DataError. Only `write` and `move_in` raise OSError instead if the folder is
-    on this machine, so that a full disk can be told from other errors: see `writing`.
+    on this machine, so that a full disk can be told from other errors: see `disk_errors_as_data_errors`.
 
     location: a URL, or a path, which is made absolute.
 
-    >>> Storage("memory://corpus").file("sbkit-shards.json")
+    >>> Storage("memory://corpus").url_of("sbkit-shards.json")
     'memory://corpus/sbkit-shards.json'
     """
 
@@ -45,7 +45,7 @@ class Storage:
         is_local = isinstance(self._system, LocalFileSystem)
         self.folder = Path(self._path) if is_local else None  # None: not on this machine
 
-    def file(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the URL of a file."""
         return f"{self.url}/{name}"
 
@@ -72,7 +72,7 @@ class Storage:
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        with _access_errors_as_data_errors(self.file(name)):
+        with _access_errors_as_data_errors(self.url_of(name)):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
@@ -150,7 +150,7 @@ def _access_errors_as_data_errors(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(location: Path | str) -> Iterator[None]:
+def disk_errors_as_data_errors(location: Path | str) -> Iterator[None]:
     """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to."""
     try:
         yield

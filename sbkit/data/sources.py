@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_text_lines, write_bytes_atomically
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
-from sbkit.data.filesystem import Storage, writing
+from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.tables import (
     PATH_COLUMNS,
@@ -288,7 +288,7 @@ def _cache_audio(source: Path, content: bytes, path: str) -> Path:
     folder = _embedded_folder(source)
     file = _audio_file(folder, content, path)
     if not file.is_file():
-        with writing(folder):
+        with disk_errors_as_data_errors(folder):
             file.parent.mkdir(parents=True, exist_ok=True)
             describe_folder(folder, source.resolve())
             write_bytes_atomically(file, content)
