@@ -27,7 +27,7 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parse_errors_as_sbkit_errors
 from sbkit.base.messages import listed, plural
 
-CHECKPOINT_CONTENT = "hold what training saved"  # what `parse_errors_as_sbkit_errors` requires of a checkpoint's file
+CHECKPOINT_CONTENT = "hold what training saved"  # in an error: what a checkpoint's file must do
 
 # -- reading and averaging --------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 class Storage:
     """A folder on this machine or in an object store.
 
-    Its methods raise DataError. Only `write` and `move_in` raise OSError instead if the folder is
-    on this machine, so that a full disk can be told from other errors: see `disk_errors_as_data_errors`.
+    Its methods raise DataError. If the folder is on this machine, `write` and `move_in` raise
+    OSError instead; `disk_errors_as_data_errors` says what to do about a full disk.
 
     location: a URL, or a path, which is made absolute.
 
