@@ -152,7 +152,7 @@ def _rename_if_first(temporary: Path, folder: Path) -> None:
     try:
         temporary.rename(folder)
     except OSError as error:
-        # The other process was faster by less than the time between the check and the renaming.
+        # ENOTEMPTY, EEXIST: another process has renamed its folder after the check above.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
 

@@ -154,7 +154,7 @@ def test_base_merges_and_prints_as_one_file(top: Path) -> None:
     printed.write_text(resolve(top, overrides).one_file)
     assert printed.read_text().startswith("# of eight GPUs\n")
     assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
-    assert RunConfig.from_yaml(top, overrides).values == RunConfig.of(printed, {}).values
+    assert RunConfig.from_yaml(top, overrides).values == RunConfig.from_yaml(printed, {}).values
 
 
 @pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem)
