@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
-from sbkit.base.files import read_text
+from sbkit.base.files import read_text_lines
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import KnobValues, resolve_splits
 from sbkit.data.manifest import Clip, Excluded, Manifest
@@ -99,7 +99,9 @@ def _read_chapter(chapter: Path, columns: Mapping[str, str]) -> Iterator[Clip | 
             yield Excluded(file.name, "second audio file of an id", detail)
     ids: set[str] = set()
     for file in sorted(chapter.glob("*.trans.txt")):
-        lines = read_text(file, max_bytes=MAX_TRANSCRIPT_BYTES, subject="A file of transcripts")
+        lines = read_text_lines(
+            file, max_bytes=MAX_TRANSCRIPT_BYTES, subject="A file of transcripts"
+        )
         for number, line in enumerate(lines, start=1):
             id, _, words = line.strip().partition(" ")
             position = f"{file.name} line {number}"

@@ -21,26 +21,30 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
-ABANDONED_SECONDS = 86_400  # an unfinished folder of this age was left by a killed process
+# After this time without a change, an unfinished folder is taken for that of a killed process.
+ABANDONED_SECONDS = 86_400
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Name ``path`` in any OSError raised inside: the error of a full disk names no file."""
+def os_errors_name(path: Path) -> Iterator[None]:
+    """Name ``path`` in every numbered OSError raised inside: a full disk's error names no file."""
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # gzip's errors have only a text, which a file name would replace
+            raise
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     """Write a file under another name, then rename it.
 
-    A reader sees the whole old file or the whole new one; after an error, the old one.
+    A reader sees the whole old file or the whole new one. If writing fails, the old file stays.
     """
-    # A process id is shared by threads, and by processes of other machines that share the folder.
+    # The name is random, because a process id is not unique: threads share it, and a process on
+    # another machine that writes to the same folder may have the same one.
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
-    with naming(path):
+    with os_errors_name(path):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
@@ -77,19 +81,19 @@ def nearest_existing(path: Path) -> Path:
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Encode plain data and numbers of NumPy or torch as JSON; NaN and infinity become null."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return json.dumps(_to_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _finite(value: Any) -> object:
-    """Replace non-finite numbers in nested data by None."""
+def _to_plain(value: Any) -> object:
+    """Convert nested data to plain Python, with None for numbers that are not finite."""
     if getattr(value, "ndim", None) == 0:  # a number of NumPy or torch
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_to_plain(item) for item in value]
     return value
 
 
@@ -104,11 +108,11 @@ def fsync_tree(folder: Path) -> None:
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; rename it to ``folder`` at the end, or remove it on an error.
 
     If another process has finished ``folder`` first, its result stays and ours is removed. Folders
-    that killed processes left are removed after a day.
+    that killed processes left are removed when nothing in them has changed for a day.
 
     Raises SbkitError if the parent folder cannot be written to. A later OSError, such as that of a
     full disk, names ``folder``.
@@ -123,65 +127,85 @@ def building(folder: Path) -> Iterator[Path]:
         ) from error
     for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
         with suppress(FileNotFoundError):  # finished in the meantime
-            if time.time() - other.stat().st_mtime > ABANDONED_SECONDS:
+            if time.time() - _last_change(other) > ABANDONED_SECONDS:
                 shutil.rmtree(other, ignore_errors=True)
     try:
         yield temporary
-        if not folder.is_dir():
-            temporary.rename(folder)
+        _rename_if_first(temporary, folder)
     except OSError as error:
-        if error.errno is not None:  # an error of gzip has only a text, which a name would hide
+        if error.errno is not None:  # as in `os_errors_name`
             error.filename = error.filename or str(folder)
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def try_lock(descriptor: int, *, without_locks: bool = True) -> bool:
-    """Lock an open file or folder for this process, and return whether that succeeded.
+def _last_change(folder: Path) -> float:
+    """Return the time of the newest change of a folder or of anything below it."""
+    return max(path.stat(follow_symlinks=False).st_mtime for path in [folder, *folder.rglob("*")])
 
-    without_locks: the result if the file system has no locks, as on some clusters.
+
+def _rename_if_first(temporary: Path, folder: Path) -> None:
+    """Rename a folder, unless another process has made ``folder``."""
+    if folder.is_dir():
+        return
+    try:
+        temporary.rename(folder)
+    except OSError as error:
+        # ENOTEMPTY, EEXIST: another process has renamed its folder after the check above.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+
+
+def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
+    """Try to lock an open file or folder for this process; return whether that succeeded.
+
+    if_unsupported: what to return if the file system does not support locks, as on some clusters.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return without_locks
+        return if_unsupported
     return True
 
 
-def share_lock(descriptor: int) -> None:
-    """Wait for a shared lock of an open file or folder; do nothing if there are no locks."""
+def lock_shared(descriptor: int) -> None:
+    """Wait for a shared lock on an open file or folder; do nothing if locks are unsupported."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:
-    """Read a regular file, never a pipe that blocks or a device that does not end.
+    """Read a regular file of at most ``max_bytes``.
 
-    subject: begins the sentence of an error.
+    Anything else is refused: reading a pipe might block, and reading a device might never end.
 
-    Raises SbkitError if the file is missing, larger, or not a regular file. Unless `follow_links`,
-    a symbolic link is not a regular file.
+    subject: the subject of an error's first sentence, such as "The vocabulary".
+    follow_links: whether a symbolic link to a regular file is read, too.
+
+    Raises SbkitError if the file is missing, too large, or not a regular file.
     """
     try:
         status = path.stat(follow_symlinks=follow_links)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
-        if status.st_size <= max_bytes:
-            return path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise _unreadable(subject, path, error) from error
-    raise SbkitError(
-        f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}. Restore "
-        "the file."
-    )
+            raise _unreadable(subject, path, "it is not a regular file")
+        if status.st_size > max_bytes:
+            raise SbkitError(
+                f"{subject} must have at most {max_bytes} bytes, but {path} has {status.st_size}. "
+                "Restore the file."
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(subject, path, error.strerror) from error
+    except ValueError as error:  # a null character in the name
+        raise _unreadable(subject, path, str(error)) from error
 
 
 @contextmanager
-def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
-    """Turn any error of parsing a file into SbkitError: "FILE must REQUIREMENT, but ... FIX"."""
+def parse_errors_as_sbkit_errors(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
+    """Turn any error raised while parsing into SbkitError: "FILE must REQUIREMENT, but ... FIX"."""
     try:
         yield
     except SbkitError:
@@ -195,24 +219,26 @@ def reading(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
         ) from error
 
 
-def read_text(path: Path, *, max_bytes: int, subject: str) -> list[str]:
+def read_text_lines(path: Path, *, max_bytes: int, subject: str) -> list[str]:
     """Read the lines of a UTF-8 file, which may be a link; raise SbkitError like `read_regular`."""
     content = read_regular(path, max_bytes=max_bytes, subject=subject, follow_links=True)
-    with reading(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
+    with parse_errors_as_sbkit_errors(f"{subject} ({path})", "be UTF-8", fix="Save it as UTF-8."):
         return content.decode("utf-8-sig").rstrip("\n").split("\n")
 
 
-def read_lines(path: Path, *, subject: str) -> Iterator[bytes]:
-    """Yield the lines of a file; the SbkitError of an unreadable one begins with ``subject``."""
+def iter_raw_lines(path: Path, *, subject: str) -> Iterator[bytes]:
+    """Yield the lines of a file, with their ends.
+
+    Raises SbkitError, which begins with ``subject``, if the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             yield from file
     except OSError as error:
-        raise _unreadable(subject, path, error) from error
+        raise _unreadable(subject, path, error.strerror) from error
 
 
-def _unreadable(subject: str, path: Path, error: OSError | ValueError) -> SbkitError:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
+def _unreadable(subject: str, path: Path, reason: str | None) -> SbkitError:
     return SbkitError(
-        f"{subject} must be readable, but {path} is not ({reason}). Check its name and its rights."
+        f"{subject} must be readable, but {path} is not ({reason}). Check its name and permissions."
     )

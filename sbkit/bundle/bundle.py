@@ -21,7 +21,7 @@ from typing import Self
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import reading
+from sbkit.base.files import parse_errors_as_sbkit_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
@@ -260,7 +260,9 @@ def read_bundle(
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
-    with reading(folder / CONFIG_FILE, "describe the decoder", fix="Export it again."):
+    with parse_errors_as_sbkit_errors(
+        folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
+    ):
         decoder = BeamDecoder(
             tokenizer=labels,
             language_models=language_models,
@@ -276,8 +278,8 @@ def language_of(model: Path) -> str:
     """Return the language of a bundle or a run, "und" for any other folder."""
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.language or "und"
-    from sbkit.checkpoint.run_config import RESOLVED  # imports packages that a server lacks
+    from sbkit.checkpoint.run_config import RESOLVED_YAML  # imports packages that a server lacks
     from sbkit.config.hparams import read_knobs
 
-    file = model / RESOLVED
+    file = model / RESOLVED_YAML
     return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"

@@ -9,7 +9,7 @@ from typing import Any
 from sbkit.audio.io import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
-from sbkit.base.files import read_regular, reading
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.decoding.words import Confidence, WordOffsets
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.text.normalization import Orthography, read_stored_table, separates_words
@@ -102,7 +102,7 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
         SbkitError: a field is missing, or is not what an export writes.
     """
     fix = "Export it again with this version of sbkit."
-    with reading(file, "be what `sbkit export` writes", fix=fix):
+    with parse_errors_as_sbkit_errors(file, "be what `sbkit export` writes", fix=fix):
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")

@@ -19,7 +19,7 @@ from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED
+from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED_YAML
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import (
     Document,
@@ -223,7 +223,7 @@ def check_run_folder(planned: PlannedRun) -> None:
             newest = next(iter(Checkpointer(folder).find_whole(1)), None)
         if newest is not None:
             planned.prepare_labels()  # writes the label file, which is compared too
-            planned.make_run_config().check_continues(planned.run_folder)
+            planned.make_run_config().check_resumable(planned.run_folder)
             check_weights(planned.build_hparams()["checkpointer"], newest)
 
 
@@ -235,7 +235,7 @@ def check_initial_weights(planned: PlannedRun) -> None:
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
     """Find parts that `sbkit export` would refuse, because they are not plain data."""
-    file = planned.folder / RESOLVED
+    file = planned.folder / RESOLVED_YAML
     task = planned.load_recipe().task
     save_resolved(file, planned.yaml_file, planned.overrides)
     try:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
-from sbkit.base.files import reading, to_json, write_text_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
 from sbkit.checkpoint.folder import (
     checkpoint_folders,
     lock_folder,
@@ -312,7 +312,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         optimizers = [r for r in self.recoverables.values() if isinstance(r, Optimizer)]
         declared = [[dict(group) for group in o.param_groups] for o in optimizers]
         fix = f"Restore it, or move {checkpoint.path} away to resume from the one before."
-        with reading(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
+        with parse_errors_as_sbkit_errors(checkpoint.path, CHECKPOINT_CONTENT, fix=fix):
             super()._call_load_hooks(checkpoint)
         for optimizer, groups in zip(optimizers, declared, strict=True):
             restore_declared(optimizer, groups, checkpoint=checkpoint.path)

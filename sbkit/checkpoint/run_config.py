@@ -1,57 +1,94 @@
 """The configuration that a run folder belongs to: the resolved YAML, hashes of data and labels.
 
 `run_config.json` is written before anything is trained. A resumed run is compared with it, except
-for a short list of knobs that may change.
+for a short list of keys that may change.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import reading, to_json, write_text_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks
 
-FILE = "run_config.json"
-CHECKPOINTS, RESOLVED = "checkpoints", "hyperparams.yaml"  # of a run folder
-# Knobs that may change when a run is resumed: they decide neither what it learns from, nor what
-# its weights mean
+RUN_CONFIG_FILE = "run_config.json"
+CHECKPOINTS = "checkpoints"  # the folder in a run folder
+RESOLVED_YAML = "hyperparams.yaml"
+# Keys that may change when a run is resumed. They decide neither what the model learns from, nor
+# what its weights mean.
 MAY_CHANGE = frozenset(
     {
         # device and speed
-        *("output_folder", "device", "precision", "eval_precision", "num_workers", "audio_store"),
-        *("grad_accumulation_factor", "eval_batch_seconds", "find_unused_parameters"),
-        *("compile", "gradient_checkpointing"),
+        "output_folder",
+        "device",
+        "precision",
+        "eval_precision",
+        "num_workers",
+        "audio_store",
+        "grad_accumulation_factor",
+        "eval_batch_seconds",
+        "find_unused_parameters",
+        "compile",
+        "gradient_checkpointing",
         # length
-        *("number_of_epochs", "optimizer_step_limit", "early_stopping"),
+        "number_of_epochs",
+        "optimizer_step_limit",
+        "early_stopping",
         # decoding
-        *("decoder", "beam_size", "word_lm_order", "token_lm_order", "lm_text"),
-        *("attention_rescoring", "decoder_type"),
+        "decoder",
+        "beam_size",
+        "word_lm_order",
+        "token_lm_order",
+        "lm_text",
+        "attention_rescoring",
+        "decoder_type",
         # watching, logging, saving and averaging
-        *("check", "log_every", "profile", "report_by", "stall_seconds", "nonfinite_patience"),
-        *("ckpt_interval_minutes", "ckpt_interval_steps", "average_checkpoints"),
-        *("noprogressbar", "debug", "debug_batches", "debug_epochs"),
-        # step size, lowered when a run diverges; the change is logged
-        *("lr", "weight_decay", "max_grad_norm"),
+        "check",
+        "log_every",
+        "profile",
+        "report_by",
+        "stall_seconds",
+        "nonfinite_patience",
+        "ckpt_interval_minutes",
+        "ckpt_interval_steps",
+        "average_checkpoints",
+        "noprogressbar",
+        "debug",
+        "debug_batches",
+        "debug_epochs",
+        # step size, which is lowered when a run diverges
+        "lr",
+        "weight_decay",
+        "max_grad_norm",
     }
 )
-OPTIMIZER_ARGUMENTS = "opt_class."  # an optimizer resumes with the moments that were saved
-# Not compared if the hashes of the data are known
+# The arguments of an optimizer may change, too, such as `opt_class.betas`. The new ones take effect
+# (`sbkit.checkpoint.weights.restore_declared`), with the moments that were saved.
+OPTIMIZER_KEY = "opt_class"
+# Not compared if both runs know the hashes of their data
 DATA_KNOBS = frozenset({"data_folder", "corpus", "manifest"})
 MAX_LISTED_DIFFERENCES = 8
 NUM_HASH_DIGITS = 12
 MAX_VALUE_CHARACTERS = 60
+MISSING = object()  # the value of a key that one of two configurations lacks
 
-Change = tuple[str, Any, Any]  # a name, the value before and the value now
+
+class Difference(NamedTuple):
+    """A value that differs between two run configurations."""
+
+    name: str
+    before: Any
+    now: Any
 
 
 @dataclass(frozen=True)
@@ -71,14 +108,14 @@ class RunConfig:
     source: tuple[Path, Mapping[str, object]] | None = None
 
     @staticmethod
-    def of(
+    def from_yaml(
         yaml_file: Path,
         overrides: Mapping[str, object],
         *,
         data: Mapping[str, str] | None = None,
         label_file: Path | None = None,
     ) -> "RunConfig":
-        """Describe a run by its YAML and overrides, its data and its label file."""
+        """Make the configuration of a run from its YAML, overrides, data and label file."""
         return RunConfig(
             values=_values(yaml_file, overrides),
             data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
@@ -89,82 +126,118 @@ class RunConfig:
     def write(self, folder: Path) -> None:
         """Write `run_config.json`."""
         record = {"values": self.values, "data": self.data, "labels": self.labels}
-        write_text_atomically(folder / FILE, to_json(record, indent=1) + "\n")
+        write_text_atomically(folder / RUN_CONFIG_FILE, to_json(record, indent=1) + "\n")
 
-    def check_continues(self, folder: Path) -> str | None:
-        """Return a message about the changed knobs of a resumed run; None if nothing has changed.
+    def check_resumable(self, folder: Path) -> str | None:
+        """Check that this run may be resumed in ``folder``; return a message about changed values.
 
-        A folder without a checkpoint is not compared.
+        The message is None if nothing has changed. A folder without a checkpoint may hold any run.
+
         Raises ConfigError if the folder belongs to another run.
         """
         if newest_checkpoint(folder / CHECKPOINTS) is None:
             return None
         before = read_run_config(folder)
-        differences = [*map(_changed, self.differences(before))]
-        if differences:
-            count = plural(len(differences), "thing differs", "things differ")
-            names = listed(differences, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
+        refused = [_describe_change(difference) for difference in self.differences(before)]
+        if refused:
+            count = plural(len(refused), "thing differs", "things differ")
+            names = listed(refused, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
             raise ConfigError(
                 f"The run in {folder} was begun with another configuration: {count} ({names}). "
                 "Give the values that it began with, or choose another --output_folder for a new "
                 "run."
             )
-        loggable = MAY_CHANGE - {"output_folder"}
-        changes = [c for c in _compare(before.values, self.values) if c[0] in loggable]
-        lines = ["Resuming with changed values:", *map(_changed, changes)]
-        if any(name == "number_of_epochs" for name, *_ in changes):
+        changes = self._allowed_changes(before)
+        if not changes:
+            return None
+        lines = ["Resuming with changed values:"]
+        lines += [_describe_change(change) for change in changes]
+        if any(change.name == "number_of_epochs" for change in changes):
             lines.append("the learning rate follows the schedule over the new number of epochs")
-        return "\n  ".join(lines) if changes else None
+        return "\n  ".join(lines)
 
     def check_same_on_ranks(self) -> None:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
         first, *other_ranks = gather_over_ranks(self)
         for index, other in enumerate(other_ranks, start=1):
-            for name, before, now in other.differences(first):
+            difference = next(other.differences(first), None)
+            if difference is not None:
                 raise ConfigError(
                     "All processes must train the same model on the same data, but "
-                    f"{name}: {_short(before)} on rank 0, {_short(now)} on rank {index}. "
+                    f"{difference.name}: {_short(difference.before)} on rank 0, "
+                    f"{_short(difference.now)} on rank {index}. "
                     "Give every node the same files, and every process the same command."
                 )
 
-    def differences(self, before: "RunConfig") -> Iterator[Change]:
-        """Yield the differences that are not allowed."""
-        allowed = set(MAY_CHANGE)
+    def differences(self, before: "RunConfig") -> Iterator[Difference]:
+        """Yield the differences from an earlier configuration that are not allowed."""
+        allowed: Set[str] = MAY_CHANGE
         if before.data and self.data:
-            allowed |= DATA_KNOBS
-            for split, was, now in _compare(before.data, self.data):
-                yield f"the data of `{split}`", was, now
+            allowed = MAY_CHANGE | DATA_KNOBS
+            for split, old_hash, new_hash in _compare(before.data, self.data):
+                yield Difference(f"the data of `{split}`", old_hash, new_hash)
         if None not in (before.labels, self.labels) and before.labels != self.labels:
-            yield "the file of labels", before.labels, self.labels
-        for change in _compare(before.values, self._restored(before, allowed)):
-            name = change[0]
-            if name.split(".")[0] not in allowed and OPTIMIZER_ARGUMENTS not in name:
-                yield change
+            yield Difference("the file of labels", before.labels, self.labels)
+        values = self._with_values(self._changed_keys(before, allowed))
+        for difference in _compare(before.values, values):
+            if not _is_allowed(difference, allowed):
+                yield difference
 
-    def _restored(self, before: "RunConfig", allowed: set[str]) -> Mapping[str, Any]:
-        """Resolve the YAML with the earlier values of the knobs that may change."""
-        names = before.values.keys() & self.values.keys() & allowed - {"output_folder"}
-        restored = {k: before.values[k] for k in names if before.values[k] != self.values[k]}
-        if self.source is None or not restored:
+    def _allowed_changes(self, before: "RunConfig") -> list[Difference]:
+        """List the allowed differences, except those that follow from another through `!ref`."""
+        changed = self._changed_keys(before, MAY_CHANGE)
+        independent = {d.name for d in _compare(before.values, self._with_values(changed))}
+        return [
+            difference
+            for difference in _compare(before.values, self.values)
+            if _is_allowed(difference, MAY_CHANGE)
+            and (_first_key(difference) in changed or difference.name in independent)
+        ]
+
+    def _changed_keys(self, before: "RunConfig", allowed: Set[str]) -> dict[str, Any]:
+        """Return the earlier values of the allowed keys that have another value in this run."""
+        return {
+            key: before.values[key]
+            for key in allowed
+            if key in before.values
+            and key in self.values
+            and before.values[key] != self.values[key]
+        }
+
+    def _with_values(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return this run's values as they would be if its YAML were given ``values``, too."""
+        if self.source is None or not values:
             return self.values
         yaml_file, overrides = self.source
-        return _values(yaml_file, {**overrides, **restored})
+        return _values(yaml_file, {**overrides, **values})
 
 
 def read_run_config(folder: Path) -> RunConfig:
-    """Read the configuration of the run in a folder; raises SbkitError if it cannot be read."""
-    file = folder / FILE
+    """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
+    file = folder / RUN_CONFIG_FILE
     fix = "Put it back, or choose another --output_folder for a new run."
-    with reading(file, "be what sbkit wrote when the run began", fix=fix):
+    with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
-        return RunConfig(**{name: record[name] for name in ("values", "data", "labels")})
+        values = record["values"]
+        data = record["data"]
+        labels = record["labels"]
+        if not isinstance(values, dict):
+            raise TypeError(f"`values` must be an object, not {values!r}")
+        if not isinstance(data, dict | None):
+            raise TypeError(f"`data` must be an object or null, not {data!r}")
+        if not isinstance(labels, str | None):
+            raise TypeError(f"`labels` must be a string or null, not {labels!r}")
+        return RunConfig(values, data, labels)
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Flatten a resolved YAML, the knobs first; paths below the run folder are relative to it."""
+    """Resolve a YAML, and return its values by dotted path, the knobs first.
+
+    The paths of files in the run folder start with <output_folder>: a run folder may be moved.
+    """
     resolved = resolve(yaml_file, overrides)
-    below = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
-    values = {**resolved.knobs, **dict(_leaves(below, (), {}))}
+    non_knobs = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
+    values = {**resolved.knobs, **dict(_leaves(non_knobs, (), {}))}
     if folder := values.get("output_folder"):
         values = {key: _relative(value, folder) for key, value in values.items()}
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
@@ -189,26 +262,41 @@ def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[st
         seen[id(node)] = dotted(keys)
         if tag:
             yield dotted(keys), tag
-        for key, child in node.items() if isinstance(node, Mapping) else enumerate(node):
+        children = node.items() if isinstance(node, Mapping) else enumerate(node)
+        for key, child in children:
             yield from _leaves(child, (*keys, key), seen)
 
 
-def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield the differences in the order of ``now``; nested mappings are compared by key."""
-    for name in [*now, *(name for name in before if name not in now)]:
-        was = before.get(name, "nothing")
-        value = now.get(name, "nothing")
-        if isinstance(was, Mapping) and isinstance(value, Mapping):
-            yield from ((f"{name}.{key}", a, b) for key, a, b in _compare(was, value))
-        elif was != value:
-            yield name, was, value
+    removed = [name for name in before if name not in now]
+    for name in [*now, *removed]:
+        old = before.get(name, MISSING)
+        new = now.get(name, MISSING)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            for difference in _compare(old, new):
+                yield difference._replace(name=f"{name}.{difference.name}")
+        elif old != new:
+            yield Difference(name, old, new)
 
 
-def _changed(change: Change) -> str:
-    name, before, now = change
-    return f"{name}: {_short(before)} before, {_short(now)} now"
+def _is_allowed(difference: Difference, allowed: Set[str]) -> bool:
+    """Check whether a value may change: that of an allowed key, or an argument of an optimizer."""
+    parents = difference.name.split(".")[:-1]
+    return _first_key(difference) in allowed or OPTIMIZER_KEY in parents
+
+
+def _first_key(difference: Difference) -> str:
+    return difference.name.split(".")[0]
+
+
+def _describe_change(change: Difference) -> str:
+    return f"{change.name}: {_short(change.before)} before, {_short(change.now)} now"
 
 
 def _short(value: Any) -> str:
+    """Write a value in a few characters."""
+    if value is MISSING:
+        return "nothing"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."

@@ -19,7 +19,7 @@ from sbkit.base.messages import plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
-from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
 from sbkit.data.cache import default_cache
@@ -97,8 +97,8 @@ def _check_output(options: Namespace) -> None:
 
 def _use_columns_of_run(options: Namespace) -> None:
     """Fill in the columns that a run was trained on, unless the options name others."""
-    if not (options.model / CONFIG_FILE).exists() and (options.model / RESOLVED).is_file():
-        knobs = read_document(options.model / RESOLVED).root
+    if not (options.model / CONFIG_FILE).exists() and (options.model / RESOLVED_YAML).is_file():
+        knobs = read_document(options.model / RESOLVED_YAML).root
         for name in ("path_column", "text_column"):
             if getattr(options, name) is None:
                 setattr(options, name, knobs.get(name))

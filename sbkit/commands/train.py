@@ -18,7 +18,7 @@ from sbkit.base.openmp import describe_waiting
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
 from sbkit.checkpoint.folder import lock_folder
-from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import save_resolved
 from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
@@ -81,7 +81,7 @@ def prepare(run: Run) -> None:
         if run.knobs.get("check", True) and rank() == 0:
             check_before_training(run)
         run.prepare_splits()
-        if note := run.make_run_config().check_continues(run.folder):
+        if note := run.make_run_config().check_resumable(run.folder):
             logger.info(note)
         if (label_file := run.find_label_file()) and not run.has_checkpoint():
             logger.info(
@@ -92,7 +92,7 @@ def prepare(run: Run) -> None:
     run.build_hparams()
     run.make_loaders()
     config = run.make_run_config()  # now with the labels
-    config.check_continues(run.folder)
+    config.check_resumable(run.folder)
     config.check_same_on_ranks()
     run.build_hparams()["checkpointer"].check_same_model()
     for line in run.load_initial_weights():
@@ -105,7 +105,7 @@ def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
         text_log.open()
         if rank() == 0:
             run.make_run_config().write(run.folder)
-            save_resolved(run.folder / RESOLVED, run.yaml_file, run.overrides)
+            save_resolved(run.folder / RESOLVED_YAML, run.yaml_file, run.overrides)
             if not was_finished:
                 run.set_results_aside()
             write_data_report(run.make_loaders().splits, run.folder, **run.describe_data())

@@ -21,7 +21,7 @@ from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
-from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
@@ -78,7 +78,7 @@ def tune(options: Namespace) -> None:
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
         new = Path(folder)
-        run = None if is_bundle else Run(model / RESOLVED, _overrides(options, new))
+        run = None if is_bundle else Run(model / RESOLVED_YAML, _overrides(options, new))
         if run is not None:
             lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()

@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from sbkit.audio.io import AudioError
 from sbkit.base.errors import DataError
-from sbkit.base.files import building, share_lock, try_lock, write_text_atomically
+from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import plural, printable
-from sbkit.data.filesystem import Storage, writing
+from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.manifest import decode_paths
 from sbkit.data.shard import (
     AUDIO,
@@ -38,7 +38,7 @@ from sbkit.data.shard import (
     read_shard_table,
     remove_leftovers,
     share_work,
-    to_stored,
+    to_located_audio,
 )
 from sbkit.logs.progress import progress_bar
 
@@ -128,16 +128,16 @@ def _write_access(folder: Path) -> Iterator[None]:
 
     If no other process holds the lock, first remove what killed processes have left in the folder.
     """
-    with writing(folder):
+    with disk_errors_as_data_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
         try:
-            if try_lock(lock, without_locks=False):
+            if try_lock(lock, if_unsupported=False):
                 remove_leftovers(folder)
                 for audio in folder.glob("*.arrow"):
                     if not audio.with_suffix(".parquet").is_file():
                         audio.unlink()
-            share_lock(lock)
+            lock_shared(lock)
             yield
         finally:
             os.close(lock)
@@ -247,7 +247,7 @@ class _CorpusShards:
             files = pa.repeat(str(file.with_suffix(".arrow")), len(table))
             if self._store == "none":
                 files = table["path"].combine_chunks()
-            tables.append(to_stored(table, files, shard=0, sample_rate=self._sample_rate))
+            tables.append(to_located_audio(table, files, shard=0, sample_rate=self._sample_rate))
         stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
         return StoredAudio(stored, all_errors)
 
@@ -286,7 +286,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     folder = default_cache() / EXTRACTED_FOLDER / f"{archive.name}-{digest}"
     if not folder.is_dir():
         logger.info(f"unpacking {archive} into {folder}, once")
-        with writing(folder.parent), building(folder) as temporary:
+        with disk_errors_as_data_errors(folder.parent), atomic_folder(folder) as temporary:
             _extract(archive, temporary)
             describe_folder(temporary, archive)
     return _innermost(folder)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import soundfile
 
 from sbkit.base.errors import DataError
-from sbkit.base.files import building
+from sbkit.base.files import atomic_folder
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues
 from sbkit.data.tables import TableOptions, read_release
@@ -68,7 +68,7 @@ def ensure_release(
     with TemporaryDirectory() as scratch:
         version, root = fetch_packages(packages, Path(scratch))
         release = folder / f"{version}-r{RELEASE_VERSION}" / language
-        with building(release) as beside:
+        with atomic_folder(release) as beside:
             write_release(root, beside)
     return release
 

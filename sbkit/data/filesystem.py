@@ -13,74 +13,93 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from sbkit.base.errors import DataError
-from sbkit.base.files import naming, write_bytes_atomically
+from sbkit.base.files import os_errors_name, write_bytes_atomically
 
-READ_ONLY_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 
 class Storage:
-    """A folder, by its URL or a path, which becomes absolute; its methods raise DataError.
+    """A folder on this machine or in an object store.
 
-    >>> Storage("memory://corpus").file("sbkit-shards.json")
+    Its methods raise DataError. If the folder is on this machine, `write` and `move_in` raise
+    OSError instead; `disk_errors_as_data_errors` says what to do about a full disk.
+
+    location: a URL, or a path, which is made absolute.
+
+    >>> Storage("memory://corpus").url_of("sbkit-shards.json")
     'memory://corpus/sbkit-shards.json'
     """
 
     def __init__(self, location: str | Path) -> None:
         url = str(location)
-        self.url = url.rstrip("/") if "://" in url else str(Path(url).expanduser().absolute())
+        _, separator, path = url.partition("://")
+        if not separator:
+            url = str(Path(url).expanduser().absolute())
+        elif path.strip("/"):  # without a path, as in file:///, the slashes belong to the root
+            url = url.rstrip("/")
+        self.url = url
         self._system, self._path = _file_system(self.url)
         is_local = isinstance(self._system, LocalFileSystem)
         self.folder = Path(self._path) if is_local else None  # None: not on this machine
 
-    def file(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the URL of a file."""
         return f"{self.url}/{name}"
 
     def list_files(self, suffixes: Sequence[str]) -> list[str]:
-        """Return the files below the folder with one of the suffixes, sorted: URLs or paths."""
-        with _reaching(self.url):
-            files = sorted(f for f in self._system.find(self._path) if f.endswith(tuple(suffixes)))
-        return files if self.folder else [self._system.unstrip_protocol(file) for file in files]
+        """Return the files in the folder and its subfolders whose names end in one of the suffixes.
+
+        They are sorted. A file on this machine is given by its path, any other by its URL.
+        """
+        with _access_errors_as_data_errors(self.url):
+            paths: list[str] = self._system.find(self._path)
+        files = sorted(path for path in paths if path.endswith(tuple(suffixes)))
+        if self.folder is not None:
+            return files
+        return [self._system.unstrip_protocol(file) for file in files]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Return the bytes of each file, None for a missing file."""
+        """Return the size of each file in bytes, or None if it is missing."""
         system = self._system
         paths = [f"{self._path}/{name}" for name in names]
-        with _reaching(self.url):
+        with _access_errors_as_data_errors(self.url):
             try:
-                return list(system.sizes(paths))  # of many files in one request
+                return list(system.sizes(paths))  # an object store is asked concurrently
             except (FileNotFoundError, NotADirectoryError):
                 return [system.size(path) if system.exists(path) else None for path in paths]
 
     def read(self, name: str) -> bytes:
-        with _reaching(self.file(name)):
+        with _access_errors_as_data_errors(self.url_of(name)):
             content: bytes = self._system.cat_file(f"{self._path}/{name}")
         return content
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically; a folder on this machine raises OSError."""
+        """Write a file atomically."""
         if self.folder is not None:
             write_bytes_atomically(self.folder / name, content)
             return
-        with _reaching(self.url):
+        with _access_errors_as_data_errors(self.url):
             self._system.pipe_file(f"{self._path}/{name}", content)
 
     def move_in(self, file: Path, name: str) -> None:
-        """Move a file into the folder; if that is on this machine, the file must be in it."""
+        """Move a local file into the folder, under another name.
+
+        If the folder is on this machine, ``file`` must be in it already: it is only renamed.
+        """
         if self.folder is not None:
-            with naming(self.folder / name):
+            with os_errors_name(self.folder / name):
                 file.rename(self.folder / name)
             return
-        with _reaching(self.url):
+        with _access_errors_as_data_errors(self.url):
             self._system.put_file(str(file), f"{self._path}/{name}")
         file.unlink()
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
-    """Read parts of files of one file system; an object store is read in parallel.
+    """Read ranges of files, which are all on one file system; an object store is read in parallel.
 
     Raises:
         DataError: a file is missing, too short or cannot be read.
@@ -91,22 +110,22 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
     paths = {file: _file_system(file)[1] for file in {*files}}
     system, _ = _file_system(files[0])
     ends = [start + size for start, size in zip(starts, sizes, strict=True)]
-    with _reaching(files[0]):
+    with _access_errors_as_data_errors(files[0]):
         contents: list[bytes] = system.cat_ranges(
             [paths[file] for file in files], list(starts), ends, on_error="raise"
         )
     for file, content, size in zip(files, contents, sizes, strict=True):
         if len(content) != size:
             raise DataError(
-                f"{file}: {len(content)} bytes came instead of {size}. The file is truncated, or "
-                "its server does not support ranges of bytes. Copy it again, or remove it and "
+                f"{file}: {len(content)} bytes were read instead of {size}. The file is truncated, "
+                "or its server does not support byte ranges. Copy the file again, or remove it and "
                 "prepare the shards again, or use another server."
             )
     return contents
 
 
 def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """Return the file system of a URL, one for each process, and the path in it."""
+    """Return the file system of a URL, and the URL's path in it."""
     try:
         system, path = fsspec.url_to_fs(url)
     except (ValueError, ImportError) as error:
@@ -118,8 +137,8 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 @contextmanager
-def _reaching(url: str) -> Iterator[None]:
-    """Raise DataError for any error: each file system has its own classes."""
+def _access_errors_as_data_errors(url: str) -> Iterator[None]:
+    """Turn any error into DataError: each file system raises classes of its own."""
     try:
         yield
     except Exception as error:
@@ -131,8 +150,8 @@ def _reaching(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(location: Path | str) -> Iterator[None]:
-    """Raise DataError if the disk of ``location`` is full or read-only."""
+def disk_errors_as_data_errors(location: Path | str) -> Iterator[None]:
+    """Raise DataError if the disk of ``location`` is full or ``location`` cannot be written to."""
     try:
         yield
     except OSError as error:
@@ -142,7 +161,7 @@ def writing(location: Path | str) -> Iterator[None]:
                 "let SBKIT_CACHE name a folder on another disk, or keep less with "
                 "--audio_store=flac or none. Finished work is kept; the same command resumes it."
             ) from error
-        if error.errno in READ_ONLY_ERRORS:
+        if error.errno in NOT_WRITABLE_ERRORS:
             raise DataError(
                 f"{location} cannot be written to: {error.strerror}. Choose another folder; "
                 "SBKIT_CACHE names the one for prepared data."

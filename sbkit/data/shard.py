@@ -10,7 +10,7 @@ is checked when the clip is read.
 
 pcm   WAV of int16, never decoded again; 115 MB for an hour at 16 kHz
 flac  the same samples in 60 % of the space, decoded when they are read
-none  nothing: the clip's own file is decoded when it is read
+none  no audio; each time the clip is read, its own file is decoded
 """
 
 import fcntl
@@ -40,7 +40,7 @@ from datasets import Audio, Features
 
 from sbkit.audio.io import AudioError, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import naming, try_lock
+from sbkit.base.files import os_errors_name, try_lock
 from sbkit.base.machine import usable_cores
 from sbkit.data.filesystem import Storage, read_ranges
 
@@ -61,13 +61,14 @@ AUDIO_TYPE = pa.struct(
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 FLAC_COMPRESSION = 0.0  # the fastest; the highest takes four times as long and saves 3 %
 CLIPS_PER_REQUEST = 50
-CLIPS_AHEAD = 8  # per thread, decoded before they are written
-BATCH_BYTES = 16_000_000  # of audio in a record batch, whose values must stay below 2 GB
-CLAIM_PREFIX = ".claim-"  # of the lock file of a task
+CLIPS_AHEAD = 8  # how many decoded clips may wait to be written, per thread
+BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
+LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
-# Of a prepared split: samples (S,) in `audio`, their number in `samples`, text in all others.
+# A row of a prepared split. Its `audio` holds the samples (S,) and its `samples` their number; all
+# other columns hold text.
 Row = Mapping[str, Any]
 AudioLocation = Mapping[str, Any]  # a value of AUDIO_TYPE
 
@@ -115,15 +116,17 @@ def read_clips(
 
 
 def _read_audio(locations: Sequence[AudioLocation]) -> list[Samples]:
-    """Read clips; those in shards are read in one request."""
-    ranges = [(a["file"], a["start"], a["size"]) for a in locations if a["start"] is not None]
+    """Read clips, with a single call of `read_ranges` for all that are in shards."""
+    in_shards = [location for location in locations if location["start"] is not None]
+    ranges = [(location["file"], location["start"], location["size"]) for location in in_shards]
     contents = iter(read_ranges(ranges))
-    return [
-        read_audio(location["file"], location["sample_rate"])
-        if location["start"] is None
-        else _decode(next(contents), location)
-        for location in locations
-    ]
+    clips: list[Samples] = []
+    for location in locations:
+        if location["start"] is None:
+            clips.append(read_audio(location["file"], location["sample_rate"]))
+        else:
+            clips.append(_decode(next(contents), location))
+    return clips
 
 
 def _decode(content: bytes, location: AudioLocation) -> Samples:
@@ -185,7 +188,7 @@ def _decode_clip(path: Path, sample_rate: int, store: str) -> Decoded:
     except AudioError as error:
         return Decoded(error)
     except OSError as error:
-        sentence = f"{path} cannot be read: {error}. Repair that."
+        sentence = f"Cannot read {path}: {error}. Check the file and its permissions."
         return Decoded(AudioError("unreachable", sentence))
     audio = encode_audio(samples, store=store, sample_rate=sample_rate)
     return Decoded(audio, len(samples), digest)
@@ -196,10 +199,10 @@ def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
     if store == "none":
         return b""
     content = io.BytesIO()
-    form: dict[str, Any] = {"format": "WAV"}
+    format_options: dict[str, Any] = {"format": "WAV"}
     if store == "flac":
-        form = {"format": "FLAC", "compression_level": FLAC_COMPRESSION}
-    soundfile.write(content, samples, sample_rate, subtype="PCM_16", **form)
+        format_options = {"format": "FLAC", "compression_level": FLAC_COMPRESSION}
+    soundfile.write(content, samples, sample_rate, subtype="PCM_16", **format_options)
     return content.getvalue()
 
 
@@ -208,12 +211,15 @@ def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """Facts about a shard, kept in the metadata of its table."""
+    """Facts about a shard, kept in the metadata of its table.
+
+    The rows of a unit come in parts. Each shard of the unit holds one or more whole parts.
+    """
 
     bytes: int  # size of the Arrow file
     left_out: Sequence[Sequence[Any]]  # the clips without usable audio, and why
-    parts: int = 1  # how many parts of its unit are in this shard and those before it
-    last: bool = True  # whether the unit has no further part
+    parts: int = 1  # number of the unit's parts in this shard and in the shards before it
+    last: bool = True  # whether this is the last shard of the unit
 
 
 class ShardWriter:
@@ -228,7 +234,7 @@ class ShardWriter:
         self._crcs: list[int] = []
         self._samples: list[int] = []
         self._digests: list[str] = []
-        self.bytes = 0  # of audio so far
+        self.audio_bytes = 0  # size of the audio added so far
 
     def add_clips(
         self,
@@ -255,7 +261,7 @@ class ShardWriter:
             self._crcs.append(zlib.crc32(decoded.audio))
             self._samples.append(decoded.samples)
             self._digests.append(decoded.digest)
-            self.bytes += len(decoded.audio)
+            self.audio_bytes += len(decoded.audio)
             added.append(index)
         return added, errors
 
@@ -273,31 +279,38 @@ class ShardWriter:
         *,
         left_out: Sequence[Sequence[Any]],
         parts: int = 1,
-        last: bool = True,
+        is_last_part: bool = True,
     ) -> None:
-        """Move the audio to its place, then write its table, with ``columns`` added.
+        """Move the audio file into ``storage`` as NAME.arrow, then write its table, NAME.parquet.
 
-        Without any audio, as with ``audio_store: none``, there is only a table.
+        The table has ``columns``, and the columns that locate each clip's audio. If no audio is
+        stored, as with ``audio_store: none``, there is no NAME.arrow.
+
+        left_out, parts, is_last_part: facts about the shard; see `ShardFacts`.
         """
-        with naming(self._path):
+        with os_errors_name(self._path):
             self._flush()
             self._stream.close()
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        size = self._path.stat().st_size if self.bytes else 0
-        no_location = pa.nulls(len(self._crcs), pa.int64())
-        starts, sizes = locate_audio(self._path) if self.bytes else (no_location, no_location)
-        crcs, digests = pa.array(self._crcs, pa.int64()), pa.array(self._digests, pa.string())
-        names = ["start", "size", "crc32", "digest"]
-        audio = pa.StructArray.from_arrays([starts, sizes, crcs, digests], names)
+        if self.audio_bytes:
+            file_size = self._path.stat().st_size
+            starts, sizes = locate_audio(self._path)
+        else:
+            file_size = 0
+            starts = sizes = pa.nulls(len(self._crcs), pa.int64())
+        crcs = pa.array(self._crcs, pa.int64())
+        digests = pa.array(self._digests, pa.string())
+        field_names = ["start", "size", "crc32", "digest"]
+        audio = pa.StructArray.from_arrays([starts, sizes, crcs, digests], field_names)
         samples = pa.array(self._samples, pa.int64())
         table = pa.table({"samples": samples, AUDIO: audio, **columns})
-        facts = ShardFacts(size, left_out, parts, last)
+        facts = ShardFacts(file_size, left_out, parts, is_last_part)
         metadata = {FACTS_KEY: json.dumps(asdict(facts))}
         content = io.BytesIO()
         pq.write_table(table.replace_schema_metadata(metadata), content, write_page_checksum=True)
-        if self.bytes:
+        if self.audio_bytes:
             storage.move_in(self._path, f"{name}.arrow")
         storage.write(f"{name}.parquet", content.getvalue())
 
@@ -315,10 +328,10 @@ def locate_audio(file: Path) -> tuple[pa.Array, pa.Array]:
     with pa.memory_map(str(file)) as source:
         buffer = source.read_buffer()
         for batch in pa.ipc.open_stream(buffer):
-            _, offsets, audio = batch[AUDIO].field("bytes").buffers()
-            ends = np.frombuffer(offsets, np.int32)[: len(batch) + 1].astype(np.int64)
-            starts.append(audio.address - buffer.address + ends[:-1])
-            sizes.append(np.diff(ends))
+            _, offset_buffer, audio = batch[AUDIO].field("bytes").buffers()
+            offsets = np.frombuffer(offset_buffer, np.int32)[: len(batch) + 1].astype(np.int64)
+            starts.append(audio.address - buffer.address + offsets[:-1])
+            sizes.append(np.diff(offsets))
     return pa.array(np.concatenate(starts)), pa.array(np.concatenate(sizes))
 
 
@@ -326,17 +339,18 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     """Read a table that `ShardWriter.publish` wrote.
 
     Raises:
-        ValueError, OSError, LookupError: it is damaged, or not such a table.
+        ValueError, OSError, LookupError, TypeError: it is damaged, or not such a table.
     """
     table = pq.read_table(pa.BufferReader(content), page_checksum_verification=True)
     facts = ShardFacts(**json.loads((table.schema.metadata or {})[FACTS_KEY]))
     return table.replace_schema_metadata(None), facts
 
 
-def to_stored(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return the columns samples, digest and audio of the rows of a shard's table.
+def to_located_audio(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
+    """Return the columns samples, digest and audio of a shard's table, the audio as AUDIO_TYPE.
 
-    files: the audio file of each row.
+    files: the path or URL of each row's audio file.
+    shard: the number of the shard in its corpus.
     """
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
@@ -353,38 +367,44 @@ def to_stored(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int)
 
 
 def share_work(folder: Path, tasks: Sequence[tuple[str, Callable[[], None]]]) -> None:
-    """Run named tasks, which other processes may run at the same time.
+    """Share named tasks with other processes that call this function with the same tasks.
 
-    Each process first runs the tasks that no other one holds, then waits for the others. A task
-    must find out itself that another process has done it.
+    Each process first runs every task that no other process is running. It then waits for the
+    others, and runs their tasks as well: one of them may have failed. So a task must check whether
+    its work is done already, and then do nothing.
     """
-    rest = []
+    held_elsewhere = []
     for name, task in tasks:
-        with claimed(folder, name, wait=False) as is_claimed:
-            if is_claimed:
+        with task_lock(folder, name, wait=False) as is_held:
+            if is_held:
                 task()
             else:
-                rest.append((name, task))
-    if rest:
-        logger.info(f"Waiting for other processes, which write {len(rest)} of {len(tasks)} parts.")
-    for name, task in rest:
-        with claimed(folder, name, wait=True):
+                held_elsewhere.append((name, task))
+    if held_elsewhere:
+        logger.info(
+            f"Waiting for other processes, which write {len(held_elsewhere)} of {len(tasks)} parts."
+        )
+    for name, task in held_elsewhere:
+        with task_lock(folder, name, wait=True):
             task()
 
 
 @contextmanager
-def claimed(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
+def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
     """Hold the lock of a named task; yield whether this process holds it.
+
+    wait: whether to wait until no other process holds the lock.
 
     On a disk without locks, every process holds it.
     """
-    file = folder / f"{CLAIM_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
+    lock, is_held = _open_and_lock(file, wait=wait)
+    # A process may open the file just before the holder removes it, and then lock a file that
+    # nobody else can find.
+    while is_held and not _is_at(file, lock):
+        os.close(lock)
+        lock, is_held = _open_and_lock(file, wait=wait)
     try:
-        is_held = try_lock(lock)
-        if not is_held and wait:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            is_held = True
         yield is_held
         if is_held:
             file.unlink(missing_ok=True)
@@ -392,8 +412,27 @@ def claimed(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
         os.close(lock)
 
 
+def _open_and_lock(file: Path, *, wait: bool) -> tuple[int, bool]:
+    """Open a file and try to lock it; return its descriptor, and whether it is locked."""
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    is_held = try_lock(lock)
+    if not is_held and wait:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_held = True
+    return lock, is_held
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Check whether an open file is the one at ``path``."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the files of killed processes. Call it only while no other process writes there."""
-    for pattern in (".*.tmp", f"{CLAIM_PREFIX}*"):
-        for file in folder.glob(pattern):
-            file.unlink(missing_ok=True)
+    for pattern in (".*.tmp", f"{LOCK_PREFIX}*"):
+        for path in folder.glob(pattern):
+            if not path.is_dir():  # folders are left to `atomic_folder`
+                path.unlink(missing_ok=True)

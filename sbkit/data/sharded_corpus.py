@@ -34,18 +34,18 @@ import pyarrow.compute as pc
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.data.corpus import KnobValues
-from sbkit.data.filesystem import Storage, writing
+from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.manifest import Excluded, Manifest
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
-    claimed,
     decode_clips,
     read_shard_table,
     remove_leftovers,
     share_work,
-    to_stored,
+    task_lock,
+    to_located_audio,
 )
 from sbkit.data.sources import RemoteTables, file_version
 from sbkit.data.splits import UNREADABLE, check_loss
@@ -101,8 +101,8 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     for number, name in enumerate(names):
         table, facts = _read_table(storage, name)
         excluded.extend(Excluded(*row) for row in facts.left_out)
-        file = pa.repeat(storage.file(f"{name}.arrow"), len(table))
-        audio = to_stored(table, file, shard=first + number, sample_rate=index.sample_rate)
+        file = pa.repeat(storage.url_of(f"{name}.arrow"), len(table))
+        audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
         stored.append(audio.set_column(1, "digest", digests))
@@ -124,7 +124,7 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
         if size != expected_size:
             state = "is missing" if size is None else f"has {size} bytes instead of {expected_size}"
             raise DataError(
-                f"{storage.file(name)} {state}. Copy it again, or prepare the shards again: only "
+                f"{storage.url_of(name)} {state}. Copy it again, or prepare the shards again: only "
                 "missing ones are written."
             )
 
@@ -154,7 +154,7 @@ def read_index(storage: Storage) -> Index:
         return index
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(
-            f"{storage.file(INDEX_FILE)} is not an index of `sbkit prepare --shards` "
+            f"{storage.url_of(INDEX_FILE)} is not an index of `sbkit prepare --shards` "
             f"({str(error)[:100]}). Run that again."
         ) from error
 
@@ -165,7 +165,7 @@ def _read_table(storage: Storage, name: str) -> tuple[pa.Table, ShardFacts]:
         return read_shard_table(content)
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise DataError(
-            f"{storage.file(name)}.parquet is damaged ({str(error)[:100]}). Copy it again, or "
+            f"{storage.url_of(name)}.parquet is damaged ({str(error)[:100]}). Copy it again, or "
             "remove it and prepare the shards again: only missing ones are written."
         ) from error
 
@@ -224,7 +224,7 @@ def write_shards(
             "Shards contain the audio, so `audio_store` must be pcm or flac, but is none. Pass "
             "--audio_store=flac."
         )
-    with writing(storage.url), TemporaryDirectory() as folder:
+    with disk_errors_as_data_errors(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)
         if storage.folder is not None:
             storage.folder.mkdir(parents=True, exist_ok=True)
@@ -331,7 +331,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
         with closing(ShardWriter(storage.folder or scratch)) as writer:
             written: list[Manifest] = []
             left_out: list[tuple[str, str, str]] = []
-            while part is not None and writer.bytes < options.shard_bytes:
+            while part is not None and writer.audio_bytes < options.shard_bytes:
                 ids = part.ids
                 paths = map(Path, part.paths)
                 added, errors = writer.add_clips(
@@ -346,8 +346,15 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             name = f"{unit.name}-{number:03d}"
             columns = {column: rows[column] for column in rows.column_names if column != AUDIO}
             is_last = part is None
-            writer.publish(storage, name, columns, left_out=left_out, parts=num_parts, last=is_last)
-            logger.info(f"{name}: {len(rows)} clips, {writer.bytes / 1e6:.1f} MB")
+            writer.publish(
+                storage,
+                name,
+                columns,
+                left_out=left_out,
+                parts=num_parts,
+                is_last_part=is_last,
+            )
+            logger.info(f"{name}: {len(rows)} clips, {writer.audio_bytes / 1e6:.1f} MB")
         if is_last:
             return
 
@@ -404,7 +411,7 @@ def _finish(
             logger.info(f"{split}: {number} left out, {reason}")
     index = Index(options.sample_rate, roles, names)
     folder = storage.folder
-    with claimed(folder, INDEX_FILE, wait=True) if folder else nullcontext():
+    with task_lock(folder, INDEX_FILE, wait=True) if folder else nullcontext():
         text = json.dumps({"format": INDEX_FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
         storage.write(INDEX_FILE, text.encode())
         if folder:

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.base.errors import DataError, SbkitError
-from sbkit.base.files import read_text, reading, write_bytes_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_text_lines, write_bytes_atomically
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
-from sbkit.data.filesystem import Storage, writing
+from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.tables import (
     PATH_COLUMNS,
@@ -134,7 +134,7 @@ def _read_lines(file: Path) -> list[KaldiLine]:
     """Return the lines of a Kaldi file, without blank lines."""
     subject = f"The file {file.name} of a data folder of Kaldi"
     lines: list[KaldiLine] = []
-    text = read_text(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
+    text = read_text_lines(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
     for number, line in enumerate(text, start=1):
         fields = line.strip().split(maxsplit=1)
         if fields:
@@ -288,7 +288,7 @@ def _cache_audio(source: Path, content: bytes, path: str) -> Path:
     folder = _embedded_folder(source)
     file = _audio_file(folder, content, path)
     if not file.is_file():
-        with writing(folder):
+        with disk_errors_as_data_errors(folder):
             file.parent.mkdir(parents=True, exist_ok=True)
             describe_folder(folder, source.resolve())
             write_bytes_atomically(file, content)
@@ -311,7 +311,7 @@ class RemoteTables:
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
         with (
-            reading(file, REMOTE_REQUIREMENT, fix="Correct it."),
+            parse_errors_as_sbkit_errors(file, REMOTE_REQUIREMENT, fix="Correct it."),
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
@@ -350,7 +350,7 @@ def remote_tables(source: str) -> list[str]:
 
 def file_version(file: str) -> str:
     """Return text that changes when the file does, such as a hash of its size and time."""
-    with reading(file, REMOTE_REQUIREMENT, fix="Correct it."):
+    with parse_errors_as_sbkit_errors(file, REMOTE_REQUIREMENT, fix="Correct it."):
         filesystem, path = fsspec.url_to_fs(file)
         return str(filesystem.ukey(path))
 

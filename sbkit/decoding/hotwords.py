@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from sbkit.base.files import read_text
+from sbkit.base.files import read_text_lines
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
@@ -37,7 +37,7 @@ def read_hotwords(source: str) -> list[str]:
     except OSError:  # a phrase may be longer than the name of a file
         is_file = False
     if is_file or source.endswith(FILE_SUFFIXES):
-        return read_text(Path(source), max_bytes=MAX_LIST_BYTES, subject="`--hotwords`")
+        return read_text_lines(Path(source), max_bytes=MAX_LIST_BYTES, subject="`--hotwords`")
     return phrases
 
 

@@ -20,7 +20,7 @@ from speechbrain.utils.checkpoints import Checkpoint
 
 from sbkit.base.checksums import checksum, find_damage, write_checksums
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import building, fsync_tree, require_writable, to_json
+from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_json
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
@@ -28,7 +28,7 @@ from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, node_to_spec
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
+from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED_YAML, read_run_config
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
@@ -84,9 +84,9 @@ def export_run(
     """
     require_formats(formats)
     out = out.resolve()
-    if not (run / RESOLVED).is_file():
+    if not (run / RESOLVED_YAML).is_file():
         raise BundleError(
-            f"{run} is not a run folder, because it has no {RESOLVED}. Name the folder that "
+            f"{run} is not a run folder, because it has no {RESOLVED_YAML}. Name the folder that "
             "training printed, such as results/ctc/en/3407."
         )
     require_replaceable(out)
@@ -116,7 +116,7 @@ def export_run(
 @contextmanager
 def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Yield the folder of a bundle, or of a temporary bundle made from a run."""
-    if (model / CONFIG_FILE).exists() or not (model / RESOLVED).is_file():
+    if (model / CONFIG_FILE).exists() or not (model / RESOLVED_YAML).is_file():
         yield model
         return
     with TemporaryDirectory() as folder:
@@ -182,7 +182,7 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
         SbkitError: ``out`` cannot be written, or contains anything but an unchanged bundle.
     """
     require_writable(out.parent, option="--out")
-    with building(out) as new:
+    with atomic_folder(out) as new:
         yield new
         fsync_tree(new)
         # Checksums take seconds, so they are computed while the earlier bundle is in its place. A
@@ -222,7 +222,7 @@ def _collect_files(
     run: Path, user_modules: frozenset[str]
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Return the contents of a bundle's files by name, and its configuration."""
-    root = read_document(run / RESOLVED).root
+    root = read_document(run / RESOLVED_YAML).root
     checkpoints, task = _read_checkpoints(run / CHECKPOINTS, user_modules)
     files, labels = _read_labels(run, task)
     sources = source_files(user_modules)

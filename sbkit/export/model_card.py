@@ -13,7 +13,7 @@ import jinja2
 
 from sbkit.base.messages import printable
 from sbkit.checkpoint.provenance import describe_difference, read_json
-from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import read_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -68,7 +68,7 @@ def model_card(
         keep_trailing_newline=True,
     )
     environment.filters |= {"printable": printable, "facts": _facts}
-    knobs = read_knobs(run / RESOLVED, {}) if (run / RESOLVED).is_file() else {}
+    knobs = read_knobs(run / RESOLVED_YAML, {}) if (run / RESOLVED_YAML).is_file() else {}
     init_from = knobs.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))

@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 
 from sbkit.base.errors import DataError
-from sbkit.checkpoint.run_config import RESOLVED
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.sampler import EvalSampler
@@ -36,8 +36,8 @@ def prepare_test_sets(run: Path) -> Mapping[str, datasets.Dataset]:
     Raises:
         SbkitError: the data is missing, or the run has no test sets.
     """
-    knobs = read_knobs(run / RESOLVED, {})
-    test_sets = load_recipe(knobs, run / RESOLVED).prepare_splits(knobs).test
+    knobs = read_knobs(run / RESOLVED_YAML, {})
+    test_sets = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs).test
     if not test_sets:
         raise DataError(
             f"{run} has no test sets to score or compare models on. Name data of your own: sbkit "

@@ -21,7 +21,7 @@ import numpy as np
 
 from sbkit.base.arrays import Bools, Float32s, Float64s, Int64s
 from sbkit.base.errors import DataError
-from sbkit.base.files import read_lines, write_bytes_atomically
+from sbkit.base.files import iter_raw_lines, write_bytes_atomically
 from sbkit.lm.ngram import BEGIN, END, MAX_ORDER, SPECIAL, UNKNOWN, Grams, NgramModel
 
 LN_10 = math.log(10)
@@ -64,7 +64,7 @@ class ArpaFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = read_lines(path, subject="An ARPA file")
+        self._lines = iter_raw_lines(path, subject="An ARPA file")
         self._line = b""
         self._line_number = 0
 

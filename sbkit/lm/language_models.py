@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 
 from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.files import read_lines, read_regular, require_writable, write_bytes_atomically
+from sbkit.base.files import iter_raw_lines, read_regular, require_writable, write_bytes_atomically
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
@@ -251,7 +251,7 @@ def train_texts(
 def read_sentences(file: Path, language: str) -> Iterator[str]:
     """Yield the normalized sentences of a text; raise DataError if it is not UTF-8."""
     try:
-        for line in read_lines(file, subject=SUBJECT):
+        for line in iter_raw_lines(file, subject=SUBJECT):
             if text := normalize(line.decode("utf-8-sig"), language):
                 yield text
     except UnicodeDecodeError as error:
@@ -303,7 +303,7 @@ def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 
 def is_arpa(file: Path) -> bool:
     r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
-    lines = islice(read_lines(file, subject=SUBJECT), MAX_PREAMBLE_LINES)
+    lines = islice(iter_raw_lines(file, subject=SUBJECT), MAX_PREAMBLE_LINES)
     return file.suffix == ".arpa" or any(line.strip() == DATA_HEADER for line in lines)
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import naming, to_json, write_text_atomically
+from sbkit.base.files import os_errors_name, to_json, write_text_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class RunLog:
     def write(self, figures: Figures) -> None:
         """Add a line to the log, and a point to each curve of TensorBoard."""
         record = figures.as_record()
-        with naming(self._path):
+        with os_errors_name(self._path):
             self._file.write(to_json(record) + "\n")
         group = record.get("split", record["kind"])  # each test set has its own curves
         for name, value in record.items():

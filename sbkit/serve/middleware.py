@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.files import read_text
+from sbkit.base.files import read_text_lines
 from sbkit.base.messages import printable
 
 logger = logging.getLogger("sbkit.serve")
@@ -235,7 +235,9 @@ class Keys:
         """Read the file, also a second time; raises ConfigError if it has no keys."""
         if self._file is None:
             return
-        lines = read_text(self._file, max_bytes=MAX_KEY_FILE_BYTES, subject="`--api-key-file`")
+        lines = read_text_lines(
+            self._file, max_bytes=MAX_KEY_FILE_BYTES, subject="`--api-key-file`"
+        )
         keys = [key for line in lines if (key := line.strip())]
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")

@@ -20,12 +20,12 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError
-from sbkit.base.files import read_regular, reading
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED, read_run_config
+from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED_YAML, read_run_config
 from sbkit.checkpoint.weights import (
     average,
     describe_tensor,
@@ -161,7 +161,7 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
 
     Raises SbkitError if they cannot be read.
     """
-    with reading(source, SOURCE, fix=FIX):
+    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             weights, parts = _read_bundle(source)
         elif (source / CHECKPOINTS).is_dir():
@@ -180,11 +180,11 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
     Raises SbkitError if they cannot be read.
     """
     config: dict[str, Any] | None = None
-    with reading(source, SOURCE, fix=FIX):
+    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")
-        elif (source / RESOLVED).is_file():
+        elif (source / RESOLVED_YAML).is_file():
             config = read_run_config(source).values.get("encoder_config")
     return config
 
@@ -195,7 +195,7 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    parts = part_names_of_yaml(read_document(source / RESOLVED).root)
+    parts = part_names_of_yaml(read_document(source / RESOLVED_YAML).root)
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:

@@ -201,7 +201,7 @@ class Run:
 
     def make_run_config(self) -> RunConfig:
         """Describe the run, with its data, and with its labels once they are prepared."""
-        return RunConfig.of(
+        return RunConfig.from_yaml(
             self.yaml_file,
             self.overrides,
             data=self.prepare_splits().fingerprints,

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from gzip import BadGzipFile
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -15,10 +16,11 @@ import torch
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import (
     ABANDONED_SECONDS,
-    building,
-    read_lines,
+    atomic_folder,
+    iter_raw_lines,
+    os_errors_name,
     read_regular,
-    read_text,
+    read_text_lines,
     require_writable,
     to_json,
     write_bytes_atomically,
@@ -60,7 +62,7 @@ def test_two_threads_write_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_building_names_folder_when_disk_is_full(tmp_path: Path) -> None:
     """The operating system names no file if the disk is full."""
-    with pytest.raises(OSError, match="No space left") as caught, building(tmp_path / "store"):
+    with pytest.raises(OSError, match="No space left") as caught, atomic_folder(tmp_path / "store"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "store")
     assert [*tmp_path.iterdir()] == []
@@ -86,12 +88,41 @@ def test_first_of_two_builders_wins(tmp_path: Path) -> None:
     leftover = folder.parent / ".folder.0123456789ab.tmp"
     leftover.mkdir(parents=True)
     os.utime(leftover, (time.time() - 2 * ABANDONED_SECONDS,) * 2)  # of a killed builder
-    with building(folder) as slow:
-        with building(folder) as quick:
+    with atomic_folder(folder) as slow:
+        with atomic_folder(folder) as quick:
             (quick / "file").write_text("quick")
         (slow / "file").write_text("slow")
     assert (folder / "file").read_text() == "quick"
     assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_old_folder_with_a_new_file_is_still_being_built(tmp_path: Path) -> None:
+    busy = tmp_path / ".folder.0123456789ab.tmp"
+    (busy / "en").mkdir(parents=True)
+    (busy / "en" / "clip.wav").touch()
+    for path in (busy, busy / "en"):
+        os.utime(path, (time.time() - 2 * ABANDONED_SECONDS,) * 2)
+    with atomic_folder(tmp_path / "folder"):
+        pass
+    assert (busy / "en" / "clip.wav").exists()
+
+
+def test_builder_that_is_overtaken_while_renaming_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    with atomic_folder(folder) as quick:
+        (quick / "file").write_text("quick")
+    with atomic_folder(folder) as slow:
+        (slow / "file").write_text("slow")
+        monkeypatch.setattr(Path, "is_dir", lambda path: False)  # as just before the other renamed
+    assert (folder / "file").read_text() == "quick"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_error_of_gzip_keeps_its_text(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Not a gzipped file"), os_errors_name(tmp_path / "corpus.gz"):
+        raise BadGzipFile("Not a gzipped file")
 
 
 @pytest.mark.parametrize("folder", ["file/scores", "/proc/scores"])
@@ -112,17 +143,17 @@ UNREADABLE: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_read_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -> None:
+def test_iter_raw_lines_follows_link_and_read_regular_does_not(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\ntwo")
     (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    assert list(read_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
+    assert list(iter_raw_lines(tmp_path / "b.txt", subject="A text")) == [b"one\n", b"\n", b"two"]
     with pytest.raises(SbkitError, match="is not a regular file"):
         read_regular(tmp_path / "b.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="at most 7 bytes, but .*a.txt has 8"):
         read_regular(tmp_path / "a.txt", max_bytes=7, subject="A file")
 
 
-@pytest.mark.parametrize("read", [read_regular, read_text])
+@pytest.mark.parametrize("read", [read_regular, read_text_lines])
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_pipe_device_folder_loop_and_missing_file_are_not_read(
     make: Callable[[Path], Any], read: Callable[..., object], tmp_path: Path
@@ -131,4 +162,4 @@ def test_pipe_device_folder_loop_and_missing_file_are_not_read(
     with pytest.raises(SbkitError, match="A file must be readable, but .*a.txt is not"):
         read(tmp_path / "a.txt", max_bytes=9, subject="A file")
     with pytest.raises(SbkitError, match="A text must be readable, but .*none.txt is not"):
-        list(read_lines(tmp_path / "none.txt", subject="A text"))
+        list(iter_raw_lines(tmp_path / "none.txt", subject="A text"))

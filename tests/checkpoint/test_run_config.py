@@ -10,7 +10,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import FILE, RESOLVED, RunConfig
+from sbkit.checkpoint.run_config import RESOLVED_YAML, RUN_CONFIG_FILE, RunConfig
 from sbkit.config.hparams import resolve
 
 YAML = """
@@ -48,7 +48,7 @@ def declare(
     yaml, tokenizer = folder / "run.yaml", folder / "tokenizer.model"
     yaml.write_text(text)
     tokenizer.write_bytes(labels)
-    return RunConfig.of(yaml, overrides, data=data, label_file=tokenizer)
+    return RunConfig.from_yaml(yaml, overrides, data=data, label_file=tokenizer)
 
 
 def begun(folder: Path) -> Path:
@@ -62,18 +62,19 @@ def begun(folder: Path) -> Path:
 
 def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    assert declare(tmp_path).check_continues(run) is None
+    assert declare(tmp_path).check_resumable(run) is None
     moved = {"output_folder": "elsewhere", "data_folder": "/other/place"}
-    assert declare(tmp_path, **moved).check_continues(run) is None
-    changes = declare(tmp_path, number_of_epochs=9, lr=0.5).check_continues(run)
+    assert declare(tmp_path, **moved).check_resumable(run) is None
+    changes = declare(tmp_path, number_of_epochs=9, lr=0.5).check_resumable(run)
     assert changes == (
         "Resuming with changed values:\n  number_of_epochs: 4 before, 9 now\n"
         "  lr: 0.1 before, 0.5 now\n"
         "  the learning rate follows the schedule over the new number of epochs"
     )
     with_momentum = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
-    assert declare(tmp_path, with_momentum).check_continues(run) is None
-    changes = declare(tmp_path, compile=True, profile=True).check_continues(run)
+    changes = declare(tmp_path, with_momentum).check_resumable(run)
+    assert changes == "Resuming with changed values:\n  opt_class.momentum: nothing before, 0.9 now"
+    changes = declare(tmp_path, compile=True, profile=True).check_resumable(run)
     assert str(changes).endswith(
         "compile: false before, true now\n  profile: false before, true now"
     )
@@ -105,6 +106,8 @@ def test_all_ranks_refuse_a_rank_with_other_data(
         ({"text": YAML.replace("SGD", "Adam")}, "opt_class: !name:torch.optim.SGD before"),
         ({"text": YAML.replace("in_features: 2", "in_features: 7")}, "CNN.in_features: 2 before"),
         ({"text": YAML + "more: 1\n"}, "more: nothing before, 1 now"),
+        ({"text": YAML + "more: nothing\n"}, "more: nothing before, nothing now"),
+        ({"text": YAML + "my_opt_class: !new:torch.nn.ReLU {inplace: true}\n"}, "2 things differ"),
         ({"text": YAML.replace("language: en\n", "")}, "language: en before, nothing now"),
         (
             {"text": YAML.replace("[!ref <CNN>, !ref <head>]", "[!ref <head>, !ref <CNN>]")},
@@ -118,7 +121,7 @@ def test_refused_changes_name_both_values(
     run = begun(tmp_path)
     before = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with pytest.raises(SbkitError) as caught:
-        declare(tmp_path, **change).check_continues(run)
+        declare(tmp_path, **change).check_resumable(run)
     assert error in str(caught.value)
     assert "choose another --output_folder" in str(caught.value)
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
@@ -133,19 +136,28 @@ def test_changed_key_in_mapping_is_named(tmp_path: Path) -> None:
 def test_resolved_yaml_is_the_same_run_configuration(tmp_path: Path) -> None:
     run = begun(tmp_path)
     text = resolve(tmp_path / "run.yaml", {}).text
-    assert declare(tmp_path, text).check_continues(run) is None
+    assert declare(tmp_path, text).check_resumable(run) is None
     with pytest.raises(SbkitError, match="language: en before, de now"):
-        declare(tmp_path, text, language="de").check_continues(run)
+        declare(tmp_path, text, language="de").check_resumable(run)
 
 
 def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Its references are resolved: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
-    (run / RESOLVED).write_text(resolve(tmp_path / "run.yaml", later).text)
+    (run / RESOLVED_YAML).write_text(resolve(tmp_path / "run.yaml", later).text)
     declare(tmp_path, **later).write(run)
-    assert RunConfig.of(run / RESOLVED, {}, data=DATA).check_continues(run) is None
+    assert RunConfig.from_yaml(run / RESOLVED_YAML, {}, data=DATA).check_resumable(run) is None
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
-        RunConfig.of(run / RESOLVED, {"hidden": 9}, data=DATA).check_continues(run)
+        RunConfig.from_yaml(run / RESOLVED_YAML, {"hidden": 9}, data=DATA).check_resumable(run)
+
+
+@pytest.mark.parametrize("change", [{"values": [1]}, {"data": "abc"}, {"labels": 5}])
+def test_damaged_run_config_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    run = begun(tmp_path)
+    record = json.loads((run / RUN_CONFIG_FILE).read_text())
+    (run / RUN_CONFIG_FILE).write_text(json.dumps({**record, **change}))
+    with pytest.raises(SbkitError, match="run_config.json must be what sbkit wrote"):
+        declare(tmp_path).check_resumable(run)
 
 
 def test_folder_without_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
@@ -153,6 +165,6 @@ def test_folder_without_checkpoint_starts_from_scratch(tmp_path: Path) -> None:
     run.mkdir()
     declare(tmp_path).write(run)
     other = declare(tmp_path, language="de")
-    assert other.check_continues(run) is None
+    assert other.check_resumable(run) is None
     other.write(run)
-    assert json.loads((run / FILE).read_text())["values"]["language"] == "de"
+    assert json.loads((run / RUN_CONFIG_FILE).read_text())["values"]["language"] == "de"

@@ -154,14 +154,14 @@ def test_base_merges_and_prints_as_one_file(top: Path) -> None:
     printed.write_text(resolve(top, overrides).one_file)
     assert printed.read_text().startswith("# of eight GPUs\n")
     assert "\nunit: 8  # new\nsize: !ref <unit> + 1 # in units\n" in printed.read_text()
-    assert RunConfig.of(top, overrides).values == RunConfig.of(printed, {}).values
+    assert RunConfig.from_yaml(top, overrides).values == RunConfig.from_yaml(printed, {}).values
 
 
 @pytest.mark.parametrize("yaml", sorted((ROOT / "hparams").glob("*.yaml")), ids=lambda f: f.stem)
 def test_every_yaml_trains_the_same_as_one_file(yaml: Path, tmp_path: Path) -> None:
     path = tmp_path / "printed.yaml"
     path.write_text(resolve(yaml, {"data_folder": "x"}).one_file)
-    printed, original = (RunConfig.of(f, {"data_folder": "x"}).values for f in (path, yaml))
+    printed, original = (RunConfig.from_yaml(f, {"data_folder": "x"}).values for f in (path, yaml))
     assert printed == original
 
 

@@ -22,6 +22,7 @@ import soundfile
 from recipes.prepare import corpus_of, prepare_transcripts
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
+from sbkit.base.files import try_lock
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import filesystem, shard, sources
 from sbkit.data.batch import UtteranceDataset
@@ -174,6 +175,40 @@ def test_ranks_get_the_same_batches_and_read_each_clip_once(
 
 
 # ---- preparing
+
+
+def test_lock_file_that_its_holder_removes_is_not_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder removes it after another process has opened it, and before that one locks it."""
+    removed: list[Path] = []
+
+    def lock_late(descriptor: int) -> bool:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        return try_lock(descriptor)
+
+    monkeypatch.setattr(shard, "try_lock", lock_late)
+    with (
+        shard.task_lock(tmp_path, "part", wait=False) as first,
+        shard.task_lock(tmp_path, "part", wait=False) as second,
+    ):
+        assert (first, second) == (True, False)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_hidden_folder_among_shards_is_left_alone(clips: list[Clip], tmp_path: Path) -> None:
+    (tmp_path / ".unpacked.tmp").mkdir()
+    assert write(str(tmp_path), clips) is not None
+    assert (tmp_path / ".unpacked.tmp").is_dir()
+
+
+@pytest.mark.parametrize("url", ["file:///", "memory://"])
+def test_url_of_a_root_keeps_its_slashes(url: str) -> None:
+    storage = Storage(url)
+    assert storage.url == url
+    assert storage.folder == (Path("/") if url == "file:///" else None)
 
 
 def test_two_processes_share_the_writing_of_shards(clips: list[Clip], tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def make_run(
         NORMALIZER: table_to_store("en"),
         TASK: SPEECH_RECOGNITION.name,
     }
-    RunConfig.of(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
+    RunConfig.from_yaml(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
     save_resolved(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

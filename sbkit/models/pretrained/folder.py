@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
-from sbkit.base.files import read_regular, reading
+from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
@@ -84,7 +84,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """Read a JSON file, None if missing; raises SbkitError if it is damaged."""
     if (file := file_in(folder, name)) is None:
         return None
-    with reading(folder / name, "be a whole file", fix=DOWNLOAD_AGAIN):
+    with parse_errors_as_sbkit_errors(folder / name, "be a whole file", fix=DOWNLOAD_AGAIN):
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
@@ -96,7 +96,7 @@ def weight_files(folder: Path) -> list[Path]:
     """
     names = [WEIGHTS]
     if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
-        with reading(folder / INDEX, "be a whole file", fix=DOWNLOAD_AGAIN):
+        with parse_errors_as_sbkit_errors(folder / INDEX, "be a whole file", fix=DOWNLOAD_AGAIN):
             names = sorted({*index["weight_map"].values()})
     files = {name: file_in(folder, name) for name in names}
     if missing := [name for name, file in files.items() if file is None]:
@@ -337,7 +337,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     """Return the tensors of parts and the slices of files, both keyed by the names in the files."""
     stored: Stored = {}
     for file in weight_files(folder):
-        with reading(file, "be a whole file", fix=DOWNLOAD_AGAIN):
+        with parse_errors_as_sbkit_errors(file, "be a whole file", fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
             stored |= {_renamed(name): slices.get_slice(name) for name in [*slices.keys()]}
     tensors = {}
