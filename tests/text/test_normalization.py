@@ -17,6 +17,7 @@ from sbkit.text.normalization import (
     describe_dropped,
     describe_normalizer,
     join_segments,
+    languages_with,
     normalize,
     orthography,
     read_stored_table,
@@ -85,7 +86,15 @@ def test_stored_table_is_read_back(language: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": "2"}, {"letters": 0}, {"rewrite": {"a": 1}}, {"rewrite": 1}, {"x": ""}]
+    "change",
+    [
+        {"version": "2"},
+        {"letters": 0},
+        {"rewrite": {"a": 1}},
+        {"rewrite": 1},
+        {"spaces": "no"},
+        {"x": ""},
+    ],
 )
 def test_invalid_stored_table_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
@@ -110,6 +119,11 @@ def test_describe_normalizer_names_table() -> None:
 )
 def test_join_segments_with_and_without_spaces(segments: list[str], joined: str) -> None:
     assert join_segments(segments) == joined
+
+
+def test_languages_with_letters() -> None:
+    assert languages_with(Counter("ąęł")) == ["pl"]
+    assert languages_with({}) == []
 
 
 def test_describe_dropped_counts_symbols() -> None:
