@@ -104,7 +104,7 @@ def table_to_store(language: str) -> dict[str, object]:
     return {"version": NORMALIZER_VERSION, **asdict(orthography(language))}
 
 
-def read_stored_table(stored: Any) -> tuple[int, Orthography]:
+def table_from_stored(stored: Any) -> tuple[int, Orthography]:
     """Invert `table_to_store`: return the version and the table.
 
     Raises ValueError, TypeError or KeyError for other data.

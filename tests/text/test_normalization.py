@@ -20,7 +20,7 @@ from sbkit.text.normalization import (
     languages_with,
     normalize,
     orthography,
-    read_stored_table,
+    table_from_stored,
     table_to_store,
 )
 
@@ -82,7 +82,7 @@ def test_texts_of_default_corpus_are_those_of_version_1(asterisk_english: Path) 
 @pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
 def test_stored_table_is_read_back(language: str) -> None:
     stored = json.loads(json.dumps(table_to_store(language)))
-    assert read_stored_table(stored) == (NORMALIZER_VERSION, orthography(language))
+    assert table_from_stored(stored) == (NORMALIZER_VERSION, orthography(language))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_stored_table_is_read_back(language: str) -> None:
 )
 def test_invalid_stored_table_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        read_stored_table({**table_to_store("en"), **change})
+        table_from_stored({**table_to_store("en"), **change})
 
 
 def test_describe_normalizer_names_table() -> None:
