@@ -30,7 +30,7 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
-from sbkit.text.normalization import describe_dropped, describe_normalizer
+from sbkit.text.normalization import describe_normalizer, spoken_symbols_note
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def _log_texts(
     """Log how texts are normalized, and how many transcripts no model can produce."""
     logger.info(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
-    if dropped := describe_dropped(characters, language):
+    if dropped := spoken_symbols_note(characters, language):
         logger.info(f"note: in train, {dropped}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)

@@ -145,7 +145,7 @@ def describe_normalizer(language: str) -> str:
     return line
 
 
-def describe_dropped(characters: Mapping[str, int], language: str) -> str | None:
+def spoken_symbols_note(characters: Mapping[str, int], language: str) -> str | None:
     """Return a note on dropped characters that may be read aloud, such as "€" and "½".
 
     characters: the number of each character in all sentences.

@@ -14,12 +14,12 @@ from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
-    describe_dropped,
     describe_normalizer,
     join_segments,
     languages_with,
     normalize,
     orthography,
+    spoken_symbols_note,
     table_from_stored,
     table_to_store,
 )
@@ -126,9 +126,9 @@ def test_languages_with_letters() -> None:
     assert languages_with({}) == []
 
 
-def test_describe_dropped_counts_symbols() -> None:
+def test_spoken_symbols_note_counts_symbols() -> None:
     note = "normalization dropped symbols ({}). Write symbols that are read aloud as words"
     texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
-    assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
-    assert describe_dropped(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
-    assert describe_dropped(Counter('"Yes," she said - twice.'), "en") is None
+    assert spoken_symbols_note(texts, "en") == note.format("2 €, 1 ½, 1 №")
+    assert spoken_symbols_note(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
+    assert spoken_symbols_note(Counter('"Yes," she said - twice.'), "en") is None
