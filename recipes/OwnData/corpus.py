@@ -12,11 +12,11 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
-    RemoteTables,
+    TableFolders,
     is_arrow_dataset,
     is_kaldi,
+    list_tables,
     read_manifests,
-    remote_tables,
 )
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import single_language_tag
@@ -45,8 +45,8 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     return splits_by_role
 
 
-def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-    """Read the files of one split as one manifest, or return the tables in its folders or URLs."""
+def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
+    """Read the files of one split as one manifest, or return its table folders."""
     key, _, sources = _parse_manifest(knobs["manifest"])[split]
     for source in sources:
         if "://" not in source and not Path(source).exists():
@@ -58,20 +58,20 @@ def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
     other_sources = [source for source in sources if source not in table_folders]
     if other_sources:
         raise DataError(
-            f"`{key}` cannot mix folders or URLs of tables, such as {table_folders[0]}, with other "
+            f"`{key}` cannot mix table folders and URLs, such as {table_folders[0]}, with other "
             f"sources, such as {other_sources[0]}. Make two splits of them, or convert "
             f"{other_sources[0]} to parquet or JSON Lines (.jsonl) in a folder."
         )
     files: list[str] = []
     for folder in table_folders:
-        tables = remote_tables(folder)
+        tables = list_tables(folder)
         if not tables:
             raise DataError(
                 f"`{key}`: {folder} has neither parquet nor JSON Lines (.jsonl) files. Correct the "
                 "address, check that it can be reached, or name each file."
             )
         files += tables
-    return RemoteTables(tuple(files), options)
+    return TableFolders(tuple(files), options)
 
 
 def _is_table_folder(source: str) -> bool:
@@ -81,7 +81,7 @@ def _is_table_folder(source: str) -> bool:
     folder = Path(source)
     if not folder.is_dir() or is_arrow_dataset(folder) or is_kaldi(folder):
         return False
-    return bool(remote_tables(source))
+    return bool(list_tables(source))
 
 
 def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
