@@ -98,8 +98,9 @@ def _log_texts(
     """Log how texts are normalized, and how many transcripts no model can produce."""
     logger.info(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
-    if dropped := spoken_symbols_note(characters, language):
-        logger.info(f"note: in train, {dropped}.")
+    symbols_note = spoken_symbols_note(characters, language)
+    if symbols_note is not None:
+        logger.info(f"note: in train, {symbols_note}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
         num_unknown = transcripts.unknown.sum()

@@ -200,6 +200,6 @@ def _build_collection(spec: Plain, user_modules: frozenset[str], depth: int) -> 
 
 def _refusal(spec: Plain) -> BundleError:
     return BundleError(
-        f"config.json contains {reprlib.repr(spec)} where a specification of a part of the model "
-        "is expected. Export the model again."
+        f"config.json contains {reprlib.repr(spec)}, which is not a valid specification of a part "
+        "of the model. Export the model again."
     )

@@ -50,8 +50,8 @@ def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor
         difference = x.clamp(min=MIN_MAGNITUDE).log() - y.clamp(min=MIN_MAGNITUDE).log()
         log_distance = difference.abs().mean(1).sum(1)
         convergence = (x - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1).clamp(min=1)
-        of_transform = log_distance * hop + convergence * lengths
-        distance = distance + of_transform / len(WINDOW_SIZES)
+        transform_distance = log_distance * hop + convergence * lengths
+        distance = distance + transform_distance / len(WINDOW_SIZES)
     return distance
 
 

@@ -73,7 +73,7 @@ def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[S
         rate = file.getframerate()
         channels = file.getnchannels()
         if file.getsampwidth() == 2:
-            read = file.readframes
+            read: Callable[[int], bytes] = file.readframes
             if file.getnframes() == 0:
                 # A program that writes into a pipe may declare no samples, because it does not know
                 # their number when it writes the header.

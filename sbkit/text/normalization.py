@@ -215,9 +215,13 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
 def join_segments(texts: Iterable[str]) -> str:
     """Join the normalized texts of consecutive segments, with spaces if their scripts have them."""
     joined = ""
-    for text in filter(None, texts):
+    for text in texts:
+        if not text:
+            continue
         is_unspaced = _SPACE_WITHIN.search(f"{joined[-1:]} {text[0]}")
-        joined += text if is_unspaced or not joined else f" {text}"
+        if joined and not is_unspaced:
+            joined += " "
+        joined += text
     return joined
 
 

@@ -82,8 +82,10 @@ def spell_out(text: str, language: str) -> SpokenText:
         if spoken and spoken[-1] not in MARKS:
             spoken += "," if mark is None else mark[-1:]
     notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
-    dropped = spoken_symbols_note(Counter(text), language)
-    return SpokenText(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
+    symbols_note = spoken_symbols_note(Counter(text), language)
+    if symbols_note is not None:
+        notes.append(f"{symbols_note}.")
+    return SpokenText(spoken, tuple(notes))
 
 
 def split_sentences(spoken: str, max_length: int) -> list[str]:
