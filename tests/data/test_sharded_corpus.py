@@ -352,7 +352,7 @@ def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location:
     write_sources(tmp_path / "b")
     manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
     yaml = str(ROOT / "hparams/ctc.yaml")
-    with pytest.raises(SbkitError, match="Make shards of them first, sbkit prepare"):
+    with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
     assert sbkit(["prepare", yaml, *manifest, "--shards", location, "--shard-size", "15kB"]) == 0
     assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0
