@@ -28,7 +28,7 @@ from sbkit.data.corpus import Corpus, KnobValues, splits_of
 from sbkit.data.manifest import Manifest, check_locale
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
-from sbkit.data.sources import RemoteTables
+from sbkit.data.sources import TableFolders
 from sbkit.data.splits import (
     EMPTY,
     PreparedSplit,
@@ -127,12 +127,12 @@ def prepare_audio(knobs: KnobValues) -> Splits:
 
 
 def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split, which must not be in remote tables."""
+    """Return the manifest of one split, which must not be in table folders."""
     manifest = corpus.read(knobs, split)
-    if isinstance(manifest, RemoteTables):
+    if isinstance(manifest, TableFolders):
         raise DataError(
-            f"{split} is in remote tables ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of them first, sbkit prepare YAML --shards FOLDER, and pass "
+            f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
+            "shards of it first, sbkit prepare YAML --shards FOLDER, and pass "
             "--data_folder=FOLDER."
         )
     return manifest

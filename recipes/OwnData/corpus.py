@@ -12,11 +12,11 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import (
-    RemoteTables,
+    TableFolders,
     is_arrow_dataset,
     is_kaldi,
+    list_tables,
     read_manifests,
-    remote_tables,
 )
 from sbkit.data.tables import TableOptions
 from sbkit.text.languages import single_language_tag
@@ -26,82 +26,88 @@ SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
 
-class ParsedManifest(NamedTuple):
-    """The key `manifest`, with a name for each split."""
+class SplitSources(NamedTuple):
+    """The files of a split."""
 
-    sources: dict[str, tuple[str, ...]]  # absolute paths or URLs by split
-    splits: dict[str, list[str]]  # by role
+    key: str  # where the YAML names them, such as manifest.test.clean
+    role: str
+    sources: tuple[str, ...]  # absolute paths or URLs
 
 
 def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
-    by_role = _parse_manifest(knobs["manifest"]).splits
+    splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
+    for split, split_sources in _parse_manifest(knobs["manifest"]).items():
+        splits_by_role[split_sources.role].append(split)
     for role, key in (("train", "train"), ("valid", "dev")):
-        if not knobs.get("splits") and not by_role[role]:
+        if not knobs.get("splits") and not splits_by_role[role]:
             raise ConfigError(f"`manifest` has no files for {key}. Add --manifest {key}=FILE.")
-    return by_role
+    return splits_by_role
 
 
-def read(knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-    """Read the files of one split as one manifest, or return its remote tables."""
-    sources = _parse_manifest(knobs["manifest"]).sources[split]
+def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
+    """Read the files of one split as one manifest, or return its table folders."""
+    key, _, sources = _parse_manifest(knobs["manifest"])[split]
     for source in sources:
         if "://" not in source and not Path(source).exists():
-            raise ConfigError(f"`manifest.{split}`: {source} does not exist. Check its path.")
+            raise ConfigError(f"`{key}`: {source} does not exist. Check its path.")
     options = TableOptions.from_knobs(knobs, single_language_tag(knobs["language"]))
-    remote = [source for source in sources if _is_remote(source)]
-    if not remote:
+    table_folders = [source for source in sources if _is_table_folder(source)]
+    if not table_folders:
         return read_manifests([Path(source) for source in sources], options)
-    local = [source for source in sources if source not in remote]
-    if local:
+    other_sources = [source for source in sources if source not in table_folders]
+    if other_sources:
         raise DataError(
-            f"`manifest.{split}` cannot mix remote tables, such as {remote[0]}, with other "
-            f"sources, such as {local[0]}. Make two splits of them, or convert {local[0]} to "
-            "parquet or JSON Lines (.jsonl) in a folder."
+            f"`{key}` cannot mix table folders and URLs, such as {table_folders[0]}, with other "
+            f"sources, such as {other_sources[0]}. Make two splits of them, or convert "
+            f"{other_sources[0]} to parquet or JSON Lines (.jsonl) in a folder."
         )
     files: list[str] = []
-    for source in remote:
-        tables = remote_tables(source)
+    for folder in table_folders:
+        tables = list_tables(folder)
         if not tables:
             raise DataError(
-                f"`manifest.{split}`: there is neither parquet nor JSON Lines (.jsonl) at "
-                f"{source}. Correct it, check that it can be reached, or name each file."
+                f"`{key}`: {folder} has neither parquet nor JSON Lines (.jsonl) files. Correct the "
+                "address, check that it can be reached, or name each file."
             )
         files += tables
-    return RemoteTables(tuple(files), options)
+    return TableFolders(tuple(files), options)
 
 
-def _is_remote(source: str) -> bool:
-    """Check whether a source is a URL, or a folder of tables."""
+def _is_table_folder(source: str) -> bool:
+    """Check whether a source is a folder of tables; a URL always counts as one."""
     if "://" in source:
         return True
     folder = Path(source)
     if not folder.is_dir() or is_arrow_dataset(folder) or is_kaldi(folder):
         return False
-    return bool(remote_tables(source))
+    return bool(list_tables(source))
 
 
-def _parse_manifest(manifest: object) -> ParsedManifest:
+def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
+    """Return the files of each split of the key `manifest`."""
     if not isinstance(manifest, Mapping) or not manifest:
         raise ConfigError(
             f"`manifest` must map the names of splits to files, but is {manifest!r}. {EXAMPLE}"
         )
-    sources: dict[str, tuple[str, ...]] = {}
-    splits: dict[str, list[str]] = {role: [] for role in ROLES}
+    sources_by_split: dict[str, SplitSources] = {}
     for key, value in manifest.items():
-        by_split = value if isinstance(value, Mapping) else {key: value}
-        for name, paths in by_split.items():
+        is_nested = isinstance(value, Mapping)
+        paths_by_name = value if is_nested else {key: value}
+        for name, paths in paths_by_name.items():
             split = str(name)  # a YAML may also name it by a number
             if not SPLIT_NAME.fullmatch(split):
                 raise ConfigError(
                     f"`manifest` names the split {split!r}, but names start with a letter or digit "
                     "and consist of letters, digits and . + - _. Rename it."
                 )
-            if split in sources:
+            if split in sources_by_split:
                 raise ConfigError(f"`manifest` names the split {split!r} twice. Rename one.")
-            sources[split] = _absolute_paths(split, paths)
-            splits[_role_of_key(str(key))].append(split)
-    return ParsedManifest(sources, splits)
+            split_key = f"manifest.{key}.{split}" if is_nested else f"manifest.{split}"
+            sources_by_split[split] = SplitSources(
+                split_key, _role_of_key(str(key)), _absolute_paths(split_key, paths)
+            )
+    return sources_by_split
 
 
 def _role_of_key(key: str) -> str:
@@ -115,23 +121,21 @@ def _role_of_key(key: str) -> str:
     )
 
 
-def _absolute_paths(split: str, value: object) -> tuple[str, ...]:
-    """Make the paths of a split absolute; URLs stay as they are."""
+def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
+    """Make the paths of a key absolute; URLs stay as they are."""
     sources: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not sources or not all(isinstance(x, str | Path) and str(x) for x in sources):
-        raise ConfigError(
-            f"`manifest.{split}` must be a file or a list of files, but is {value!r}. {EXAMPLE}"
-        )
-    return tuple(_absolute_path(split, str(source)) for source in sources)
+        raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
+    return tuple(_absolute_path(key, str(source)) for source in sources)
 
 
-def _absolute_path(split: str, source: str) -> str:
+def _absolute_path(key: str, source: str) -> str:
     if "://" in source:
         return source
     try:
         return str(Path(source).expanduser().absolute())
     except RuntimeError as error:
         raise ConfigError(
-            f"`manifest.{split}`: {source} begins with ~, but this machine has no such user. Write "
-            "the whole path."
+            f"`{key}`: {source} begins with ~, but this machine has no such user. Write the whole "
+            "path."
         ) from error

@@ -30,7 +30,7 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
-from sbkit.text.normalization import describe_dropped, describe_normalizer
+from sbkit.text.normalization import describe_normalizer, spoken_symbols_note
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -98,8 +98,9 @@ def _log_texts(
     """Log how texts are normalized, and how many transcripts no model can produce."""
     logger.info(describe_normalizer(language))
     characters = count_characters(read_texts(splits.train, "sentence"))
-    if dropped := describe_dropped(characters, language):
-        logger.info(f"note: in train, {dropped}.")
+    symbols_note = spoken_symbols_note(characters, language)
+    if symbols_note is not None:
+        logger.info(f"note: in train, {symbols_note}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
         num_unknown = transcripts.unknown.sum()

@@ -12,7 +12,7 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.decoding.words import Confidence, WordOffsets
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.text.normalization import Orthography, read_stored_table, separates_words
+from sbkit.text.normalization import Orthography, separates_words, table_from_stored
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 4
@@ -120,7 +120,7 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
             model=tuple(values["model"]),
             parts=dict(values["parts"]),
             language=language,
-            normalizer=None if normalizer is None else read_stored_table(normalizer)[1],
+            normalizer=None if normalizer is None else table_from_stored(normalizer)[1],
             decoder=values.get("decoder"),
             confidence={
                 name: Confidence.from_plain(fit["weights"])

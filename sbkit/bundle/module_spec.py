@@ -5,7 +5,7 @@ the part from it. `!new:torch.nn.Linear {in_features: 2}` becomes
 
     {"new": "torch.nn.modules.linear.Linear", "arguments": {"in_features": 2}}
 
-where the class has its name in the module that defines it. The grammar of a specification:
+which names the class by the module that defines it. This is the grammar of a specification:
 
     value    null, true, false, a text, a finite number, list, mapping, tuple or object
     list     [value, ...]
@@ -16,8 +16,8 @@ where the class has its name in the module that defines it. The grammar of a spe
              else a functools.partial of NAME
 
 NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH lists and mappings may be
-nested. Reading and building are one traversal. Only `find_allowed` turns a name into an object, and
-anything outside the grammar is refused, by an export as well.
+nested. Reading and building are one traversal. Only `find_allowed` turns a name into an object.
+Export and loading both refuse anything outside the grammar.
 """
 
 import math
@@ -25,7 +25,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
@@ -80,8 +80,7 @@ class _SpecWriter:
             return self._write_collection(value, depth)
         if isinstance(value, str) and TUPLE.fullmatch(value):
             return {TUPLE_KEY: self._write_collection(list(read_tuple(value)), depth)}
-        is_finite = not isinstance(value, float) or math.isfinite(value)
-        if is_finite and (value is None or isinstance(value, bool | int | float | str)):
+        if value is None or _is_scalar(value):
             return value
         raise ConfigError(
             f"`{self.key}` cannot be exported, because it holds {value!r}. Write a text, a finite "
@@ -122,16 +121,23 @@ class _SpecWriter:
         match node:
             case [target, str(name)] if id(target) in self.objects:
                 value = getattr(self.objects[id(target)], name, None)
-                if not name.startswith("_") and isinstance(value, bool | int | float | str):
+                if not name.startswith("_") and _is_scalar(value):
                     return value
                 raise ConfigError(
                     f"`{self.key}` cannot be exported, because it refers to the attribute `{name}` "
-                    "of the task's labels, which is not a public number or text. Write the value."
+                    "of the task's labels, which is not a public text or finite number. Write its "
+                    "value."
                 )
         raise ConfigError(
             f"`{self.key}` cannot be exported, because it refers to an attribute of an object "
             "other than the task's labels. Write the value."
         )
+
+
+def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int | str)
 
 
 # ---- loading
@@ -152,9 +158,7 @@ def build_from_spec(spec: Plain, *, user_modules: frozenset[str] = frozenset()) 
 
 
 def _build(spec: Plain, user_modules: frozenset[str], depth: int) -> Any:
-    if spec is None or isinstance(spec, bool | int | str):
-        return spec
-    if isinstance(spec, float) and math.isfinite(spec):
+    if spec is None or _is_scalar(spec):
         return spec
     if isinstance(spec, dict):
         if spec.keys() == {TUPLE_KEY} and isinstance(spec[TUPLE_KEY], list):
@@ -196,6 +200,6 @@ def _build_collection(spec: Plain, user_modules: frozenset[str], depth: int) -> 
 
 def _refusal(spec: Plain) -> BundleError:
     return BundleError(
-        f"config.json describes a part of the model by {reprlib.repr(spec)}, which no export "
-        "writes. Export the model again."
+        f"config.json contains {reprlib.repr(spec)}, which is not a valid specification of a part "
+        "of the model. Export the model again."
     )

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from sbkit.base.errors import ConfigError
 from sbkit.data.manifest import Manifest
-from sbkit.data.sources import RemoteTables
+from sbkit.data.sources import TableFolders
 
 ROLES = ("train", "valid", "test")
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
@@ -24,8 +24,8 @@ class Corpus(Protocol):
         The key ``splits`` chooses among these. A corpus with more splits applies it itself.
         """
 
-    def read(self, knobs: KnobValues, split: str) -> Manifest | RemoteTables:
-        """Return the manifest of one split, or its remote tables."""
+    def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
+        """Return the manifest of one split, or its table folders."""
 
 
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:

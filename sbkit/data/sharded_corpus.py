@@ -47,7 +47,7 @@ from sbkit.data.shard import (
     task_lock,
     to_located_audio,
 )
-from sbkit.data.sources import RemoteTables, file_version
+from sbkit.data.sources import TableFolders, file_version
 from sbkit.data.splits import UNREADABLE, check_loss
 from sbkit.logs.progress import progress_bar
 
@@ -130,7 +130,7 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
 
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Append the row to repeated ids: remote tables may have clips of the same name."""
+    """Append the row to repeated ids: table folders may have clips of the same name."""
     seen: set[str] = set()
     names: list[str] = []
     for row, id in enumerate(ids.to_pylist()):
@@ -215,7 +215,7 @@ def parse_size(text: str) -> int:
 def write_shards(
     storage: Storage,
     options: ShardOptions,
-    sources: Mapping[str, Manifest | RemoteTables],
+    sources: Mapping[str, Manifest | TableFolders],
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
     """Write the missing shards of each split; return the index, None while others still work."""

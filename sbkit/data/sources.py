@@ -1,6 +1,6 @@
-"""Read manifests that a user names: tables, Kaldi folders, saved datasets and remote tables.
+"""Read manifests that a user names: tables, Kaldi folders, saved datasets and table folders.
 
-A source is one file or folder. Remote tables are parquet or JSON Lines, in a folder or at a URL.
+A source is one file or folder. A table folder has parquet or JSON Lines files, here or at a URL.
 They are read in batches, because such a corpus may fit neither into memory nor on the disk.
 """
 
@@ -42,15 +42,15 @@ from sbkit.data.tables import (
 KALDI_COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
 MAX_KALDI_BYTES = 1 << 31
 DATASET_FILES = ("state.json", "dataset_dict.json")
-REMOTE_SUFFIXES = (".parquet", ".jsonl")
-REMOTE_REQUIREMENT = "be parquet or JSON Lines in UTF-8"
+TABLE_SUFFIXES = (".parquet", ".jsonl")
+TABLE_REQUIREMENT = "be parquet or JSON Lines in UTF-8"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
-    """Read sources, in their order, as one manifest: all forms except remote tables."""
+    """Read sources, in their order, as one manifest: all forms except table folders."""
     parts = [(source.name, _read_source(source, options)) for source in sources]
     folders = [_embedded_folder(source) for source in sources]
     return Manifest.join_named(parts, *folders, sources[0].parent)
@@ -295,12 +295,12 @@ def _cache_audio(source: Path, content: bytes, path: str) -> Path:
     return file
 
 
-# Remote tables
+# Table folders
 
 
 @dataclass(frozen=True)
-class RemoteTables:
-    """The tables of a split, which are read in batches and never as a whole."""
+class TableFolders:
+    """The tables of a split in local or remote folders, which are read in batches."""
 
     files: tuple[str, ...]
     options: TableOptions
@@ -311,7 +311,7 @@ class RemoteTables:
         Audio bytes of the file, and audio at a URL, are in ``scratch`` until the next batch.
         """
         with (
-            parse_errors_as_sbkit_errors(file, REMOTE_REQUIREMENT, fix="Correct it."),
+            parse_errors_as_sbkit_errors(file, TABLE_REQUIREMENT, fix="Correct it."),
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
@@ -343,14 +343,14 @@ class RemoteTables:
         return replace(manifest, excluded=tuple(excluded))
 
 
-def remote_tables(source: str) -> list[str]:
+def list_tables(source: str) -> list[str]:
     """Return the parquet and JSON Lines files at a URL or in a folder."""
-    return Storage(source).list_files(REMOTE_SUFFIXES)
+    return Storage(source).list_files(TABLE_SUFFIXES)
 
 
 def file_version(file: str) -> str:
     """Return text that changes when the file does, such as a hash of its size and time."""
-    with parse_errors_as_sbkit_errors(file, REMOTE_REQUIREMENT, fix="Correct it."):
+    with parse_errors_as_sbkit_errors(file, TABLE_REQUIREMENT, fix="Correct it."):
         filesystem, path = fsspec.url_to_fs(file)
         return str(filesystem.ukey(path))
 

@@ -1,6 +1,7 @@
 """Distances between the spectra of two signals, and a discriminator of spectrograms.
 
-Legend: B utterances, S samples, T frames of a transform, F frequencies.
+Legend: B utterances, S samples, T frames of a transform, F frequencies. Audio (B, S) must be zero
+past the length of each utterance.
 """
 
 from collections.abc import Iterator
@@ -18,11 +19,11 @@ MIN_MAGNITUDE = 1e-2  # under the logarithm
 NEGATIVE_SLOPE = 0.1
 
 
-def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Yield magnitudes (B, F, T), mask (B, 1, T) and hop in samples of each transform of (B, S).
+def stft_magnitudes(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Transform audio (B, S) with each window; yield its magnitudes, a mask and the hop.
 
-    The mask is true within an utterance. Magnitudes past the end are zero, so that an utterance has
-    the same loss in every batch.
+    Magnitudes (B, F, T) past the end of an utterance are zero, so that its loss is the same in
+    every batch. The mask (B, 1, T) is true within an utterance. The hop is in samples.
     """
     for size in WINDOW_SIZES:
         hop = size // 4
@@ -36,52 +37,60 @@ def spectra(audio: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, in
 
 
 def spectral_distance(actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-    """Sum the distance between two signals' spectra over samples: 2 x (B, S), (B,) -> (B,).
+    """Return the distance between the spectra of two signals: (B, S), (B, S), (B,) -> (B,).
 
-    Each transform adds the difference of logarithms and the spectral convergence.
+    The distance is a sum over samples. In each transform it is the log distance (the mean absolute
+    difference of the log magnitudes) plus the spectral convergence; the transforms are averaged.
     Source: Yamamoto et al. 2020 (arXiv 1910.11480).
     """
     distance = actual.new_zeros(len(actual))
-    pairs = zip(spectra(actual, lengths), spectra(target, lengths), strict=True)
-    for (x, _, hop), (y, _, _) in pairs:
+    actual_transforms = stft_magnitudes(actual, lengths)
+    target_transforms = stft_magnitudes(target, lengths)
+    for (x, _, hop), (y, _, _) in zip(actual_transforms, target_transforms, strict=True):
         difference = x.clamp(min=MIN_MAGNITUDE).log() - y.clamp(min=MIN_MAGNITUDE).log()
-        logs = difference.abs().mean(1).sum(1)
+        log_distance = difference.abs().mean(1).sum(1)
         convergence = (x - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1).clamp(min=1)
-        distance = distance + (logs * hop + convergence * lengths) / len(WINDOW_SIZES)
+        transform_distance = log_distance * hop + convergence * lengths
+        distance = distance + transform_distance / len(WINDOW_SIZES)
     return distance
 
 
 class SpectrogramDiscriminator(nn.Module):
-    """Score the frames of spectra: 1 for recorded audio, 0 for decoded audio.
+    """Score each frame of a spectrogram; return the least-squares GAN loss of the scores.
 
+    It is trained to score recorded audio with 1 and decoded audio with 0.
     Source: the multi-resolution discriminator of UnivNet (arXiv 2106.07889), reduced in size.
     """
 
     def __init__(self, *, channels: int) -> None:
         super().__init__()
         widths = (1, channels, channels, channels, 1)
-        self.reach = len(widths) - 1  # frames to each side
+        self.context_frames = len(widths) - 1  # to each side of a scored frame, one per layer
         self.stacks = nn.ModuleList()
         for _ in WINDOW_SIZES:
-            layers = nn.Sequential()
-            for inputs, outputs in pairwise(widths):
-                activation = nn.LeakyReLU(NEGATIVE_SLOPE) if inputs > 1 else nn.Identity()
-                conv = nn.Conv2d(inputs, outputs, (9, 3), (2, 1), (4, 0))
-                layers.append(nn.Sequential(activation, conv))
-            self.stacks.append(layers)
+            stack = nn.Sequential()
+            for index, (inputs, outputs) in enumerate(pairwise(widths)):
+                is_first = index == 0
+                activation = nn.Identity() if is_first else nn.LeakyReLU(NEGATIVE_SLOPE)
+                conv = nn.Conv2d(inputs, outputs, kernel_size=(9, 3), stride=(2, 1), padding=(4, 0))
+                stack.append(nn.Sequential(activation, conv))
+            self.stacks.append(stack)
 
-    def forward(self, audio: Tensor, lengths: Tensor, target: float) -> Tensor:
-        """Return the mean squared error of the scores: (B, S), (B,) -> (B,)."""
+    def forward(self, audio: Tensor, lengths: Tensor, target_score: float) -> Tensor:
+        """Return the mean squared difference from the target score: (B, S), (B,) -> (B,)."""
         errors: list[Tensor] = []
-        for stack, (magnitudes, mask, _) in zip(self.stacks, spectra(audio, lengths), strict=True):
+        transforms = stft_magnitudes(audio, lengths)
+        for stack, (magnitudes, mask, _) in zip(self.stacks, transforms, strict=True):
             levels = (magnitudes.clamp(min=MIN_MAGNITUDE) / MIN_MAGNITUDE).log()  # 0 is silence
-            scores = stack(pad(levels.unsqueeze(1), (self.reach, self.reach)))  # (B, 1, F', T)
-            square = (scores - target).square().mean(2) * mask  # (B, 1, T)
+            context = (self.context_frames, self.context_frames)
+            scores = stack(pad(levels.unsqueeze(1), context))  # (B, 1, F', T)
+            square = (scores - target_score).square().mean(2) * mask  # (B, 1, T)
             errors.append((square.sum(2) / mask.sum(2)).squeeze(1))
         return torch.stack(errors).mean(0)
 
 
-def mel_distance(features: LogMel, actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
-    """Sum the mean difference of log-mel features over frames: 2 x (B, S), (B,) -> (B,)."""
-    (x, _), (y, _) = features(actual, lengths), features(target, lengths)
+def mel_distance(log_mel: LogMel, actual: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
+    """Sum the mean difference of log-mel features over frames: (B, S), (B, S), (B,) -> (B,)."""
+    x, _ = log_mel(actual, lengths)
+    y, _ = log_mel(target, lengths)
     return (x - y).abs().mean(2).sum(1)

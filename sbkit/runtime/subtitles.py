@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import chain, pairwise
-from math import ceil, inf
+from math import ceil
 from textwrap import wrap
 
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 MAX_WIDTH, MAX_LINES = 42, 2
-MIN_SECONDS, MAX_SECONDS = 5 / 6, 7.0  # how long a subtitle is shown
+MIN_SHOWN_SECONDS, MAX_SHOWN_SECONDS = 5 / 6, 7.0
 MAX_PAUSE_SECONDS = 1.0  # between two words of a subtitle
 
 
@@ -27,49 +27,61 @@ class Subtitle:
     start: float
     end: float
 
-    def times(self, mark: str) -> str:
-        """Return the line with its start and end; ``mark`` is the decimal point."""
-        return f"{_clock(self.start, mark)} --> {_clock(self.end, mark)}"
+    def timing_line(self, decimal_mark: str) -> str:
+        """Return the line of a subtitle file that has the start and the end."""
+        return f"{_clock(self.start, decimal_mark)} --> {_clock(self.end, decimal_mark)}"
 
 
 def subtitles(words: Sequence[Word]) -> list[Subtitle]:
     """Make subtitles of words; each one ends before the next one starts."""
-    groups = [*cues(words)]
-    starts = [*(cue[0].start for cue in groups), inf]
+    groups = list(group_words(words))
     timed: list[Subtitle] = []
-    for cue, (start, next_start) in zip(groups, pairwise(starts), strict=True):
-        end = min(max(cue[-1].end, start + MIN_SECONDS), start + MAX_SECONDS, next_start)
-        timed.append(Subtitle("\n".join(_lines(cue)), start, end))
+    for index, group in enumerate(groups):
+        start = group[0].start
+        end = max(group[-1].end, start + MIN_SHOWN_SECONDS)
+        end = min(end, start + MAX_SHOWN_SECONDS)
+        if index + 1 < len(groups):
+            end = min(end, groups[index + 1][0].start)
+        timed.append(Subtitle("\n".join(_lines(group)), start, end))
     return timed
 
 
-def cues(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Group words into subtitles by width, duration and pauses."""
-    cue: list[Word] = []
+def group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """Yield the words of each subtitle; its width, its duration and pauses limit it."""
+    group: list[Word] = []
     for word in chain.from_iterable(map(_split_long, words)):
-        if cue and (
-            len(_lines([*cue, word])) > MAX_LINES
-            or word.end - cue[0].start > MAX_SECONDS
-            or word.start - cue[-1].end > MAX_PAUSE_SECONDS
+        if group and (
+            len(_lines([*group, word])) > MAX_LINES
+            or word.end - group[0].start > MAX_SHOWN_SECONDS
+            or word.start - group[-1].end > MAX_PAUSE_SECONDS
         ):
-            yield cue
-            cue = []
-        cue.append(word)
-    if cue:
-        yield cue
+            yield group
+            group = []
+        group.append(word)
+    if group:
+        yield group
 
 
 def _split_long(word: Word) -> Iterator[Word]:
-    """Split a word too long for a subtitle: in text without spaces a sentence is one word."""
+    """Split a word that may be too long for a subtitle, evenly in letters and time.
+
+    In text without spaces, a whole sentence is one word.
+    """
     seconds = word.end - word.start
     letters = len(word.text)
     if letters <= MAX_WIDTH // 2:
         yield word
         return
-    parts = max(ceil(letters / MAX_WIDTH), ceil(seconds / MAX_SECONDS))
-    for first, end in pairwise(letters * part // parts for part in range(parts + 1)):
-        start_time, end_time = (word.start + seconds * n / letters for n in (first, end))
-        yield replace(word, text=word.text[first:end], start=start_time, end=end_time)
+    parts = max(ceil(letters / MAX_WIDTH), ceil(seconds / MAX_SHOWN_SECONDS))
+    parts = min(parts, letters)  # at least a letter in each part
+    bounds = [letters * index // parts for index in range(parts + 1)]
+    for first_letter, end_letter in pairwise(bounds):
+        yield replace(
+            word,
+            text=word.text[first_letter:end_letter],
+            start=word.start + seconds * first_letter / letters,
+            end=word.start + seconds * end_letter / letters,
+        )
 
 
 def to_srt(words: Sequence[Word]) -> str:
@@ -82,7 +94,7 @@ def to_srt(words: Sequence[Word]) -> str:
     <BLANKLINE>
     """
     blocks = (
-        f"{number}\n{subtitle.times(',')}\n{subtitle.text}\n"
+        f"{number}\n{subtitle.timing_line(',')}\n{subtitle.text}\n"
         for number, subtitle in enumerate(subtitles(words), start=1)
     )
     return "\n".join(blocks)
@@ -91,7 +103,7 @@ def to_srt(words: Sequence[Word]) -> str:
 def to_vtt(words: Sequence[Word]) -> str:
     """Write WebVTT, with the characters &, < and > escaped."""
     blocks = (
-        f"{subtitle.times('.')}\n{escape(subtitle.text, quote=False)}\n"
+        f"{subtitle.timing_line('.')}\n{escape(subtitle.text, quote=False)}\n"
         for subtitle in subtitles(words)
     )
     return "\n".join(["WEBVTT\n", *blocks])
@@ -103,12 +115,12 @@ def to_tsv(words: Sequence[Word]) -> str:
     return "\n".join(["start\tend\tword", *rows])
 
 
-def _lines(cue: Sequence[Word]) -> list[str]:
-    return wrap(join_segments(word.text for word in cue), MAX_WIDTH)
+def _lines(group: Sequence[Word]) -> list[str]:
+    return wrap(join_segments(word.text for word in group), MAX_WIDTH)
 
 
-def _clock(seconds: float, mark: str) -> str:
+def _clock(seconds: float, decimal_mark: str) -> str:
     whole_seconds, milliseconds = divmod(round(1000 * seconds), 1000)
     minutes, second = divmod(whole_seconds, 60)
     hours, minute = divmod(minutes, 60)
-    return f"{hours:02}:{minute:02}:{second:02}{mark}{milliseconds:03}"
+    return f"{hours:02}:{minute:02}:{second:02}{decimal_mark}{milliseconds:03}"

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.runtime.subtitles import cues, to_srt, to_vtt
+from sbkit.runtime.subtitles import group_words, to_srt, to_vtt
 from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.middleware import (
     ApiError,
@@ -443,8 +443,8 @@ async def transcription_response(request: TranscriptionRequest) -> Response:
     if request.response_format == "verbose_json":
         content["duration"] = round(transcript.seconds, 3)
         if "segment" in request.granularities:
-            subtitles = enumerate(cues(transcript.words))
-            content["segments"] = [_segment(index, words) for index, words in subtitles]
+            groups = enumerate(group_words(transcript.words))
+            content["segments"] = [_segment(index, words) for index, words in groups]
         if "word" in request.granularities:
             content["words"] = words_of(transcript.words)
         content["task"] = "transcribe"

@@ -1,11 +1,13 @@
-"""Sources of streaming speech in blocks of int16: files, standard input, a microphone."""
+"""Read streaming speech in blocks of int16 from files, standard input and microphones."""
 
 import queue
+import signal
 import sys
 import time
 import wave
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,7 @@ from sbkit.audio.io import FULL_SCALE, Samples, check_rate, stream_audio, to_int
 from sbkit.audio.resample import Signal, resample_blocks
 from sbkit.base.errors import DataError, DeviceError
 from sbkit.base.imports import require_package
+from sbkit.base.process import handle_signals
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 
 STANDARD_INPUT, MICROPHONE = "-", "mic"
@@ -24,14 +27,18 @@ BLOCK_SECONDS = 0.1
 def audio_blocks(
     source: str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
 ) -> Iterator[Samples]:
-    """Yield blocks (S,) at a rate in Hz, from a file, "-" (standard input) or "mic", until it ends.
+    """Yield the audio of a source in blocks (S,).
 
-    A microphone ends with Ctrl-C.
+    Ctrl-C ends the recording of a microphone without interrupting the caller, who can finish what
+    was recorded. A second Ctrl-C interrupts.
 
+    source: a file, "-" (standard input) or "mic" (the default microphone).
+    sample_rate: the rate of the blocks in Hz.
     raw_rate: the rate of standard input without a header.
     pace: the speed of a file: 1 for real time, 0 for as fast as it can be read.
 
     Raises:
+        DeviceError: there is no microphone, or PortAudio is missing.
         SbkitError: the source is not audio, or the package for microphones is missing.
     """
     if source == MICROPHONE:
@@ -41,16 +48,18 @@ def audio_blocks(
         check_rate("standard input", rate)
         return map(to_int16, resample_blocks(blocks, rate, sample_rate))
     file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
-    return _paced(file_blocks, sample_rate, pace) if pace else file_blocks
+    if pace:
+        return _paced(file_blocks, sample_rate, pace)
+    return file_blocks
 
 
 def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator[Samples]:
-    """Yield each block when it would have been spoken."""
-    begin = time.monotonic()
+    """Yield each block at the time when a speaker would have finished it."""
+    start = time.monotonic()
     samples = 0
     for block in blocks:
         samples += len(block)
-        due = begin + samples_to_seconds(samples, sample_rate) / pace
+        due = start + samples_to_seconds(samples, sample_rate) / pace
         time.sleep(max(0.0, due - time.monotonic()))
         yield block
 
@@ -58,12 +67,18 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
 def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[Signal], int]:
     """Return blocks of piped 16-bit samples, with channels averaged, and their rate."""
     if raw_rate is not None:
-        return _pcm(lambda frames: content.read(2 * frames), raw_rate, channels=1), raw_rate
+        return _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1), raw_rate
     with suppress(wave.Error, EOFError):
         file = wave.open(content)  # noqa: SIM115, standard input is not ours to close
         rate = file.getframerate()
+        channels = file.getnchannels()
         if file.getsampwidth() == 2:
-            return _pcm(file.readframes, rate, channels=file.getnchannels()), rate
+            read: Callable[[int], bytes] = file.readframes
+            if file.getnframes() == 0:
+                # A program that writes into a pipe may declare no samples, because it does not know
+                # their number when it writes the header.
+                read = partial(_read_frames, content, channels)
+            return _read_pcm(read, rate, channels=channels), rate
     raise DataError(
         "To be transcribed while it arrives, standard input must be 16-bit WAV, or 16-bit samples "
         "(little-endian, mono) with --raw-rate HZ. Convert it: ffmpeg -i ... -f s16le -ac 1 -ar "
@@ -71,8 +86,12 @@ def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[S
     )
 
 
-def _pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Signal]:
-    """Yield blocks (S,) of little-endian int16; ``read`` takes a number of frames."""
+def _read_frames(content: BinaryIO, channels: int, frames: int) -> bytes:
+    return content.read(2 * channels * frames)
+
+
+def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Signal]:
+    """Yield blocks (S,) of the little-endian int16 that ``read`` returns for a number of frames."""
     while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
         count = len(block) // (2 * channels) * channels
         values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
@@ -80,25 +99,43 @@ def _pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[
 
 
 def _microphone(sample_rate: int) -> Iterator[Samples]:
-    """Record until Ctrl-C."""
-    recorded: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    stream = require_sounddevice().RawInputStream(
-        samplerate=sample_rate,
-        blocksize=seconds_to_samples(BLOCK_SECONDS, sample_rate),
-        channels=1,
-        dtype="int16",
-        callback=lambda data, *_: recorded.put(bytes(data)),
-    )
-    with suppress(KeyboardInterrupt), stream:
-        while True:
-            yield np.frombuffer(recorded.get(), np.int16)
+    """Record until Ctrl-C; yield all blocks recorded before it."""
+    sounddevice = require_sounddevice()
+    recorded: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the recording has ended
+    is_interrupted = False
+
+    def end_recording(*_: object) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
+            raise KeyboardInterrupt
+        is_interrupted = True
+        recorded.put(None)
+
+    with ExitStack() as stack:
+        try:
+            stream = sounddevice.RawInputStream(
+                samplerate=sample_rate,
+                blocksize=seconds_to_samples(BLOCK_SECONDS, sample_rate),
+                channels=1,
+                dtype="int16",
+                callback=lambda data, *_: recorded.put(bytes(data)),
+            )
+            stack.enter_context(stream)
+        except sounddevice.PortAudioError as error:
+            raise DeviceError(
+                f"The microphone cannot record at {sample_rate} Hz ({error}). Connect a microphone "
+                "and make it the default input of this machine."
+            ) from error
+        stack.enter_context(handle_signals((signal.SIGINT,), end_recording))
+        while (block := recorded.get()) is not None:
+            yield np.frombuffer(block, np.int16)
 
 
 def require_sounddevice() -> Any:
-    """Import sounddevice; raises SbkitError if it or PortAudio is missing."""
+    """Import sounddevice; raise SbkitError if it or PortAudio is missing."""
     try:
         return require_package("sounddevice", extra="mic")
-    except OSError as error:  # its wheels for Linux have no PortAudio
+    except OSError as error:  # on Linux, the package does not contain PortAudio
         raise DeviceError(
             f"Microphone and loudspeaker need PortAudio, which is missing ({error}). Install it, "
             "on Debian: apt-get install libportaudio2"

@@ -27,11 +27,13 @@ _HEBREW_QUOTES = {_GERESH: "'", _GERSHAYIM: '"', "\N{RIGHT DOUBLE QUOTATION MARK
 class Orthography:
     """The spelling rules of a language."""
 
-    letters: str = ""  # in lower case; if empty, the letters of every script
+    letters: str = ""  # lower-case letters of the language; "" allows the letters of every script
     joiners: str = "'"  # marks kept between two letters of a word
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
-    spaces: bool = True  # keep spaces between letters of scripts that write none between words
+    # Whether words are separated by spaces. If not, spaces between Chinese letters, Thai letters
+    # and those of similar scripts (_UNSPACED_LETTERS) are removed.
+    spaces: bool = True
 
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
@@ -39,7 +41,7 @@ ORTHOGRAPHIES: Mapping[str, Orthography] = {
     "es": Orthography(_LATIN + "áéíñóúü", "", {"&": " y ", "%": " por ciento "}),
     "fr": Orthography(_LATIN + "àâæçèéêëîïôùûüÿœ", "'", {"&": " et ", "%": " pour cent "}),
     "it": Orthography(_LATIN + "àèéìíîòóùú", "'", {"&": " e ", "%": " per cento "}),
-    # Without "ё", whose dots are optional in Russian: "решётка" and "решетка".
+    # "ё" loses its dots, because they are optional: "решётка" may be written "решетка".
     "ru": Orthography("абвгдежзийклмнопрстуфхцчшщъыьэюя", "", {"&": " и ", "%": " процентов "}),
     "de": Orthography(_LATIN + "äöüß", "'", {"&": " und ", "%": " prozent "}),
     "pt": Orthography(_LATIN + "àáâãçéêíóôõúü", "'", {"&": " e ", "%": " por cento "}),
@@ -63,26 +65,25 @@ _APOSTROPHES = (
     "`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}"
     "\N{ACUTE ACCENT}\N{SINGLE HIGH-REVERSED-9 QUOTATION MARK}\N{FULLWIDTH APOSTROPHE}"
 )
-# Lower case would turn "İ" into "i" and a combining dot.
-_SAME = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | {"İ": "i"})
+# Lower-casing would turn "İ" into "i" and a combining dot.
+_CHARACTER_FIXES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | {"İ": "i"})
 # Plain letters for letters that have no Unicode decomposition.
-_PLAIN = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th"}
-_PLAIN |= {_DOTLESS_I: "i", "ħ": "h"}
+_BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
+_BASE_LETTERS |= {"þ": "th", "ħ": "h", _DOTLESS_I: "i"}
 _INITIALS = re.compile(r"(?<!\w)([^\W\d_])\.(?=[^\W\d_](?!\w))")  # the dots of "U.S.A." and "p.m."
 _QUOTES = re.compile(r"'{2,}")
-# Forms of one letter that differ only in width or position, and the ligatures "ﬀ" to "ﬗ" and "ĳ".
-_SAME_LETTER = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
+# How Unicode marks a form of a letter that differs from it only in width or position.
+_COMPATIBILITY_TAGS = ("<wide>", "<narrow>", "<initial>", "<medial>", "<final>", "<isolated>")
 _LIGATURES = re.compile("[\N{LATIN SMALL LIGATURE FF}-\N{ARMENIAN SMALL LIGATURE MEN XEH}Ĳĳ]")
 # Punctuation that is often read aloud, like all symbols and numbers ("€", "№", "½").
 _SPOKEN_PUNCTUATION = "%&@#§‰٪"
 _SPOKEN_CATEGORIES = ("Sc", "Sm", "So", "No")
-# Languages that write no spaces between words: Chinese ones, then others.
-_UNSPACED = {
-    *("zh", "yue", "nan", "wuu", "gan", "hsn", "lzh"),
-    *("ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz"),
-}
-# Their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han. Not Tibetan, whose
-# spaces stand for the mark between two syllables.
+_CHINESE_LANGUAGES = {"zh", "yue", "nan", "wuu", "gan", "hsn", "lzh"}
+# Languages that write no spaces between words.
+_UNSPACED = _CHINESE_LANGUAGES | {"ja", "th", "lo", "km", "my", "shn", "nod", "bo", "dz"}
+# The letters of their scripts: Thai and Lao, Burmese, Khmer, Tai Tham, kana and bopomofo, Han.
+# Tibetan is left out: it marks the end of each syllable, and normalization turns these marks into
+# spaces, which must stay.
 _UNSPACED_LETTERS = (
     "\u0e01-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u1a20-\u1aaf"
     "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
@@ -103,21 +104,29 @@ def table_to_store(language: str) -> dict[str, object]:
     return {"version": NORMALIZER_VERSION, **asdict(orthography(language))}
 
 
-def read_stored_table(stored: Any) -> tuple[int, Orthography]:
+def table_from_stored(stored: Any) -> tuple[int, Orthography]:
     """Invert `table_to_store`: return the version and the table.
 
     Raises ValueError, TypeError or KeyError for other data.
     """
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
-    rewrite = {**table.rewrite}
-    texts = [table.letters, table.joiners, *rewrite, *rewrite.values()]
-    if type(stored["version"]) is not int or not all(isinstance(text, str) for text in texts):
+    version = stored["version"]
+    rewrite = dict(table.rewrite)
+    texts = [table.letters, table.joiners, *rewrite.keys(), *rewrite.values()]
+    are_texts = all(isinstance(text, str) for text in texts)
+    if type(version) is not int or not isinstance(table.spaces, bool) or not are_texts:
         raise ValueError("a value has the wrong type")
-    words = "".join(rewrite.values())
-    if {*map(len, rewrite)} - {1} or {*rewrite} & {*words} or len(words) > MAX_REWRITE_LENGTH:
-        # A malicious table could turn a word into gigabytes: a to bbb..., b to ccc..., and so on.
-        raise ValueError("`rewrite` must map single characters to short texts without them")
-    return stored["version"], table
+    # A malicious table could turn a word into gigabytes: a to bbb..., b to ccc..., and so on.
+    replacements = "".join(rewrite.values())
+    has_other_keys = any(len(key) != 1 for key in rewrite)
+    is_repeated = any(key in replacements for key in rewrite)
+    is_too_long = len(replacements) > MAX_REWRITE_LENGTH
+    if has_other_keys or is_repeated or is_too_long:
+        raise ValueError(
+            "`rewrite` must map single characters to texts without any of these characters, of at "
+            f"most {MAX_REWRITE_LENGTH} characters together"
+        )
+    return version, table
 
 
 def separates_words(language: str) -> bool:
@@ -136,7 +145,7 @@ def describe_normalizer(language: str) -> str:
     return line
 
 
-def describe_dropped(characters: Mapping[str, int], language: str) -> str | None:
+def spoken_symbols_note(characters: Mapping[str, int], language: str) -> str | None:
     """Return a note on dropped characters that may be read aloud, such as "€" and "½".
 
     characters: the number of each character in all sentences.
@@ -160,9 +169,10 @@ def languages_with(letters: Mapping[str, int]) -> list[str]:
     matches: list[tuple[int, int, str]] = []
     for language, table in ORTHOGRAPHIES.items():
         num_kept = sum(n for letter, n in letters.items() if letter.lower() in table.letters)
-        if table.letters and num_kept >= 0.9 * sum(letters.values()):
+        if num_kept > 0 and num_kept >= 0.9 * sum(letters.values()):
             matches.append((-num_kept, len(table.letters), language))
-    return [language for *_, language in sorted(matches, key=lambda match: match[:2])]
+    matches.sort(key=lambda match: match[:2])  # most letters kept first, then the shortest table
+    return [language for _, _, language in matches]
 
 
 def normalize(text: str, language: str, table: Orthography | None = None) -> str:
@@ -178,27 +188,44 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     >>> normalize("It's 50% off, Mr. Wu!", "en")
     "it's 50 percent off mr wu"
     """
-    table = orthography(language) if table is None else table
-    text = _compose(text).translate(_SAME)
-    for char, word in table.rewrite.items():
-        text = text.replace(char, word)
-    text = _INITIALS.sub(r"\1", text.lower())
-    text = _compose(text.translate(_spellings(table.letters, table.joiners)))
+    if table is None:
+        table = orthography(language)
+    # 1. Fold widths first, so that every later step meets one form of each character.
+    text = _compose(text)
+    # 2. Unify apostrophes, which tables name in one form; "İ" must be gone before lower-casing.
+    text = text.translate(_CHARACTER_FIXES)
+    # 3. Rewrite symbols while letters have their case: Turkish "I" is not the capital of "i".
+    for char, replacement in table.rewrite.items():
+        text = text.replace(char, replacement)
+    # 4. Lower the case, because tables only have lower-case letters.
+    text = text.lower()
+    # 5. Join initials before the next step turns their dots into spaces.
+    text = _INITIALS.sub(r"\1", text)
+    # 6. Fold letters, and turn punctuation into spaces. This may leave marks to compose.
+    text = _compose(text.translate(_letter_folding(table.letters, table.joiners)))
+    # 7. Trim joiners now that all words are separated: inside a word they stay.
     words = (word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split())
     text = " ".join(word for word in words if word)
-    return text if table.spaces else _compose(_SPACE_WITHIN.sub("", text))
+    if table.spaces:
+        return text
+    # 8. Without a space between them, a letter and a mark may compose.
+    return _compose(_SPACE_WITHIN.sub("", text))
 
 
 def join_segments(texts: Iterable[str]) -> str:
     """Join the normalized texts of consecutive segments, with spaces if their scripts have them."""
     joined = ""
-    for text in filter(None, texts):
+    for text in texts:
+        if not text:
+            continue
         is_unspaced = _SPACE_WITHIN.search(f"{joined[-1:]} {text[0]}")
-        joined += text if is_unspaced or not joined else f" {text}"
+        if joined and not is_unspaced:
+            joined += " "
+        joined += text
     return joined
 
 
-class _Table(dict[int, str]):
+class _LazyTranslation(dict[int, str]):
     """A table for `str.translate` that is filled as needed; ten times as fast as a loop."""
 
     def __init__(self, replacement: Callable[[str], str]) -> None:
@@ -212,31 +239,32 @@ class _Table(dict[int, str]):
 
 def _compose(text: str) -> str:
     """Drop silent characters, unify widths, and compose letters with their marks."""
-    return unicodedata.normalize("NFC", text.translate(_PLAIN_FORMS))
+    return unicodedata.normalize("NFC", text.translate(_WIDTH_FOLDING))
 
 
-def _plain_form(char: str) -> str:
-    """Return the plain form of a letter of another width or position, or "" for a silent mark.
+def _fold_width(char: str) -> str:
+    """Return a character in its usual width and position, or "" for a silent mark.
 
-    Silent are soft hyphens, zero-width joiners, variation selectors, and the tatweel.
+    Silent marks are soft hyphens, zero-width joiners, variation selectors and the tatweel.
     """
     is_silent = char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me")
     if is_silent or "VARIATION SELECTOR" in unicodedata.name(char, ""):
         return ""
-    if unicodedata.decomposition(char).startswith(_SAME_LETTER) or _LIGATURES.fullmatch(char):
+    has_usual_form = unicodedata.decomposition(char).startswith(_COMPATIBILITY_TAGS)
+    if has_usual_form or _LIGATURES.fullmatch(char):
         return unicodedata.normalize("NFKC", char)
     return char
 
 
-_PLAIN_FORMS = _Table(_plain_form)
+_WIDTH_FOLDING = _LazyTranslation(_fold_width)
 
 
 @cache
-def _spellings(letters: str, joiners: str) -> _Table:
-    return _Table(partial(_spell, letters=letters, joiners=joiners))
+def _letter_folding(letters: str, joiners: str) -> _LazyTranslation:
+    return _LazyTranslation(partial(_fold_letter, letters=letters, joiners=joiners))
 
 
-def _spell(char: str, letters: str, joiners: str) -> str:
+def _fold_letter(char: str, letters: str, joiners: str) -> str:
     """Return the replacement of a lower-case character: itself, plain letters, "" or a space."""
     if char in joiners or char in letters or char.isdecimal():
         return char
@@ -246,7 +274,10 @@ def _spell(char: str, letters: str, joiners: str) -> str:
         return " "
     if not letters:
         return char
-    parts = unicodedata.normalize("NFKD", _PLAIN.get(char, char))
+    parts = unicodedata.normalize("NFKD", _BASE_LETTERS.get(char, char))
     # Drop accents of Latin, Greek and Cyrillic, but keep vowel signs of other scripts.
-    plain = "".join(_PLAIN.get(part, part) for part in parts if not "\u0300" <= part <= "\u036f")
-    return plain if all(letter in letters for letter in plain) else char
+    unaccented = [part for part in parts if not "\u0300" <= part <= "\u036f"]
+    plain = "".join(_BASE_LETTERS.get(part, part) for part in unaccented)
+    if all(letter in letters for letter in plain):
+        return plain
+    return char

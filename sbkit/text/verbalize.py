@@ -20,7 +20,7 @@ from typing import Any
 from num2words import num2words
 
 from sbkit.text.languages import primary_language
-from sbkit.text.normalization import describe_dropped, normalize
+from sbkit.text.normalization import normalize, spoken_symbols_note
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
 MAX_UNGROUPED_DIGITS = 6  # a longer number without separators is a code, unless it ends in 000
@@ -82,8 +82,10 @@ def spell_out(text: str, language: str) -> SpokenText:
         if spoken and spoken[-1] not in MARKS:
             spoken += "," if mark is None else mark[-1:]
     notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
-    dropped = describe_dropped(Counter(text), language)
-    return SpokenText(spoken, (*notes, *([f"{dropped}."] if dropped else [])))
+    symbols_note = spoken_symbols_note(Counter(text), language)
+    if symbols_note is not None:
+        notes.append(f"{symbols_note}.")
+    return SpokenText(spoken, tuple(notes))
 
 
 def split_sentences(spoken: str, max_length: int) -> list[str]:

@@ -1,5 +1,6 @@
 """Module specifications: modules become plain data and are rebuilt from it."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sbkit.bundle.module_spec import build_from_spec, node_to_spec
 
 class Sizes:
     vocab_size = 7
+    threshold = math.nan
 
 
 def plain_of(text: str) -> Any:
@@ -76,7 +78,12 @@ LAYER = "part: !new:torch.nn.Linear"
         (
             "tokenizer: &t !new:some.Tokenizer {file: x}\n"
             f"{LAYER} {{a: !apply:getattr [*t, pieces]}}",
-            "the attribute `pieces` of the task's labels, which is not a public number",
+            "the attribute `pieces` of the task's labels, which is not a public text or finite",
+        ),
+        (
+            "tokenizer: &t !new:some.Tokenizer {file: x}\n"
+            f"{LAYER} {{a: !apply:getattr [*t, threshold]}}",
+            "the attribute `threshold` of the task's labels, which is not a public text or finite",
         ),
         (
             f"other: &o !new:some.Other {{file: x}}\n{LAYER} {{a: !apply:getattr [*o, size]}}",

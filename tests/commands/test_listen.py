@@ -2,10 +2,11 @@
 
 import io
 import json
+import signal
 import sys
 import time
 import wave
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,14 @@ import numpy as np
 import pytest
 import soundfile
 
+from sbkit.audio.io import Samples
 from sbkit.audio.resample import Signal
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
 from sbkit.commands.listen import Display
 from sbkit.export.export import export_run
 from sbkit.runtime.transcriber import Transcriber
-from sbkit.streaming.session import Final, Partial, Session, StreamingRecognizer
+from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
 from sbkit.streaming.sources import audio_blocks
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run
@@ -85,11 +87,79 @@ def test_listen_reads_standard_input(
         piped(monkeypatch, content)
         assert live("-", *options) == 0
         assert capsys.readouterr().out == "the dog\na quick fox\n"
+    endless = bytearray(header.getvalue())
+    assert endless[36:40] == b"data"
+    endless[4:8] = (36).to_bytes(4, "little")
+    endless[40:44] = bytes(4)  # a writer of a stream does not know the length
+    piped(monkeypatch, bytes(endless))
+    assert live("-") == 0
+    assert capsys.readouterr().out == "the dog\na quick fox\n"
     piped(monkeypatch, samples.tobytes())
     assert len(next(iter(audio_blocks("-", RATE, raw_rate=RATE)))) <= RATE / 10
     piped(monkeypatch, talk.read_bytes())
     with pytest.raises(SbkitError, match="must be 16-bit WAV, or 16-bit samples"):
         live("-")
+
+
+class Microphone:
+    """A microphone that has recorded all its blocks when it is opened."""
+
+    def __init__(self, samples: Samples, callback: Callable[[bytes], object]) -> None:
+        self.blocks = np.array_split(samples, 50)
+        self.callback = callback
+
+    def __enter__(self) -> None:
+        for block in self.blocks:
+            self.callback(block.tobytes())
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, open_stream: Callable[..., Microphone]) -> None:
+    package = SimpleNamespace(RawInputStream=open_stream, PortAudioError=LookupError)
+    monkeypatch.setitem(sys.modules, "sounddevice", package)
+
+
+def test_ctrl_c_while_a_block_is_decoded_loses_no_word(
+    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    samples, _ = soundfile.read(talk, dtype="int16")
+    connect(monkeypatch, lambda callback, **_: Microphone(samples, callback))
+    push = Session.push
+    pushed: list[int] = []
+
+    def interrupted_push(session: Session, block: Samples) -> list[Event]:
+        pushed.append(len(block))
+        if len(pushed) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return push(session, block)
+
+    monkeypatch.setattr(Session, "push", interrupted_push)
+    assert live("mic") == 0
+    assert capsys.readouterr().out == "the dog\na quick fox\n"
+    assert sum(pushed) == len(samples)
+
+
+def test_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, lambda callback, **_: Microphone(np.zeros(RATE, np.int16), callback))
+    previous = signal.getsignal(signal.SIGINT)
+    blocks = iter(audio_blocks("mic", RATE))
+    next(blocks)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert len(list(blocks)) == 49
+    assert signal.getsignal(signal.SIGINT) is previous
+
+
+def test_missing_microphone_is_a_device_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_stream(**_: object) -> Microphone:
+        raise LookupError("Error querying device -1")
+
+    connect(monkeypatch, open_stream)
+    with pytest.raises(DeviceError, match="cannot record at .* Hz .Error querying device -1"):
+        next(iter(audio_blocks("mic", RATE)))
 
 
 def test_audio_blocks_paces_a_file(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

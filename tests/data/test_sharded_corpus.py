@@ -31,7 +31,7 @@ from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.sampler import MicroBatch, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
 from sbkit.data.sharded_corpus import INDEX_FILE, Index, ShardOptions, work_share, write_shards
-from sbkit.data.sources import RemoteTables, remote_tables
+from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.splits import sample_counts, shard_numbers
 from sbkit.data.tables import TableOptions
 from tests import processes
@@ -309,8 +309,8 @@ def write_sources(folder: Path, *, kind: str = "parquet") -> None:
         (folder / f"part{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def tables_at(location: Path | str) -> RemoteTables:
-    return RemoteTables(tuple(remote_tables(str(location))), TableOptions(language="en"))
+def tables_at(location: Path | str) -> TableFolders:
+    return TableFolders(tuple(list_tables(str(location))), TableOptions(language="en"))
 
 
 def write_tables(target: str, source: Path | str) -> Index | None:
@@ -320,7 +320,7 @@ def write_tables(target: str, source: Path | str) -> Index | None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_remote_tables_become_shards_and_leave_no_cache(
+def test_table_folders_become_shards_and_leave_no_cache(
     tmp_path: Path, location: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
@@ -356,7 +356,7 @@ def test_remote_row_that_names_a_folder_is_excluded(tmp_path: Path) -> None:
     assert [row.reason for row in part.excluded] == ["no audio file"]
 
 
-def test_remote_tables_at_a_url_resume_after_their_last_shard(
+def test_table_folder_at_a_url_resumes_after_their_last_shard(
     tmp_path: Path, location: str, decoded: list[str]
 ) -> None:
     write_sources(tmp_path / "source", kind="jsonl")
@@ -382,12 +382,12 @@ def test_remote_tables_at_a_url_resume_after_their_last_shard(
     assert counts == Counter(map(str, range(20)))
 
 
-def test_prepare_command_makes_shards_of_remote_tables(tmp_path: Path, location: str) -> None:
+def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location: str) -> None:
     write_sources(tmp_path / "a")
     write_sources(tmp_path / "b")
     manifest = [f"--manifest={{train: {tmp_path / 'a'}, dev: {tmp_path / 'b'}}}"]
     yaml = str(ROOT / "hparams/ctc.yaml")
-    with pytest.raises(SbkitError, match="Make shards of them first, sbkit prepare"):
+    with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
     assert sbkit(["prepare", yaml, *manifest, "--shards", location, "--shard-size", "15kB"]) == 0
     assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0
@@ -467,7 +467,7 @@ def test_impossible_shard_options_are_refused(
         write_tables(str(tmp_path / "other"), tmp_path / "source")
 
 
-def test_remote_tables_may_have_different_columns(tmp_path: Path, location: str) -> None:
+def test_table_folders_may_have_different_columns(tmp_path: Path, location: str) -> None:
     write_sources(tmp_path / "source")
     row = {"audio": {"bytes": wav(1), "path": "other.wav"}, "text": "a", "mood": "calm"}
     datasets.Dataset.from_list([row]).to_parquet(tmp_path / "source" / "part2.parquet")

@@ -30,7 +30,12 @@ from sbkit.logs.run_log import read_log
 from sbkit.models.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.models.codec import FiniteScalarQuantizer
 from sbkit.models.loss import Loss
-from sbkit.models.spectral_losses import mel_distance, spectral_distance
+from sbkit.models.spectral_losses import (
+    WINDOW_SIZES,
+    SpectrogramDiscriminator,
+    mel_distance,
+    spectral_distance,
+)
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
@@ -201,6 +206,12 @@ def test_spectral_distance_of_twice_the_level_follows_its_definition() -> None:
     assert distances.tolist() == pytest.approx(expected, rel=1e-3)
     quiet = 1e-6 * audio[:1]  # below MIN_MAGNITUDE
     assert spectral_distance(2 * quiet, quiet, torch.tensor([2048])).item() < 1
+
+
+def test_discriminator_of_one_channel_has_activations() -> None:
+    discriminator = SpectrogramDiscriminator(channels=1)
+    activations = [m for m in discriminator.modules() if isinstance(m, nn.LeakyReLU)]
+    assert len(activations) == 3 * len(WINDOW_SIZES)
 
 
 def test_log_mel_equals_the_log_mel_of_windows_around_their_hop() -> None:

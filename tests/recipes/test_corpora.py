@@ -235,15 +235,26 @@ def test_audio_bytes_without_a_path_are_audio(
         assert (clip.path.read_bytes(), clip.sentence) == (content, "hi")
 
 
-def test_remote_tables_and_other_sources_are_not_mixed(tmp_path: Path) -> None:
+def test_table_folders_and_other_sources_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("path,text\na.wav,hi\n")
     manifest = {"train": ["memory://somewhere", str(tmp_path / "a.csv")]}
     knobs = {"manifest": manifest, "language": "en"}
-    with pytest.raises(SbkitError, match=r"`manifest.train` cannot mix remote tables.*a\.csv"):
+    with pytest.raises(
+        SbkitError, match=r"`manifest.train` cannot mix table folders and URLs.*a\.csv"
+    ):
         own_data.read(knobs, "train")
     manifest["train"].pop()
-    with pytest.raises(SbkitError, match="neither parquet nor JSON Lines .* at memory://somewhere"):
+    with pytest.raises(SbkitError, match="memory://somewhere has neither parquet nor JSON Lines"):
         own_data.read(knobs, "train")
+
+
+def test_missing_file_is_named_by_its_key() -> None:
+    for manifest, split, key in (
+        ({"test": {"clean": "/nope.csv"}}, "clean", "manifest.test.clean"),
+        ({"train": "/nope.csv"}, "train", "manifest.train"),
+    ):
+        with pytest.raises(SbkitError, match=f"`{key}`: /nope.csv does not exist"):
+            own_data.read({"manifest": manifest, "language": "en"}, split)
 
 
 def encoded(kind: str, samples: npt.NDArray[np.int16]) -> bytes:

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from sbkit.runtime.subtitles import cues, subtitles, to_srt, to_tsv, to_vtt
+from sbkit.runtime.subtitles import group_words, subtitles, to_srt, to_tsv, to_vtt
 from sbkit.text.word import Word
 
 
@@ -22,15 +22,15 @@ def evenly(count: int, word_seconds: float, text: str = "word") -> list[Word]:
 )
 def test_subtitles_lose_no_word_and_keep_their_limits(count: int, word_seconds: float) -> None:
     words = evenly(count, word_seconds, "transcription")
-    groups = list(cues(words))
-    assert [word for cue in groups for word in cue] == words
-    for cue in groups:
-        assert len(cue) == 1 or cue[-1].end - cue[0].start <= 6.0
+    groups = list(group_words(words))
+    assert [word for group in groups for word in group] == words
+    for group in groups:
+        assert len(group) == 1 or group[-1].end - group[0].start <= 6.0
     pairs = pairwise([*subtitles(words), None])
-    for cue, (subtitle, following) in zip(groups, pairs, strict=True):
+    for group, (subtitle, following) in zip(groups, pairs, strict=True):
         assert subtitle is not None
         limit = inf if following is None else following.start
-        earliest_end = min(cue[0].start + 5 / 6, limit)
+        earliest_end = min(group[0].start + 5 / 6, limit)
         assert earliest_end <= subtitle.end <= min(subtitle.start + 7.0, limit)
     for block in to_srt(words).strip().split("\n\n"):
         _, _, *lines = block.splitlines()
@@ -40,7 +40,10 @@ def test_subtitles_lose_no_word_and_keep_their_limits(count: int, word_seconds: 
 
 def test_subtitles_begin_after_a_pause() -> None:
     words = spoken(("one", 0.0, 0.5), ("two", 0.9, 1.2), ("three", 2.5, 3.0))
-    assert [[word.text for word in cue] for cue in cues(words)] == [["one", "two"], ["three"]]
+    assert [[word.text for word in group] for group in group_words(words)] == [
+        ["one", "two"],
+        ["three"],
+    ]
 
 
 def test_subtitles_split_a_sentence_without_spaces_in_time() -> None:
@@ -50,6 +53,12 @@ def test_subtitles_split_a_sentence_without_spaces_in_time() -> None:
     assert len(parts) == 4
     assert (parts[0].start, parts[-1].end) == (1.0, 25.0)
     assert all(part.end - part.start <= 7.0 and part.text.count("\n") < 2 for part in parts)
+
+
+def test_subtitles_of_a_slow_word_are_never_empty() -> None:
+    parts = subtitles([Word("a" * 22, 0.0, 300.0)])
+    assert [part.text for part in parts] == ["a"] * 22
+    assert all(part.end > part.start for part in parts)
 
 
 def test_srt_vtt_and_tsv_are_written() -> None:

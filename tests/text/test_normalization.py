@@ -14,12 +14,13 @@ from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
-    describe_dropped,
     describe_normalizer,
     join_segments,
+    languages_with,
     normalize,
     orthography,
-    read_stored_table,
+    spoken_symbols_note,
+    table_from_stored,
     table_to_store,
 )
 
@@ -81,15 +82,23 @@ def test_texts_of_default_corpus_are_those_of_version_1(asterisk_english: Path) 
 @pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
 def test_stored_table_is_read_back(language: str) -> None:
     stored = json.loads(json.dumps(table_to_store(language)))
-    assert read_stored_table(stored) == (NORMALIZER_VERSION, orthography(language))
+    assert table_from_stored(stored) == (NORMALIZER_VERSION, orthography(language))
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": "2"}, {"letters": 0}, {"rewrite": {"a": 1}}, {"rewrite": 1}, {"x": ""}]
+    "change",
+    [
+        {"version": "2"},
+        {"letters": 0},
+        {"rewrite": {"a": 1}},
+        {"rewrite": 1},
+        {"spaces": "no"},
+        {"x": ""},
+    ],
 )
 def test_invalid_stored_table_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        read_stored_table({**table_to_store("en"), **change})
+        table_from_stored({**table_to_store("en"), **change})
 
 
 def test_describe_normalizer_names_table() -> None:
@@ -112,9 +121,14 @@ def test_join_segments_with_and_without_spaces(segments: list[str], joined: str)
     assert join_segments(segments) == joined
 
 
-def test_describe_dropped_counts_symbols() -> None:
+def test_languages_with_letters() -> None:
+    assert languages_with(Counter("ąęł")) == ["pl"]
+    assert languages_with({}) == []
+
+
+def test_spoken_symbols_note_counts_symbols() -> None:
     note = "normalization dropped symbols ({}). Write symbols that are read aloud as words"
     texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
-    assert describe_dropped(texts, "en") == note.format("2 €, 1 ½, 1 №")
-    assert describe_dropped(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
-    assert describe_dropped(Counter('"Yes," she said - twice.'), "en") is None
+    assert spoken_symbols_note(texts, "en") == note.format("2 €, 1 ½, 1 №")
+    assert spoken_symbols_note(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
+    assert spoken_symbols_note(Counter('"Yes," she said - twice.'), "en") is None
