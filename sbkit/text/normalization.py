@@ -111,7 +111,7 @@ def table_from_stored(stored: Any) -> tuple[int, Orthography]:
     """
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
     version = stored["version"]
-    rewrite = dict(table.rewrite)
+    rewrite = {**table.rewrite}  # raises TypeError unless it is a mapping
     texts = [table.letters, table.joiners, *rewrite.keys(), *rewrite.values()]
     are_texts = all(isinstance(text, str) for text in texts)
     if type(version) is not int or not isinstance(table.spaces, bool) or not are_texts:
