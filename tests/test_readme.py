@@ -46,7 +46,12 @@ NOT_RUN_HERE = (
     "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/tts.yaml --symbols=phonemes",
     "torchrun train.py hparams/vad.yaml",
-    *("sbkit new my-project", "sbkit serve my-model", "sbkit transcribe --runtime onnx"),
+    *(
+        "sbkit new my-project",
+        "sbkit completion bash",
+        "sbkit serve my-model",
+        "sbkit transcribe --runtime onnx",
+    ),
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
     *("sbkit score RUN", "sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
 )
