@@ -20,6 +20,7 @@ from typing import Any
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
@@ -111,11 +112,16 @@ class Socket(WebSocketsSansIOProtocol):
 
     async def send(self, message: Any) -> None:
         """Send, and mark a refused handshake as complete; otherwise uvicorn logs an error."""
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected  # uvicorn closed it between two messages of the session
         await super().send(message)
         self.handshake_complete |= message["type"] == "websocket.http.response.body"
 
     def keepalive_timeout(self) -> None:
+        """Close with a reset, which also discards what the system still holds for the client."""
         super().keepalive_timeout()
+        connection = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 
