@@ -17,6 +17,12 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
 
 
+def describe_versions() -> str:
+    """Return the version of sbkit, with those of Python and of the packages that a run needs."""
+    others = [f"{name} {version}" for name, version in versions().items() if name != "sbkit"]
+    return f"sbkit {__version__} ({', '.join(others)})"
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

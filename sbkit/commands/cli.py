@@ -19,7 +19,7 @@ from sbkit.base.errors import FAILED, ConfigError, SbkitError
 from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.process import run_main
-from sbkit.base.versions import __version__
+from sbkit.base.versions import describe_versions
 from sbkit.logs.handlers import log_to_screen
 from sbkit.tasks.task import PRECISIONS, Task, import_object
 
@@ -45,6 +45,14 @@ class Parser(argparse.ArgumentParser):
         name, *value = argument.split("=", 1)
         option = name.replace("_", "-")
         return "=".join([option, *value]) if option in self._option_string_actions else argument
+
+
+class ShowVersions(argparse.Action):
+    """Look the versions up only for ``--version``, because that takes as long as the parser."""
+
+    def __call__(self, *_: object) -> None:
+        print(describe_versions())
+        raise SystemExit(0)
 
 
 def main() -> None:
@@ -206,7 +214,7 @@ def _limits(add: Add) -> None:
 def build_parser() -> Parser:
     """Make the parser of all commands."""
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
-    parser.add_argument("--version", action="version", version=f"sbkit {__version__}")
+    parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
 
     def add_command(name: str, handler: Handler, help: str, *groups: Callable[[Add], None]) -> Add:

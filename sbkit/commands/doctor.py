@@ -15,7 +15,19 @@ from sbkit.base.versions import versions
 from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER, available_providers
 from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 
-MORE_PACKAGES = ("soundfile", "onnxruntime", "onnxruntime-gpu")  # besides those of a run
+MORE_PACKAGES = (  # besides those of a run
+    "hyperpyyaml",
+    "soundfile",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "sherpa-onnx",
+    "transformers",
+    "kaldifst",
+    "starlette",
+    "uvicorn",
+)
 
 
 def doctor(options: Namespace) -> int:
@@ -60,13 +72,17 @@ def describe_machine() -> dict[str, str]:
         subjects[package] = version or "not installed"
     devices = [f"cpu with {usable_cores()} cores"]
     if has_torch():
+        import torch
+
         from sbkit.distributed.device import PRECISIONS_BY_DEVICE_TYPE, count_local_devices
 
+        subjects["torch"] = torch.__version__  # ends in +cpu or +cu130, for what it was built for
         subjects["torchaudio"] = _try_torchaudio(subjects["torchaudio"])
         for device_type in PRECISIONS_BY_DEVICE_TYPE:
             if device_type != "cpu":
-                count = count_local_devices(device_type)
-                devices += [f"{device_type}:{index}" for index in range(count)]
+                for index in range(count_local_devices(device_type)):
+                    name = torch.cuda.get_device_name(index) if device_type == "cuda" else ""
+                    devices.append(f"{device_type}:{index} {name}".strip())
     subjects["libsndfile"] = soundfile.__libsndfile_version__
     subjects["devices"] = ", ".join(devices)
     for runtime in ("torch", "onnx"):
