@@ -81,6 +81,8 @@ def corpus_of(knobs: KnobValues) -> Corpus:
         if corpus.recognizes(folder):
             return corpus
     state = "has none of these layouts" if folder.is_dir() else "is not a folder"
+    if "://" in str(data_folder):
+        state = "has no such index, or cannot be reached"
     raise DataError(
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "
         "or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), a .tar.gz of one, or a "

@@ -18,6 +18,10 @@ from sbkit.base.files import os_errors_name, write_bytes_atomically
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+# By default aiohttp, which fsspec calls, ignores the proxies that http_proxy and https_proxy name.
+for protocol in ("http", "https"):
+    fsspec.config.conf.setdefault(protocol, {"client_kwargs": {"trust_env": True}})
+
 ByteRange = tuple[str, int, int]  # URL of a file, first byte, number of bytes
 
 

@@ -6,7 +6,9 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -202,6 +204,26 @@ def test_hidden_folder_among_shards_is_left_alone(clips: list[Clip], tmp_path: P
     (tmp_path / ".unpacked.tmp").mkdir()
     assert write(str(tmp_path), clips) is not None
     assert (tmp_path / ".unpacked.tmp").is_dir()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answer any request with its URL, which is whole only if the client uses a proxy."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode())
+
+
+def test_shards_are_read_through_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy, ThreadPoolExecutor(1) as pool:
+        pool.submit(proxy.serve_forever, 0.05)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
+        content = Storage("http://corpus.invalid/fr").read("a.arrow")
+        proxy.shutdown()
+    assert content == b"http://corpus.invalid/fr/a.arrow"
 
 
 @pytest.mark.parametrize("url", ["file:///", "memory://"])
