@@ -162,7 +162,7 @@ def _vad(add: Add) -> None:
 def _runtime(add: Add) -> None:
     add("--device", default="auto", help="cpu, cuda, cuda:INDEX or auto (default: auto)")
     runtime = "runtime of the model (default: torch)"
-    add("--runtime", choices=PRECISIONS, default="torch", help=runtime)
+    add("--runtime", choices=tuple(PRECISIONS), default="torch", help=runtime)
     precisions = tuple(dict.fromkeys(chain(*PRECISIONS.values())))
     by_runtime = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
     add("--precision", choices=precisions, default="fp32", help=by_runtime)

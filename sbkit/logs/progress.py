@@ -5,7 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
 from rich.console import Console
@@ -44,7 +44,7 @@ def progress_bar(
         redirect_stdout=sys.stdout.isatty(),  # piped output does not disturb the bar
         disable=is_hidden or not console.is_terminal,
     )
-    with bar:
+    with nullcontext() if bar.disable else bar:  # rich before 14.3 would print an empty line
         reporter = _Reporter(bar, title, total, logs_lines=not is_hidden, clock=clock)
         yield reporter.advance
 
