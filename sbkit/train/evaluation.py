@@ -243,10 +243,15 @@ def _log_test(
     values: Mapping[str, Mapping[str, float]],
     decoders: Mapping[str, str | None],
 ) -> None:
-    position = {"epoch": model.epoch, "step": model.step}
     run_log = RunLog(model.folder, resume_step=model.step)
     for split, metrics in values.items():
-        figures = SplitFigures(**position, split=split, metrics=metrics, decoder=decoders[split])
+        figures = SplitFigures(
+            epoch=model.epoch,
+            step=model.step,
+            split=split,
+            metrics=metrics,
+            decoder=decoders[split],
+        )
         run_log.write(figures)
     run_log.close()
 
