@@ -27,7 +27,7 @@ from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, KnobValues, splits_of
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
-from sbkit.data.mix import read_shares, sources_of
+from sbkit.data.mix import Shares, read_shares, sources_of
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
 from sbkit.data.sources import TableFolders
@@ -145,7 +145,7 @@ def _prepare(
 ) -> Splits:
     corpus = corpus_of(knobs)
     splits_by_role = splits_of(corpus, knobs)
-    read_shares(knobs.get("mix"), splits_by_role["train"])  # refuses it before audio is decoded
+    mix = read_shares(knobs.get("mix"), splits_by_role["train"])
     store = require_store(knobs.get("audio_store", "pcm"))
 
     def prepare(name: str, role: str) -> PreparedSplit:
@@ -166,15 +166,16 @@ def _prepare(
         role: {name: prepare(name, role) for name in names}
         for role, names in splits_by_role.items()
     }
-    return _assemble(knobs, prepared)
+    return _assemble(knobs, prepared, mix)
 
 
-def _assemble(knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSplit]]) -> Splits:
+def _assemble(
+    knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSplit]], mix: Shares
+) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
     train = concatenate_datasets([split.dataset for split in prepared["train"].values()])
     if not len(train):
         raise _empty_train_error(knobs, prepared["train"].values())
-    mix = read_shares(knobs.get("mix"), [*prepared["train"]])
     if mix:
         counts = [len(split.dataset) for split in prepared["train"].values()]
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
@@ -251,8 +252,8 @@ def log_data(splits: Splits, knobs: KnobValues) -> None:
         minutes = samples_to_seconds(source.samples, knobs["sample_rate"]) / 60
         epoch_minutes = samples_to_seconds(source.epoch_samples, knobs["sample_rate"]) / 60
         logger.info(
-            f"train has {plural(len(source.rows), 'utterance')} of {source.name}, {minutes:.1f} "
-            f"min; an epoch has {epoch_minutes:.1f} min of it"
+            f"source {source.name}: {plural(len(source.rows), 'utterance')}, {minutes:.1f} min; "
+            f"{epoch_minutes:.1f} min in an epoch"
         )
     listing = Path(knobs["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]

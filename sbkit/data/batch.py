@@ -175,7 +175,7 @@ def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
         "audio": pad_sequence(audio, batch_first=True),
         "audio_lengths": torch.tensor([len(clip) for clip in audio]),
         "weights": torch.tensor([row["weight"] for row in rows]),
-        "sources": torch.tensor([row[MIX_SOURCE] for row in rows]),
+        "sources": torch.tensor([row.get(MIX_SOURCE, 0) for row in rows]),
         "speed_groups": _speed_groups(
             [row["percent"] for row in rows], [row["samples"] for row in rows]
         ),

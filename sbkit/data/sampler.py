@@ -9,10 +9,9 @@ steps.
 Audio in shards is read window by window: a few shards, drawn anew in every epoch, are shuffled as
 if they were the whole corpus, then the next few.
 
-With a mix of sources (`sbkit.data.mix`), a source with a share is walked through from epoch to
-epoch: all of its rows are used before one comes again. Windows then have equal parts of every
-source, and there are more of them if a source repeats within an epoch: its next pass comes in
-another window, because a batch with the same utterance twice would learn from it as from one.
+With a mix (`sbkit.data.mix`), epochs walk through each source: all of its rows are used before one
+comes again. Every window has an equal part of each source. If a source repeats within an epoch,
+there are more windows, so that a batch rarely has the same utterance twice.
 
 The plan is a few arrays: 64 MB, made in seconds, for two million rows. The examples of a batch
 become objects when the batch is read.
@@ -31,7 +30,7 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.config.ranges import SHARE, Range
-from sbkit.data.mix import Source, walk
+from sbkit.data.mix import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,31 +292,35 @@ class TrainSampler(Sampler[MicroBatch]):
 
     def _draw_mix(self, random: np.random.Generator) -> tuple[Counts, Counts]:
         """Return the rows of a mixed epoch in random order, and the window of each."""
-        num_repeats = max(source.epoch_samples / max(1, source.samples) for source in self._sources)
-        num_steps = sum(source.epoch_samples for source in self._sources) // self._capacity
+        sources = self._sources
+        num_repeats = max(source.epoch_samples / source.samples for source in sources)
+        num_steps = sum(source.epoch_samples for source in sources) // self._capacity
         num_windows = max(
-            -(-self._num_shards // self._shuffle_shards),
+            math.ceil(self._num_shards / self._shuffle_shards),
             min(math.ceil(num_repeats), num_steps // MIN_WINDOW_BATCHES),
         )
-        rows = [self._draw_source(index) for index in range(len(self._sources))]
-        windows = [np.arange(len(drawn)) * num_windows // max(1, len(drawn)) for drawn in rows]
-        shuffled = random.permutation(sum(map(len, rows)))
-        return np.concatenate(rows)[shuffled], np.concatenate(windows)[shuffled]
+        drawn = [self._draw_source(index) for index in range(len(sources))]
+        windows = [np.arange(len(rows)) * num_windows // max(1, len(rows)) for rows in drawn]
+        shuffled = random.permutation(sum(map(len, drawn)))
+        return np.concatenate(drawn)[shuffled], np.concatenate(windows)[shuffled]
 
     def _draw_source(self, index: int) -> Counts:
-        """Return the rows of a source in this epoch, in the order of its windows of shards."""
+        """Return the rows of a source in this epoch: the next ones of an endless walk.
+
+        A pass of the walk has every row of the source once, in the order of its windows of shards.
+        """
         source = self._sources[index]
-
-        def order_of_pass(number: int) -> Counts:
-            seeds = (self._seed, number, index, MIX_SEED)
-            rows = np.random.default_rng(seeds).permutation(source.rows)
-            return rows[np.argsort(self._windows(rows, *seeds), kind="stable")]
-
-        if source.share is None:
-            return order_of_pass(self._epoch)
         start = source.epoch_samples * max(0, self._epoch - 1)  # epochs count from 1
         stop = start + source.epoch_samples
-        return walk(self._samples, start, stop, total=source.samples, order_of_pass=order_of_pass)
+        drawn: list[Counts] = []
+        for number in range(start // source.samples, (stop - 1) // source.samples + 1):
+            seeds = (self._seed, number, index, MIX_SEED)
+            rows = np.random.default_rng(seeds).permutation(source.rows)
+            rows = rows[np.argsort(self._windows(rows, *seeds), kind="stable")]
+            samples = self._samples[rows]
+            begins = number * source.samples + np.cumsum(samples) - samples
+            drawn.append(rows[(start <= begins) & (begins < stop)])
+        return np.concatenate(drawn)
 
 
 class EvalSampler(Sampler[MicroBatch]):

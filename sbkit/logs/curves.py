@@ -56,19 +56,18 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     for xs, ys in _points(steps, "step", "loss"):
         yield Curve(LOSS, "as logged", xs, ys, 0, "faint")
         yield Curve(LOSS, "running mean", *_smooth(xs, ys), 0, "line")
-    logged = dict.fromkeys(name for record in records for name in record)
-    source_losses = [name for name in logged if name.startswith(SOURCE_LOSS)]
-    for color, name in enumerate(source_losses, start=2):
-        source = name.removeprefix(SOURCE_LOSS)
-        for xs, ys in _points(steps, "step", name):
-            yield Curve(LOSS, source, *_smooth(xs, ys), color, "line")
-        for xs, ys in _points(epochs, "epoch", name):
-            yield Curve(BY_EPOCH, f"training, {source}", xs, ys, color, "marked")
     for xs, ys in _points(steps, "step", "learning_rate", scale=1000):
         yield Curve(RATE, "", xs, ys, 2, "line")
     for color, (name, label) in enumerate((("loss", "training"), ("valid_loss", "validation"))):
         for xs, ys in _points(epochs, "epoch", name):
             yield Curve(BY_EPOCH, label, xs, ys, color, "marked")
+    sources = {name: None for record in records for name in record if name.startswith(SOURCE_LOSS)}
+    for color, name in enumerate(sources, start=2):
+        source = name.removeprefix(SOURCE_LOSS)
+        for xs, ys in _points(steps, "step", name):
+            yield Curve(LOSS, source, *_smooth(xs, ys), color, "line")
+        for xs, ys in _points(epochs, "epoch", name):
+            yield Curve(BY_EPOCH, f"training, {source}", xs, ys, color, "marked")
     tests = {test["split"]: test for test in _select(records, "test")}  # the last of each split
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # Every epoch is validated with greedy decoding.

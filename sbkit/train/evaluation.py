@@ -243,15 +243,10 @@ def _log_test(
     values: Mapping[str, Mapping[str, float]],
     decoders: Mapping[str, str | None],
 ) -> None:
+    position: dict[str, Any] = {"epoch": model.epoch, "step": model.step}
     run_log = RunLog(model.folder, resume_step=model.step)
     for split, metrics in values.items():
-        figures = SplitFigures(
-            epoch=model.epoch,
-            step=model.step,
-            split=split,
-            metrics=metrics,
-            decoder=decoders[split],
-        )
+        figures = SplitFigures(**position, split=split, metrics=metrics, decoder=decoders[split])
         run_log.write(figures)
     run_log.close()
 

@@ -85,7 +85,7 @@ class Meter:
     """
 
     def __init__(self, device: torch.device, num_sources: int = 0) -> None:
-        self._device = device
+        self.device = device
         self._sources = torch.arange(num_sources, device=device).unsqueeze(1)  # (sources, 1)
         self._reset()
 
@@ -100,7 +100,7 @@ class Meter:
         is_finite = sum_and_count[0].isfinite()
         self._loss[:2] += torch.where(is_finite, sum_and_count, 0.0)
         if len(self._sources) and sources is not None and sources.shape == sums.shape:
-            is_of_source = self._sources == sources.to(self._device, non_blocking=True)
+            is_of_source = self._sources == sources.to(self.device, non_blocking=True)
             per_utterance = torch.stack([sums, loss.counts]).to(self._loss)  # (2, B)
             by_source = per_utterance @ is_of_source.T.to(self._loss)  # (2, sources)
             self._loss[2:] += torch.where(is_finite, by_source.flatten(), 0.0)
@@ -149,10 +149,10 @@ class Meter:
         )
 
     def _reset(self) -> None:
-        dtype = widest_float(self._device)
+        dtype = widest_float(self.device)
         # The sum of the losses and the labels, then both by source
         size = 2 + 2 * len(self._sources)
-        self._loss: Tensor = torch.zeros(size, dtype=dtype, device=self._device)
+        self._loss: Tensor = torch.zeros(size, dtype=dtype, device=self.device)
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
         self.skipped_steps = 0.0  # the same on every rank
@@ -172,7 +172,6 @@ class TrainingMetrics:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self.meter = Meter(device)
         self.sources: Sequence[str] = ()
         self.so_far = NO_TOTALS
@@ -206,7 +205,7 @@ class TrainingMetrics:
                 )
         self._progress = progress
         self.sources = sources
-        self.meter = Meter(self._device, len(sources))
+        self.meter = Meter(self.meter.device, len(sources))
 
     def close(self) -> None:
         self._progress.close()
