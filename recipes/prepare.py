@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from datasets import Dataset, concatenate_datasets
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
@@ -25,7 +26,8 @@ from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, KnobValues, splits_of
-from sbkit.data.manifest import Manifest, check_locale
+from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
+from sbkit.data.mix import Shares, read_shares, sources_of
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
 from sbkit.data.sources import TableFolders
@@ -144,6 +146,8 @@ def _prepare(
     knobs: KnobValues, *, normalize: Callable[[str], str], keep_empty: bool = False
 ) -> Splits:
     corpus = corpus_of(knobs)
+    splits_by_role = splits_of(corpus, knobs)
+    mix = read_shares(knobs.get("mix"), splits_by_role["train"])
     store = require_store(knobs.get("audio_store", "pcm"))
 
     def prepare(name: str, role: str) -> PreparedSplit:
@@ -162,16 +166,21 @@ def _prepare(
 
     prepared = {
         role: {name: prepare(name, role) for name in names}
-        for role, names in splits_of(corpus, knobs).items()
+        for role, names in splits_by_role.items()
     }
-    return _assemble(knobs, prepared)
+    return _assemble(knobs, prepared, mix)
 
 
-def _assemble(knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSplit]]) -> Splits:
+def _assemble(
+    knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSplit]], mix: Shares
+) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
     train = concatenate_datasets([split.dataset for split in prepared["train"].values()])
     if not len(train):
         raise _empty_train_error(knobs, prepared["train"].values())
+    if mix:
+        counts = [len(split.dataset) for split in prepared["train"].values()]
+        train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
     inside, outside, out_of_range = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
@@ -187,6 +196,7 @@ def _assemble(knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSpl
         out_of_range=out_of_range,
         unused=outside,
         fingerprints={name: split.fingerprint for name, split in splits.items()},
+        mix=mix,
     )
 
 
@@ -240,6 +250,13 @@ def log_data(splits: Splits, knobs: KnobValues) -> None:
     for name, split in splits.named().items():
         minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
         logger.info(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
+    for source in sources_of(splits):
+        minutes = samples_to_seconds(source.samples, knobs["sample_rate"]) / 60
+        epoch_minutes = samples_to_seconds(source.epoch_samples, knobs["sample_rate"]) / 60
+        logger.info(
+            f"source {source.name}: {plural(len(source.rows), 'utterance')}, {minutes:.1f} min; "
+            f"{epoch_minutes:.1f} min in an epoch"
+        )
     listing = Path(knobs["output_folder"]) / "left_out.tsv"
     excluded = [*splits.excluded, *splits.out_of_range]
     write_excluded(listing, excluded)

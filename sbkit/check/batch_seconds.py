@@ -17,6 +17,7 @@ from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.checkpoint.run_config import read_run_config
 from sbkit.config.hparams import read_knobs
+from sbkit.data.mix import samples_per_epoch
 from sbkit.data.sampler import Example, MicroBatch, to_percents
 from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
@@ -99,7 +100,7 @@ def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBa
     """Find the largest micro-batch of a process; raises MissingPartError if no step can run."""
     device = planned.choose_placement().device
     batches = ProbeBatches(planned)
-    max_seconds = batches.total_seconds / MIN_AUTO_STEPS / micro_batches_per_step
+    max_seconds = batches.epoch_seconds / MIN_AUTO_STEPS / micro_batches_per_step
     if device.type == "cpu":
         seconds = max(math.ceil(batches.longest_seconds), min(CPU_SECONDS, int(max_seconds)))
         return FittingBatch(seconds, "a larger batch is not faster on the CPU")
@@ -183,13 +184,14 @@ class ProbeBatches:
     """
 
     def __init__(self, planned: PlannedRun) -> None:
-        samples = sample_counts(planned.prepare_splits().train)
+        splits = planned.prepare_splits()
+        samples = sample_counts(splits.train)
         self._percent = min(100, *to_percents(planned.knobs.get("speeds", [1.0])))
         self._samples = at_speed(samples, self._percent)  # (N,) of each row
         self._longest_first = np.argsort(samples, kind="stable")[::-1]
         self._rate = int(planned.knobs["sample_rate"])
         self.longest_seconds = samples_to_seconds(int(self._samples.max()), self._rate)
-        self.total_seconds = samples_to_seconds(int(samples.sum()), self._rate)
+        self.epoch_seconds = samples_to_seconds(samples_per_epoch(splits), self._rate)
 
     def batches_of(self, seconds: int) -> list[MicroBatch]:
         """Fill a batch with the longest utterances, and one with utterances of median length."""

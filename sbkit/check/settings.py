@@ -32,7 +32,7 @@ from sbkit.config.document import (
 )
 from sbkit.config.hparams import MissingKnobError, resolve, save_resolved
 from sbkit.config.ranges import RANGES, out_of_range
-from sbkit.data.splits import sample_counts
+from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts
 from sbkit.logs.handlers import quiet
@@ -190,13 +190,13 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
     batch_seconds = planned.knobs["batch_seconds"]
     num_processes = planned.count_processes()
     micro_batches_per_step = num_processes * planned.accumulation
-    num_samples = int(sample_counts(planned.prepare_splits().train).sum())
+    num_samples = samples_per_epoch(planned.prepare_splits())
     seconds = samples_to_seconds(num_samples, planned.knobs["sample_rate"])
     if len(steps) < MIN_STEPS and seconds < MIN_STEPS * batch_seconds:
         yield planned.finding(
             "batch_seconds",
             problem=f"An epoch has too few steps to learn from: with batches of {batch_seconds:g} "
-            f"s, the {seconds:,.0f} s of train make {len(steps)}, fewer than {MIN_STEPS}",
+            f"s, its {seconds:,.0f} s of train make {len(steps)}, fewer than {MIN_STEPS}",
             fix="Lower --batch_seconds.",
             stops=False,
         )

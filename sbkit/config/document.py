@@ -37,7 +37,7 @@ PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
 # The keys whose mappings are replaced, never merged.
-WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",)}
+WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",), ("mix",)}
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")

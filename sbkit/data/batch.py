@@ -28,7 +28,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import KnobValues
-from sbkit.data.manifest import RESERVED_COLUMNS
+from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
+from sbkit.data.mix import require_utterances, sources_of
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, sample_counts, shard_numbers
@@ -60,6 +61,7 @@ class Batch:
     audio: Tensor  # (B, S) int16, zero past each length; it becomes float on the device
     audio_lengths: Tensor  # (B,) samples, on the CPU like all lengths
     weights: Tensor  # (B,) 1, or 0 for an utterance that only fills a rank's empty share
+    sources: Tensor  # (B,) index of the training source in a `mix`, 0 without; on the CPU
     speed_groups: tuple[SpeedGroup, ...]  # in the order of the rows
     seconds: float  # of audio, without padding and without utterances of weight 0
 
@@ -159,6 +161,7 @@ def _join(rows: Sequence[Row], example: Example) -> Row:
         "samples": sum(row["samples"] for row in rows),
         "percent": example.percent,
         "weight": example.weight,
+        MIX_SOURCE: rows[0].get(MIX_SOURCE, 0),  # joined rows have the same source
     }
 
 
@@ -172,6 +175,7 @@ def collate_audio(rows: Sequence[Row], sample_rate: int) -> dict[str, Any]:
         "audio": pad_sequence(audio, batch_first=True),
         "audio_lengths": torch.tensor([len(clip) for clip in audio]),
         "weights": torch.tensor([row["weight"] for row in rows]),
+        "sources": torch.tensor([row.get(MIX_SOURCE, 0) for row in rows]),
         "speed_groups": _speed_groups(
             [row["percent"] for row in rows], [row["samples"] for row in rows]
         ),
@@ -238,6 +242,8 @@ def make_loaders(
     if knobs["num_workers"] > 0:
         _require_shared_memory(knobs)
     common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
+    sources = sources_of(splits)
+    require_utterances(sources)
     train = TrainSampler(
         samples=sample_counts(splits.train),
         batch_seconds=knobs["batch_seconds"],
@@ -246,6 +252,7 @@ def make_loaders(
         speeds=knobs.get("speeds", [1.0]),
         shards=shard_numbers(splits.train),
         shuffle_shards=knobs.get("shuffle_shards", 8),
+        sources=sources,
         accumulation=knobs["grad_accumulation_factor"],
         **common,
     )

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from sbkit.base.errors import DataError
 from sbkit.text.languages import primary_language
 
+MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
 # The columns of a prepared split, and the two that a batch adds.
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight")
+RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE)
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.

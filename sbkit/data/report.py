@@ -28,6 +28,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.manifest import Excluded
+from sbkit.data.mix import sources_of
 from sbkit.data.shard import AUDIO, read_clips
 from sbkit.data.splits import (
     Splits,
@@ -94,8 +95,9 @@ def measure_data(
     """Measure all splits, without reading audio.
 
     The facts of each split are its utterances, hours, speakers, a histogram of seconds, and counts
-    of characters and of letters that the text table replaced. The other facts are the excluded
-    utterances by reason, with examples, and the values that each pair of splits shares.
+    of characters and of letters that the text table replaced. The other facts are the sources of a
+    mix, the excluded utterances by reason, with examples, and the values that each pair of splits
+    shares.
     """
     named = splits.named()
     has_words = separates_words(str(language))  # true for several languages or none
@@ -105,6 +107,7 @@ def measure_data(
         "normalizer": NORMALIZER_VERSION,
         "sample_rate": sample_rate,
         "splits": {name: _measure(split, sample_rate, has_words) for name, split in named.items()},
+        "sources": list(_measure_sources(splits, sample_rate)),
         "speakers": _count_speakers(named.values()),
         "left_out": list(_group_excluded([*splits.excluded, *splits.out_of_range])),
         "shared": list(_compare_splits(named)),
@@ -138,6 +141,20 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
             if letter not in counts and not counts.keys() >= {*normalize(letter, UNKNOWN_LANGUAGE)}
         },
     }
+
+
+def _measure_sources(splits: Splits, sample_rate: int) -> Iterator[Facts]:
+    """Yield the utterances and hours of each source of a mix, and its part of an epoch."""
+    sources = sources_of(splits)
+    epoch_samples = sum(source.epoch_samples for source in sources)
+    for source in sources:
+        yield {
+            "name": source.name,
+            "utterances": len(source.rows),
+            "hours": samples_to_seconds(source.samples, sample_rate) / 3600,
+            "seconds_per_epoch": samples_to_seconds(source.epoch_samples, sample_rate),
+            "share": source.epoch_samples / max(1, epoch_samples),
+        }
 
 
 def _measure_levels(split: datasets.Dataset) -> Facts:

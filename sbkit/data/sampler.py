@@ -9,10 +9,15 @@ steps.
 Audio in shards is read window by window: a few shards, drawn anew in every epoch, are shuffled as
 if they were the whole corpus, then the next few.
 
+With a mix (`sbkit.data.mix`), epochs walk through each source: all of its rows are used before one
+comes again. Every window has an equal part of each source. If a source repeats within an epoch,
+there are more windows, so that a batch rarely has the same utterance twice.
+
 The plan is a few arrays: 64 MB, made in seconds, for two million rows. The examples of a batch
 become objects when the batch is read.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -25,6 +30,7 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.config.ranges import SHARE, Range
+from sbkit.data.mix import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,9 @@ def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
 LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
+MIN_WINDOW_BATCHES = 8  # of a mix; batches of a window with fewer would have much padding
+MIX_SEED = 1  # separates the random numbers of a mix from those of the plan
+
 Lengths = Sequence[int] | Counts  # samples of audio, by row
 
 
@@ -159,7 +168,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
     An utterance is joined to the next one drawn with probability ``concat_prob``, which puts words
     into more contexts than the few sentences of a small corpus do, and is played at one of the
-    ``speeds``.
+    ``speeds``. Utterances of two sources are not joined.
 
     >>> sampler = TrainSampler(samples=[16_000, 8_000, 16_000], batch_seconds=2, seed=1)
     >>> sampler.set_epoch(1)
@@ -174,6 +183,7 @@ class TrainSampler(Sampler[MicroBatch]):
         speeds: factors; one is drawn for each example.
         shards: the number of each utterance's shard.
         shuffle_shards: how many shards are shuffled together.
+        sources: of a mix; by default every utterance is used once in each epoch.
         rank, world_size: of this process, and of the run.
         accumulation: micro-batches of a step on each rank.
         sample_rate: Hz.
@@ -194,14 +204,21 @@ class TrainSampler(Sampler[MicroBatch]):
         speeds: Sequence[float] = (1.0,),
         shards: Lengths | None = None,
         shuffle_shards: int = 8,
+        sources: Sequence[Source] = (),
         rank: int = 0,
         world_size: int = 1,
         accumulation: int = 1,
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         self._samples = np.asarray(samples)
-        self._shards = np.zeros_like(self._samples) if shards is None else np.asarray(shards)
+        shards = np.zeros_like(self._samples) if shards is None else np.asarray(shards)
+        numbers, self._shard_of_row = np.unique(shards, return_inverse=True)  # indices from 0
+        self._num_shards = len(numbers)
         self._shuffle_shards = shuffle_shards
+        self._sources = sources
+        self._source_of_row = np.zeros_like(self._samples)
+        for index, source in enumerate(sources):
+            self._source_of_row[source.rows] = index
         self._capacity = seconds_to_samples(batch_seconds, sample_rate)
         self._long_enough = seconds_to_samples(MAX_JOINED_SECONDS, sample_rate)
         self._seed = seed
@@ -242,30 +259,68 @@ class TrainSampler(Sampler[MicroBatch]):
         similar lengths, too.
         """
         random = np.random.default_rng((self._seed, self._epoch))
-        count = len(self._samples)
-        windows = self._windows()
-        order = random.permutation(count)
+        rows, windows = self._draw_mix(random) if self._sources else self._draw_all(random)
+        by_window = np.lexsort((self._source_of_row[rows], windows))
+        rows = rows[by_window]
+        windows = windows[by_window]
+        count = len(rows)
+        is_same_source = np.diff(self._source_of_row[rows], prepend=-1) == 0
         examples = join_rows(
             self._samples,
-            order=order[np.argsort(windows[order], kind="stable")],
+            order=rows,
             percents=random.choice(self._percents, count),
-            is_joined=random.random(count) < self._concat_prob,
+            is_joined=(random.random(count) < self._concat_prob) & is_same_source,
             capacity=self._capacity,
             long_enough=self._long_enough,
         )
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
-        windows = windows[examples.rows[examples.starts[:-1]]]
+        windows = windows[examples.starts[:-1]]
         lengths = examples.samples * spread * np.where(windows % 2, -1, 1)
         order = np.lexsort((lengths, windows))
         return Plan(examples, order, self._capacity).shuffle(random, windows)
 
-    def _windows(self) -> Counts:
-        """Return the window of every row, which depends on the order of its shard in this epoch."""
-        numbers = np.unique(self._shards)
-        random = np.random.default_rng((self._seed, self._epoch, len(numbers)))
-        window_of = random.permutation(len(numbers)) // self._shuffle_shards
-        windows: Counts = window_of[np.searchsorted(numbers, self._shards)]
+    def _draw_all(self, random: np.random.Generator) -> tuple[Counts, Counts]:
+        """Return all rows in random order, and the window of each."""
+        rows = random.permutation(len(self._samples))
+        return rows, self._windows(rows, self._seed, self._epoch, self._num_shards)
+
+    def _windows(self, rows: Counts, *seeds: int) -> Counts:
+        """Return the window of every row, which depends on the random order of its shard."""
+        shards = np.random.default_rng(seeds).permutation(self._num_shards)
+        windows: Counts = (shards // self._shuffle_shards)[self._shard_of_row[rows]]
         return windows
+
+    def _draw_mix(self, random: np.random.Generator) -> tuple[Counts, Counts]:
+        """Return the rows of a mixed epoch in random order, and the window of each."""
+        sources = self._sources
+        num_repeats = max(source.epoch_samples / source.samples for source in sources)
+        num_steps = sum(source.epoch_samples for source in sources) // self._capacity
+        num_windows = max(
+            math.ceil(self._num_shards / self._shuffle_shards),
+            min(math.ceil(num_repeats), num_steps // MIN_WINDOW_BATCHES),
+        )
+        drawn = [self._draw_source(index) for index in range(len(sources))]
+        windows = [np.arange(len(rows)) * num_windows // max(1, len(rows)) for rows in drawn]
+        shuffled = random.permutation(sum(map(len, drawn)))
+        return np.concatenate(drawn)[shuffled], np.concatenate(windows)[shuffled]
+
+    def _draw_source(self, index: int) -> Counts:
+        """Return the rows of a source in this epoch: the next ones of an endless walk.
+
+        A pass of the walk has every row of the source once, in the order of its windows of shards.
+        """
+        source = self._sources[index]
+        start = source.epoch_samples * max(0, self._epoch - 1)  # epochs count from 1
+        stop = start + source.epoch_samples
+        drawn: list[Counts] = []
+        for number in range(start // source.samples, (stop - 1) // source.samples + 1):
+            seeds = (self._seed, number, index, MIX_SEED)
+            rows = np.random.default_rng(seeds).permutation(source.rows)
+            rows = rows[np.argsort(self._windows(rows, *seeds), kind="stable")]
+            samples = self._samples[rows]
+            begins = number * source.samples + np.cumsum(samples) - samples
+            drawn.append(rows[(start <= begins) & (begins < stop)])
+        return np.concatenate(drawn)
 
 
 class EvalSampler(Sampler[MicroBatch]):

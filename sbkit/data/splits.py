@@ -45,6 +45,9 @@ class Splits:
     out_of_range: list[Excluded] = field(default_factory=list)  # by min_seconds and max_seconds
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # hashes of the contents
     unused: datasets.Dataset | None = None  # the rows of ``out_of_range``, which are of train
+    # The share of each training source in an epoch (`sbkit.data.mix`); empty without a mix. The
+    # training set then has the column `mix_source`.
+    mix: Mapping[str, float | None] = field(default_factory=dict)
 
     def named(self) -> dict[str, datasets.Dataset]:
         """Return every split by its name; the training set is `train`."""

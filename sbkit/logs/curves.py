@@ -14,7 +14,7 @@ import numpy as np
 
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.metric import Metrics, base_name
-from sbkit.logs.run_log import Record, read_log
+from sbkit.logs.run_log import SOURCE_LOSS, Record, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,6 +61,13 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     for color, (name, label) in enumerate((("loss", "training"), ("valid_loss", "validation"))):
         for xs, ys in _points(epochs, "epoch", name):
             yield Curve(BY_EPOCH, label, xs, ys, color, "marked")
+    sources = {name: None for record in records for name in record if name.startswith(SOURCE_LOSS)}
+    for color, name in enumerate(sources, start=2):
+        source = name.removeprefix(SOURCE_LOSS)
+        for xs, ys in _points(steps, "step", name):
+            yield Curve(LOSS, source, *_smooth(xs, ys), color, "line")
+        for xs, ys in _points(epochs, "epoch", name):
+            yield Curve(BY_EPOCH, f"training, {source}", xs, ys, color, "marked")
     tests = {test["split"]: test for test in _select(records, "test")}  # the last of each split
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # Every epoch is validated with greedy decoding.

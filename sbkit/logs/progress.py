@@ -190,9 +190,11 @@ class TrainingProgress:
         waiting_text: str = "",
         validations_left: int,
     ) -> str:
+        source_losses = [f"{name} {loss:.3f}" for name, loss in figures.source_losses.items()]
         parts = (
             f"epoch {figures.epoch}/{self._total_epochs} step {figures.step}",
             f"loss {figures.loss:.3f}",
+            f"({', '.join(source_losses)})" if source_losses else "",
             *values,
             f"{figures.rtfx:.0f} RTFx",
             waiting_text,

@@ -22,28 +22,35 @@ logger = logging.getLogger(__name__)
 
 LOG_FILE = "train_log.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+SOURCE_LOSS = "source_loss/"  # and the name of a training source
 
 Record = dict[str, Any]  # a line of the log, parsed from JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Measurements at a step; ``metrics`` holds those of the recipe by name."""
+    """Measurements at a step; ``metrics`` holds those of the recipe by name.
+
+    source_losses: mean training loss by source, with a mix of several.
+    """
 
     kind: ClassVar[str]
     epoch: int
     step: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    source_losses: Mapping[str, float] = field(default_factory=dict)
 
     def as_record(self) -> Record:
-        """Return the figures and metrics as one flat line of the log.
+        """Return the figures and metrics as one flat line of the log, and `source_loss/SOURCE`.
 
         Raises ConfigError if a metric has the name of a figure, which it would replace.
         """
         record: Record = {"kind": self.kind}
         for figure in fields(self):
-            if figure.name != "metrics":
+            if figure.name not in ("metrics", "source_losses"):
                 record[figure.name] = getattr(self, figure.name)
+        for source, loss in self.source_losses.items():
+            record[f"{SOURCE_LOSS}{source}"] = loss
         clashes = record.keys() & self.metrics.keys()
         if clashes:
             raise ConfigError(

@@ -341,7 +341,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
             seconds = batch.seconds if isinstance(batch, Batch) else 0.0
-            self.training_metrics.meter.add(as_loss(objective), seconds)
+            sources = batch.sources if isinstance(batch, Batch) else None
+            self.training_metrics.meter.add(as_loss(objective), seconds, sources)
             if self.optimizer_step > steps_before:
                 self._freeze_parts()
                 if self.optimizer_step % log_every == 0:
@@ -744,6 +745,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             ),
             resume_step=self.optimizer_step,
             before_validation=self.step > 0,
+            sources=[] if self.loaders is None else [*self.loaders.splits.mix],
         )
 
     def _watch(self) -> AnyWatchdog:

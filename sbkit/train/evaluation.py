@@ -243,7 +243,7 @@ def _log_test(
     values: Mapping[str, Mapping[str, float]],
     decoders: Mapping[str, str | None],
 ) -> None:
-    position = {"epoch": model.epoch, "step": model.step}
+    position: dict[str, Any] = {"epoch": model.epoch, "step": model.step}
     run_log = RunLog(model.folder, resume_step=model.step)
     for split, metrics in values.items():
         figures = SplitFigures(**position, split=split, metrics=metrics, decoder=decoders[split])

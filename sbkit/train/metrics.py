@@ -3,10 +3,10 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
-from itertools import islice
+from dataclasses import dataclass, fields
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,10 @@ NUM_LISTED_OPERATIONS = 8
 
 @dataclass(frozen=True)
 class MetricTotals:
-    """Sums over all ranks since a meter was last read."""
+    """Sums over all ranks since a meter was last read.
+
+    source_sums: the sum of the losses of each training source in a mix, then their labels.
+    """
 
     loss_sum: float
     labels: float
@@ -39,6 +42,7 @@ class MetricTotals:
     wall_seconds: float
     waiting_seconds: float  # mean over the ranks
     skipped_steps: float = 0.0  # steps whose gradient was not finite
+    source_sums: Sequence[float] = ()
 
     @property
     def loss(self) -> float:
@@ -55,24 +59,51 @@ class MetricTotals:
         """Share of the time spent waiting for data."""
         return self.waiting_seconds / self.wall_seconds if self.wall_seconds else 0.0
 
+    def source_losses(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the mean loss per label of each source, without sources that had no label."""
+        sums = self.source_sums[: len(names)]
+        labels = self.source_sums[len(names) :]
+        rows = zip(names, sums, labels, strict=False)  # nothing was read if there are no sums
+        return {name: loss_sum / count for name, loss_sum, count in rows if count}
+
     def __add__(self, other: "MetricTotals") -> "MetricTotals":
-        return MetricTotals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        pairs = zip_longest(self.source_sums, other.source_sums, fillvalue=0.0)
+        names = [figure.name for figure in fields(self) if figure.name != "source_sums"]
+        return MetricTotals(
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
+            source_sums=tuple(a + b for a, b in pairs),
+        )
 
 
 NO_TOTALS = MetricTotals(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Meter:
-    """Add losses without making the host wait for the device; the one wait is in `read`."""
+    """Add losses without making the host wait for the device; the one wait is in `read`.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    num_sources: of a mix of training sources; 0 without.
+    """
+
+    def __init__(self, device: torch.device, num_sources: int = 0) -> None:
+        self.device = device
+        self._sources = torch.arange(num_sources, device=device).unsqueeze(1)  # (sources, 1)
         self._reset()
 
-    def add(self, loss: Loss, audio_seconds: float) -> None:
-        """Count one micro-batch of this rank; a loss that is not finite is left out of the mean."""
-        sum_and_count = torch.stack([loss.sums.detach().sum(), loss.counts.sum()]).to(self._loss)
-        self._loss += torch.where(sum_and_count[0].isfinite(), sum_and_count, 0.0)
+    def add(self, loss: Loss, audio_seconds: float, sources: Tensor | None = None) -> None:
+        """Count one micro-batch of this rank; a loss that is not finite is left out of the mean.
+
+        sources: the source of each utterance, (B,). A loss that is not by utterance is not counted
+            for any source.
+        """
+        sums = loss.sums.detach()
+        sum_and_count = torch.stack([sums.sum(), loss.counts.sum()]).to(self._loss)
+        is_finite = sum_and_count[0].isfinite()
+        self._loss[:2] += torch.where(is_finite, sum_and_count, 0.0)
+        if len(self._sources) and sources is not None and sources.shape == sums.shape:
+            is_of_source = self._sources == sources.to(self.device, non_blocking=True)
+            per_utterance = torch.stack([sums, loss.counts]).to(self._loss)  # (2, B)
+            by_source = per_utterance @ is_of_source.T.to(self._loss)  # (2, sources)
+            self._loss[2:] += torch.where(is_finite, by_source.flatten(), 0.0)
         self._audio_seconds += audio_seconds
 
     def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
@@ -95,7 +126,9 @@ class Meter:
         """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
-            self._loss += self._loss.new_tensor([unread.loss_sum, unread.labels])
+            self._loss[:2] += self._loss.new_tensor([unread.loss_sum, unread.labels])
+            if unread.source_sums:
+                self._loss[2:] += self._loss.new_tensor(unread.source_sums)
             self._audio_seconds += unread.audio_seconds
             self._waiting_seconds += unread.waiting_seconds * world_size()
         self.skipped_steps += unread.skipped_steps
@@ -103,8 +136,8 @@ class Meter:
     def peek(self) -> MetricTotals:
         """Sum over ranks, transfer once, and leave the meter as it is."""
         host = self._loss.new_tensor([self._audio_seconds, self._waiting_seconds])
-        sums = sum_over_ranks(torch.cat([self._loss, host]))
-        loss_sum, labels, audio_seconds, waiting_seconds = sums.tolist()
+        sums = sum_over_ranks(torch.cat([host, self._loss]))
+        audio_seconds, waiting_seconds, loss_sum, labels, *source_sums = sums.tolist()
         return MetricTotals(
             loss_sum=loss_sum,
             labels=labels,
@@ -112,11 +145,14 @@ class Meter:
             wall_seconds=time.perf_counter() - self._started,
             waiting_seconds=waiting_seconds / world_size(),
             skipped_steps=self.skipped_steps,
+            source_sums=source_sums,
         )
 
     def _reset(self) -> None:
-        dtype = widest_float(self._device)
-        self._loss: Tensor = torch.zeros(2, dtype=dtype, device=self._device)
+        dtype = widest_float(self.device)
+        # The sum of the losses and the labels, then both by source
+        size = 2 + 2 * len(self._sources)
+        self._loss: Tensor = torch.zeros(size, dtype=dtype, device=self.device)
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
         self.skipped_steps = 0.0  # the same on every rank
@@ -132,10 +168,12 @@ class TrainingMetrics:
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
         validations: all validations of the run, for a schedule that follows them.
+        sources: names of the training sources of a mix; none without.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.meter = Meter(device)
+        self.sources: Sequence[str] = ()
         self.so_far = NO_TOTALS
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
@@ -150,9 +188,11 @@ class TrainingMetrics:
         *,
         resume_step: int,
         before_validation: bool,
+        sources: Sequence[str] = (),
     ) -> None:
         """Open the log, without the entries after the checkpoint that the run starts from.
 
+        sources: names of the training sources of a mix.
         before_validation: whether the checkpoint comes before the validation of its epoch.
         """
         with _together():
@@ -164,6 +204,8 @@ class TrainingMetrics:
                     keep_test=True,
                 )
         self._progress = progress
+        self.sources = sources
+        self.meter = Meter(self.meter.device, len(sources))
 
     def close(self) -> None:
         self._progress.close()
@@ -203,6 +245,7 @@ class TrainingMetrics:
             rtfx=reading.rtfx,
             data_wait_share=reading.data_wait_share,
             skipped_steps=int(reading.skipped_steps),
+            source_losses=reading.source_losses(self.sources),
         )
         self._write(figures)
         if live:
@@ -235,6 +278,7 @@ class TrainingMetrics:
             skipped_steps=int(self.so_far.skipped_steps),
             valid_loss=valid_loss,
             metrics=values,
+            source_losses=self.so_far.source_losses(self.sources),
         )
         self._write(figures)
         self._progress.report_epoch(figures, estimate_ending)

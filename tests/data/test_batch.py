@@ -75,7 +75,7 @@ def test_dataset_reads_a_single_row(store: datasets.Dataset) -> None:
     row = rows[4]
     assert np.array_equal(row.pop("audio"), clip(4))
     columns = {name: store[4][name] for name in store.column_names if name != "audio"}
-    assert row == {**columns, "percent": 100, "weight": 1}
+    assert row == {**columns, "percent": 100, "weight": 1, "mix_source": 0}
 
 
 def test_joined_rows_of_a_language_without_spaces_have_no_token_between(tmp_path: Path) -> None:

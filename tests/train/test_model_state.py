@@ -251,6 +251,7 @@ def batch(audio: list[Tensor]) -> Batch:
         columns={},
         audio_lengths=torch.tensor([len(clip) for clip in audio]),
         weights=zeros + 1,
+        sources=zeros,
         speed_groups=(SpeedGroup(100, len(audio), max(map(len, audio))),),
         seconds=0.0,
     )

@@ -1,0 +1,105 @@
+"""The mix of training sources: the share of each in the seconds of an epoch.
+
+A source is one of the training splits, such as a key of `manifest`. An epoch has every utterance of
+the sources without a share once, and of each other source as many seconds as its share asks for. If
+all sources have a share, an epoch is as long as without a mix.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbkit.base.arrays import Counts
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.data.manifest import MIX_SOURCE
+from sbkit.data.splits import Splits, sample_counts, take_columns
+
+SUM_TOLERANCE = 1e-6  # of shares, which are rounded numbers
+
+Shares = Mapping[str, float | None]  # by source; None: every utterance once per epoch
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A training source of a mix."""
+
+    name: str
+    rows: Counts  # its indices in the training set
+    samples: int  # of all its rows
+    epoch_samples: int  # of its part of an epoch, on average
+
+
+def read_shares(mix: object, names: Sequence[str]) -> Shares:
+    """Return the share of each training source in the key `mix`; nothing without a mix.
+
+    >>> read_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
+    {'train': None, 'train-synthetic': 0.5}
+
+    Raises:
+        ConfigError: `mix` names an unknown source, or its shares do not add up to an epoch.
+    """
+    if not isinstance(mix, Mapping | None):
+        raise ConfigError(
+            "`mix` must map names of training sources to their shares of an epoch, but is "
+            f"{mix!r}. Write mix: {{train-synthetic: 0.5}}."
+        )
+    share_of = {str(name): share for name, share in (mix or {}).items()}
+    for name, share in share_of.items():
+        if name not in names:
+            raise ConfigError(
+                f"`mix` names {name!r}, which is not a training source of this run. Choose among: "
+                f"{', '.join(names)}."
+            )
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ConfigError(
+                f"A share in `mix` must be a number above 0 and at most 1, but that of {name} is "
+                f"{share!r}. To train without {name}, take it out of `manifest` or `splits`."
+            )
+    total = sum(share_of.values())
+    unnamed = [name for name in names if name not in share_of]
+    if share_of and (total > 1 - SUM_TOLERANCE if unnamed else abs(total - 1) > SUM_TOLERANCE):
+        rest = f"less than 1, because an epoch also has {', '.join(unnamed)}" if unnamed else "1"
+        raise ConfigError(f"The shares in `mix` must sum to {rest}, but sum to {total:g}.")
+    return {name: share_of.get(name) for name in names} if share_of else {}
+
+
+def sources_of(splits: Splits) -> list[Source]:
+    """Return the training sources of a mix, in their order; none without a mix."""
+    if not splits.mix:
+        return []
+    source_of_row: Counts = take_columns(splits.train, MIX_SOURCE)[MIX_SOURCE].to_numpy()
+    return make_sources(sample_counts(splits.train), source_of_row, splits.mix)
+
+
+def make_sources(samples: Counts, source_of_row: Counts, shares: Shares) -> list[Source]:
+    """Make the sources of a mix, from the length and the source of every row."""
+    epoch_samples = float(samples.sum())
+    if None in shares.values():
+        is_whole = np.array([share is None for share in shares.values()])[source_of_row]
+        epoch_samples = samples[is_whole].sum() / (1 - sum(filter(None, shares.values())))
+    sources: list[Source] = []
+    for index, (name, share) in enumerate(shares.items()):
+        rows = np.flatnonzero(source_of_row == index)
+        total = int(samples[rows].sum())
+        part = total if share is None else max(1, round(share * epoch_samples))
+        sources.append(Source(name, rows, samples=total, epoch_samples=part))
+    return sources
+
+
+def samples_per_epoch(splits: Splits) -> int:
+    """Count the samples of an epoch, on average."""
+    sources = sources_of(splits)
+    if not sources:
+        return int(sample_counts(splits.train).sum())
+    return sum(source.epoch_samples for source in sources)
+
+
+def require_utterances(sources: Sequence[Source]) -> None:
+    """Raise DataError if a source has none."""
+    for source in sources:
+        if not source.samples:
+            raise DataError(
+                f"`mix` needs utterances of {source.name}, but all of them are left out of "
+                "training. Correct its data, or take it out of `manifest` or `splits`."
+            )
