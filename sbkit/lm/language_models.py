@@ -8,6 +8,7 @@ The file is safetensors. Each model has a name, `words` or `tokens`; its arrays 
 memory than the file.
 """
 
+import csv
 import hashlib
 import json
 from collections import Counter
@@ -17,14 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
 from sbkit.base.arrays import Array
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import iter_raw_lines, read_regular, require_writable, write_bytes_atomically
+from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
@@ -37,6 +41,9 @@ FIELDS = ("keys", "log_probs", "backoffs")
 MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 SUBJECT = "The text of a language model"  # in errors
+TABLE_SUFFIXES = (".csv", ".tsv")
+SENTENCE_COLUMN = "sentence"  # of a table, such as Common Voice's validated_sentences.tsv
+DELIMITERS = "\t,;|"  # a table of one column has the first
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,42 @@ class LanguageModels:
 
     words: NgramModel | None
     tokens: NgramModel | None
+
+
+@dataclass(frozen=True)
+class LmText:
+    """The files that `lm_text` names: texts, or one ARPA file.
+
+    Without any, the training transcripts are the text.
+    """
+
+    texts: tuple[Path, ...] = ()
+    arpa: Path | None = None
+
+    @classmethod
+    def from_knob(cls, value: object) -> Self:
+        """Sort the files of a value: null, a path or a list of paths.
+
+        Raises SbkitError if a file cannot be read, or an ARPA file is not alone.
+        """
+        names = value if isinstance(value, list) else [] if value is None else [value]
+        files = [Path(str(name)).expanduser() for name in names]
+        arpa_files = [file for file in files if is_arpa(file)]
+        if arpa_files and len(files) > 1:
+            raise ConfigError(
+                f"`lm_text` must be texts or one ARPA file, but {arpa_files[0]} is an ARPA file "
+                "among others. Name it alone, or only texts."
+            )
+        return cls(arpa=arpa_files[0]) if arpa_files else cls(tuple(files))
+
+    def source(self) -> str:
+        """Return text that identifies the contents of the files."""
+        files = self.texts if self.arpa is None else (self.arpa,)
+        return " ".join(map(checksum, files))
+
+    def sentences(self, language: str) -> Iterator[str]:
+        """Yield the normalized sentences of all texts; raises DataError as `read_sentences`."""
+        return chain.from_iterable(read_sentences(text, language) for text in self.texts)
 
 
 # ---- the file
@@ -149,6 +192,7 @@ def ensure_language_models(
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     arpa: Path | None = None,
+    held_out: Mapping[str, Iterable[str]] | None = None,
 ) -> list[str]:
     """Train the language models of a run, unless the file has them; return messages about them.
 
@@ -160,12 +204,15 @@ def ensure_language_models(
         tokenizer: spells the sentences.
         arpa: an ARPA file that replaces one model: the model of tokens if one of its words has a
             `▁`, else the model of words.
+        held_out: the normalized sentences of splits, by name. They are left out of the texts.
 
     Raises:
-        SbkitError: the ARPA file cannot be read, or has another order or another spelling.
+        SbkitError: the ARPA file cannot be read, or has another order or another spelling; or no
+            sentence is left to train on.
     """
+    held_out_sentences = set(chain.from_iterable((held_out or {}).values()))
     metadata = {
-        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}",
+        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]} {_digest(held_out_sentences)}",
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
@@ -174,7 +221,10 @@ def ensure_language_models(
             return []
     models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer)
     messages = [f"language model of {name}: {arpa}" for name in models]
-    sentences = [text for text in texts() if text.strip()]
+    listed_sentences = [text for text in texts() if text.strip()]
+    sentences = [text for text in listed_sentences if text not in held_out_sentences]
+    if held_out:
+        messages.append(_describe_left_out(len(listed_sentences), len(sentences), held_out))
     note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
     to_pieces = partial(_to_pieces, tokenizer=tokenizer)
     splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_pieces}
@@ -187,28 +237,53 @@ def ensure_language_models(
     return messages + note
 
 
+def _digest(sentences: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(sentences)).encode()).hexdigest()
+
+
+def _describe_left_out(num_listed: int, num_left: int, splits: Iterable[str]) -> str:
+    """Say how many sentences are left out; raises DataError if none is left."""
+    names = " or ".join(splits)
+    if num_listed and not num_left:
+        raise DataError(
+            f"`lm_text` has no sentence to train on: {names} has all {num_listed}, too. Name other "
+            "texts."
+        )
+    count = plural(num_listed - num_left, "sentence")
+    return f"lm_text: {count} left out, because {names} has the same"
+
+
 def replace_language_models(
-    file: Path, text: Path, orders: Mapping[str, int], *, language: str, tokenizer: Tokenizer
+    file: Path,
+    lm_text: LmText,
+    orders: Mapping[str, int],
+    *,
+    language: str,
+    tokenizer: Tokenizer,
+    held_out: Mapping[str, Iterable[str]],
 ) -> list[str]:
-    """Train the language models of a file again on a text; return messages about them.
+    """Train the language models of a file again on texts; return messages about them.
 
     ``orders``: only those that change. An ARPA file replaces only the model of its kind.
+    ``held_out``: as for `ensure_language_models`.
     """
     models = load(file)[0] if file.exists() else {}
     current_orders = {name: model.order for name, model in models.items()}
     orders = {WORDS: 0, TOKENS: 0, **current_orders, **orders}
     file.unlink(missing_ok=True)
-    if is_arpa(text):
-        models |= _read_arpa_model(text, orders, tokenizer)
+    if lm_text.arpa is not None:
+        models |= _read_arpa_model(lm_text.arpa, orders, tokenizer)
         models = {name: model for name, model in models.items() if orders[name]}
-        save(models, file, metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)})
-        return [f"language model: {text}"]
+        metadata = {"made_of": lm_text.source(), "tokenizer": digest_of(tokenizer)}
+        save(models, file, metadata=metadata)
+        return [f"language model: {lm_text.arpa}"]
     return ensure_language_models(
         file,
-        source=text.name,
+        source=lm_text.source(),
         orders=orders,
-        texts=partial(read_sentences, text, language),
+        texts=partial(lm_text.sentences, language),
         tokenizer=tokenizer,
+        held_out=held_out,
     )
 
 
@@ -249,13 +324,43 @@ def train_texts(
 
 
 def read_sentences(file: Path, language: str) -> Iterator[str]:
-    """Yield the normalized sentences of a text; raise DataError if it is not UTF-8."""
+    """Yield the normalized sentences of a text, one per line, or of a table's column `sentence`.
+
+    Raises DataError if the file is not UTF-8, or a .csv or .tsv without that column.
+    """
     try:
-        for line in iter_raw_lines(file, subject=SUBJECT):
-            if text := normalize(line.decode("utf-8-sig"), language):
+        lines = (line.decode("utf-8-sig") for line in iter_raw_lines(file, subject=SUBJECT))
+        is_table = file.suffix.lower() in TABLE_SUFFIXES
+        for line in _read_sentence_column(file, lines) if is_table else lines:
+            if text := normalize(line, language):
                 yield text
     except UnicodeDecodeError as error:
         raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
+
+
+def _read_sentence_column(file: Path, lines: Iterator[str]) -> Iterator[str]:
+    """Yield the column `sentence`; rows with a wrong number of fields are left out.
+
+    With tabs, quotes are plain characters, as in Common Voice; otherwise they enclose a field.
+    """
+    header = next(lines, "")
+    delimiter = max(DELIMITERS, key=header.count)
+    rows = csv.reader(
+        chain([header], lines),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+    )
+    names = [name.strip().lower() for name in next(rows, [])]
+    if SENTENCE_COLUMN not in names:
+        raise DataError(
+            f"{SUBJECT} may be a table with a column `{SENTENCE_COLUMN}`, but the first line of "
+            f"{file} names {listed(names)}. Rename a column, or write a .txt of sentences."
+        )
+    column = names.index(SENTENCE_COLUMN)
+    try:
+        yield from (row[column] for row in rows if len(row) == len(names))
+    except csv.Error as error:
+        raise DataError(f"{file} cannot be read as a table ({error}). Correct it.") from error
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
