@@ -130,20 +130,20 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         )
     lm_text = LmText.from_knob(knobs.get("lm_text"))
     for text in lm_text.texts:
-        next(read_sentences(text, knobs["language"]), None)  # raises an error if it is no text
+        next(read_sentences([text], knobs["language"]), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
     fingerprints = [key for name, key in splits.fingerprints.items() if name not in evaluated]
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
 
     def texts() -> Iterable[str]:
         if lm_text.texts:
-            return lm_text.sentences(knobs["language"])
+            return read_sentences(lm_text.texts, knobs["language"])
         return read_column(splits.train, "text")
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
         file,
-        source=lm_text.source() or " ".join(fingerprints),
+        source=lm_text.source or " ".join(fingerprints),
         orders={WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
         texts=texts,
         tokenizer=tokenizer,

@@ -344,7 +344,7 @@ def _add_task_commands(add_command: AddCommand) -> None:
     add("text", metavar="TEXT", nargs="?", help="the text to speak")
     add("--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - is standard input")
     add("--out", metavar="FILE", type=Path, help="the WAV; - is standard output")
-    add("--speed", metavar="X", type=float, default=1.0, help="from 0.25 to 4 (default: 1)")
+    add("--speed", metavar="X", type=float, help="from 0.25 to 4 (default: 1)")
     lines = "a UTF-8 text whose lines become clips, with a table to train on"
     add("--lines", metavar="FILE", type=Path, help=lines)
     add("--out-dir", metavar="DIR", type=Path, help="the folder of these clips")

@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 class Part(NamedTuple):
     """One of several shares of a list, which differ by at most one item.
 
-    >>> Part(2, 3).of("abcdefgh")
+    >>> parse_part("2/3").of("abcdefgh")
     'beh'
     """
 
@@ -20,7 +20,6 @@ class Part(NamedTuple):
     total: int
 
     def of(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Return the items of this part: the one with its number, and every total-th after it."""
         return items[self.number - 1 :: self.total]
 
 
@@ -28,16 +27,9 @@ WHOLE = Part(1, 1)
 
 
 def parse_part(text: str) -> Part:
-    """Parse K/N; raises ConfigError unless K is from 1 to N.
-
-    >>> parse_part("3/16")
-    Part(number=3, total=16)
-    """
-    match = re.fullmatch(r"0*([1-9]\d{0,8})/0*([1-9]\d{0,8})", text)
+    """Parse K/N; raises ConfigError unless K is from 1 to N."""
+    match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", text)
     part = Part(*map(int, match.groups())) if match else Part(1, 0)
     if part.number > part.total:
-        raise ConfigError(
-            f"`--part` must be K/N with K from 1 to N, such as 3/16, but is {text}. Give each of N "
-            "jobs its own K."
-        )
+        raise ConfigError(f"`--part` must be K/N with K from 1 to N, such as 3/16, but is {text}.")
     return part

@@ -2,7 +2,7 @@
 
 lines -> symbols, or the reason why a line is left out -> audio, in batches -> FLAC -> table
 
-A clip is named after a hash of its text, and has its name only when it is whole. So a job that is
+A clip is named after a hash of its line, and has its name only when it is whole. So a job that is
 started again finds the clips of its lines, wherever they stand in the file.
 """
 
@@ -13,8 +13,9 @@ import json
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,7 @@ logger = logging.getLogger(__name__)
 MAX_LINES_BYTES = 1 << 32
 LINES_PER_STEP = 256  # synthesized, then written; a job that is killed loses one step
 COLUMNS = ("path", "text", "duration", "speed", "speaker")
-VOICE_FILE = "voice.json"  # which voice speaks the clips of a folder
-SPEED_DECIMALS = 3
-
-Row = tuple[str, ...]  # of COLUMNS
+VOICE_FILE = "voice.json"  # what all clips of a folder have in common
 
 
 def speak(options: Namespace) -> int:
@@ -60,43 +58,39 @@ def speak(options: Namespace) -> int:
 
     Raises SbkitError if the bundle cannot be used, or the options or the text do not fit.
     """
+    _check_options(options)
     if options.lines is not None:
         return _speak_lines(options)
-    _check_text_options(options)
+    if options.out != STANDARD:
+        require_writable(options.out.parent, option="--out")
     with Synthesizer.from_options(options) as voice:
         text = options.text if options.file is None else _read_text(options.file)
-        speech = voice.stream(text, options.speed)
+        speech = voice.stream(text, 1.0 if options.speed is None else options.speed)
         for note in speech.notes:
             logger.warning(f"note: {note}")
         write_wav(options.out, to_int16(np.concatenate([*speech])), voice.sample_rate)
     return 0
 
 
-def _check_text_options(options: Namespace) -> None:
-    for name in ("out_dir", "speeds", "part"):
-        if getattr(options, name) is not None:
-            option = name.replace("_", "-")
-            raise ConfigError(f"`--{option}` needs --lines FILE, whose lines become clips.")
-    if (options.text is None) == (options.file is None):
-        raise ConfigError("`sbkit speak` needs either a text or --file. Pass one of them.")
-    if options.out is None:
-        raise ConfigError("`sbkit speak` needs --out FILE, the WAV to write.")
-    if options.out != STANDARD:
-        require_writable(options.out.parent, option="--out")
-
-
-def _check_lines_options(options: Namespace) -> None:
-    for name, value in (("TEXT", options.text), ("--file", options.file), ("--out", options.out)):
+def _check_options(options: Namespace) -> None:
+    of_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
+    of_text["--speed"] = options.speed
+    of_lines = {"--out-dir": options.out_dir, "--speeds": options.speeds, "--part": options.part}
+    with_lines = options.lines is not None
+    for name, value in (of_text if with_lines else of_lines).items():
         if value is not None:
-            raise ConfigError(f"`--lines` names the texts to speak, so leave {name} out.")
-    if options.out_dir is None:
-        raise ConfigError("`--lines` needs --out-dir DIR, the folder of the clips.")
-    speeds = options.speeds or [options.speed]
-    is_range = len(speeds) <= 2 and speeds == sorted(speeds)
-    if not is_range or not all(MIN_SPEED <= speed <= MAX_SPEED for speed in speeds):
+            relation = "with" if with_lines else "without"
+            raise ConfigError(f"`{name}` cannot be used {relation} --lines. Leave it out.")
+    if not with_lines and (options.text is None) == (options.file is None):
+        raise ConfigError("`sbkit speak` needs either a text or --file. Pass one of them.")
+    if (options.out_dir if with_lines else options.out) is None:
+        name = "--out-dir DIR with --lines" if with_lines else "--out FILE"
+        raise ConfigError(f"`sbkit speak` needs {name}, for what it writes.")
+    speeds = options.speeds or [1.0]
+    if len(speeds) > 2 or not MIN_SPEED <= speeds[0] <= speeds[-1] <= MAX_SPEED:
         raise ConfigError(
             "`--speeds` must be one speed, or the lowest and the highest, from "
-            f"{MIN_SPEED:g} to {MAX_SPEED:g}, but is {' '.join(f'{x:g}' for x in speeds)}."
+            f"{MIN_SPEED:g} to {MAX_SPEED:g}, but is {' '.join(f'{speed:g}' for speed in speeds)}."
         )
 
 
@@ -114,161 +108,113 @@ def _read_text(file: Path) -> str:
 # ---- a clip for each line
 
 
-@dataclass(frozen=True)
-class ClipFolder:
-    """The clips of one voice, at speeds drawn by their texts.
+@dataclass
+class Line:
+    """A line of a file; its text determines the name and the speed of its clip."""
 
-    voice: the SHA-256 of its weights.
-    """
+    text: str
+    numbers: list[int] = field(default_factory=list)  # of all lines with this text, from 1
+    seconds: float = 0.0  # of the clip; 0 if there is none
 
-    folder: Path
-    voice: str
-    speeds: Sequence[float]  # one, or the lowest and the highest
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def claim(self) -> None:
-        """Write the voice and the speeds; raises ConfigError if the clips there have others."""
-        file = self.folder / VOICE_FILE
-        settings = {"voice": self.voice, "speeds": [*self.speeds]}
-        if not file.exists():
-            write_text_atomically(file, to_json(settings) + "\n")
-        with parse_errors_as_sbkit_errors(file, "name a voice", fix="Choose another --out-dir."):
-            present = json.loads(file.read_text(encoding="utf-8"))
-            if present != settings:
-                raise ConfigError(
-                    f"The clips in {self.folder} are by {_describe(present)}, but this is "
-                    f"{_describe(settings)}. Choose another --out-dir."
-                )
+    @property
+    def clip(self) -> str:
+        return f"{self.digest[:2]}/{self.digest[:24]}.flac"
 
-    def path(self, text: str) -> Path:
-        """Return the file of a text's clip."""
-        digest = _digest(text)
-        return self.folder / digest[:2] / f"{digest[:24]}.flac"
-
-    def speed(self, text: str) -> float:
-        """Draw the speed of a text."""
-        fraction = int(_digest(text)[-8:], 16) / (1 << 32)
-        low, high = self.speeds[0], self.speeds[-1]
-        return round(low + fraction * (high - low), SPEED_DECIMALS)
-
-    def row(self, text: str, seconds: float) -> Row:
-        """Return the row of a finished clip."""
-        path = self.path(text).relative_to(self.folder)
-        return str(path), text, f"{seconds:.3f}", f"{self.speed(text):g}", _speaker(self.voice)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _speaker(voice: str) -> str:
-    return f"voice-{voice[:8]}"
-
-
-def _describe(settings: Mapping[str, Any]) -> str:
-    speeds = " to ".join(f"{speed:g}" for speed in settings["speeds"])
-    return f"{_speaker(settings['voice'])} at speed {speeds}"
+    def speed(self, speeds: Sequence[float]) -> float:
+        """Draw a speed between the first and the last."""
+        fraction = int(self.digest[-8:], 16) / (1 << 32)
+        return round(speeds[0] + fraction * (speeds[-1] - speeds[0]), 3)
 
 
 def _speak_lines(options: Namespace) -> int:
     """Write a clip for each line that has none yet, and their table; return the exit code."""
-    _check_lines_options(options)
-    numbers_by_text = _read_lines(options.lines)
-    require_writable(options.out_dir, option="--out-dir")
-    voice_hash = read_checksums(options.bundle)[WEIGHTS_FILE]
-    clips = ClipFolder(options.out_dir, voice_hash, options.speeds or [options.speed])
-    clips.claim()
+    folder: Path = options.out_dir
+    speeds = options.speeds or [1.0]
     part = options.part or WHOLE
-    rows, missing = _find_clips(clips, part.of([*numbers_by_text]))
+    lines = part.of(_read_lines(options.lines))
+    require_writable(folder, option="--out-dir")
+    speaker = f"voice-{read_checksums(options.bundle)[WEIGHTS_FILE][:12]}"
+    _claim(folder, {"speaker": speaker, "speeds": speeds})
+    for line in lines:
+        line.seconds = declared_seconds(folder / line.clip)
+    missing = [line for line in lines if not line.seconds]
     suffix = "" if part == WHOLE else f".{part.number}-of-{part.total}"
-    table = options.out_dir / f"{options.lines.stem}{suffix}.csv"
-    write_text_atomically(table, _to_csv([COLUMNS, *rows]))
-    num_present = len(rows)
-    num_left_out = 0
-    with (
-        Synthesizer.from_options(options) as voice,
-        progress_bar("speaking", len(missing), quiet=options.quiet) as advance,
-    ):
-        for start in range(0, len(missing), LINES_PER_STEP):
-            texts = missing[start : start + LINES_PER_STEP]
-            readings, errors = _read_whole(voice, texts)
-            for text, error in errors.items():
-                numbers = numbers_by_text[text]
-                num_left_out += len(numbers)
-                place = f"line{'s' * (len(numbers) > 1)} {listed(numbers)}"
-                logger.warning(f"{options.lines}, {place}: left out. {error}")
-            new_rows = _write_clips(voice, clips, readings)
-            with table.open("a", encoding="utf-8") as file:
-                file.write(_to_csv(new_rows))
-            rows += new_rows
-            advance(len(texts))
-    if not rows:
-        table.unlink()  # training refuses a table without rows
-    minutes = sum(float(row[COLUMNS.index("duration")]) for row in rows) / 60
+    table = folder / f"{options.lines.stem}{suffix}.csv"
+    try:
+        with (
+            Synthesizer.from_options(options) as voice,
+            progress_bar("speaking", len(missing), quiet=options.quiet) as advance,
+        ):
+            for start in range(0, len(missing), LINES_PER_STEP):
+                step = missing[start : start + LINES_PER_STEP]
+                for line, error in _write_clips(voice, step, folder, speeds):
+                    numbers = f"line{'s' * (len(line.numbers) > 1)} {listed(line.numbers)}"
+                    logger.warning(f"{options.lines}, {numbers}: left out. {error}")
+                advance(len(step))
+    finally:  # also of a run that is interrupted
+        finished = [line for line in lines if line.seconds]
+        rows = [(x.clip, x.text, f"{x.seconds:.3f}", x.speed(speeds), speaker) for x in finished]
+        content = io.StringIO()
+        csv.writer(content, lineterminator="\n").writerows([COLUMNS, *rows])
+        if rows:  # training refuses a table without any
+            write_text_atomically(table, content.getvalue())
+    duration = timedelta(seconds=round(sum(line.seconds for line in finished)))
+    num_left_out = sum(len(line.numbers) for line in lines if not line.seconds)
     logger.info(
-        f"{table}: {plural(len(rows), 'clip')}, {minutes:.1f} min, {num_present:,} of them made "
-        f"before; {plural(num_left_out, 'line')} left out"
+        f"{table}: {plural(len(finished), 'clip')}, {duration} of speech, "
+        f"{len(lines) - len(missing):,} of them from before; "
+        f"{plural(num_left_out, 'line')} left out"
     )
     return FILES_FAILED if num_left_out else 0
 
 
-def _read_lines(file: Path) -> dict[str, list[int]]:
-    """Return the different lines of a text, each with its line numbers."""
-    numbers_by_text: dict[str, list[int]] = {}
-    lines = read_text_lines(file, max_bytes=MAX_LINES_BYTES, subject="The file of --lines")
-    for number, line in enumerate(lines, 1):
-        numbers_by_text.setdefault(line.rstrip("\r"), []).append(number)
-    return numbers_by_text
+def _read_lines(file: Path) -> list[Line]:
+    """Return the different lines of a file."""
+    lines: dict[str, Line] = {}
+    texts = read_text_lines(file, max_bytes=MAX_LINES_BYTES, subject="The file of --lines")
+    for number, text in enumerate((text.rstrip("\r") for text in texts), 1):
+        lines.setdefault(text, Line(text)).numbers.append(number)
+    return [*lines.values()]
 
 
-def _find_clips(clips: ClipFolder, texts: Iterable[str]) -> tuple[list[Row], list[str]]:
-    """Return the rows of the texts that have a clip, and the other texts."""
-    rows: list[Row] = []
-    missing: list[str] = []
-    for text in texts:
-        seconds = declared_seconds(clips.path(text))
-        if seconds:
-            rows.append(clips.row(text, seconds))
-        else:
-            missing.append(text)
-    return rows, missing
-
-
-def _read_whole(
-    voice: Synthesizer, texts: Iterable[str]
-) -> tuple[dict[str, Reading], dict[str, DataError]]:
-    """Read texts; return the error of one that the voice cannot speak as the table will say."""
-    readings: dict[str, Reading] = {}
-    errors: dict[str, DataError] = {}
-    for text in texts:
-        try:
-            reading = voice.read(text)
-        except DataError as error:
-            errors[text] = error
-            continue
-        if reading.omitted:
-            message = f"No training clip of this voice has {listed(reading.omitted)}."
-            errors[text] = DataError(message)
-        else:
-            readings[text] = reading
-    return readings, errors
+def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write what all clips of a folder have in common; raises ConfigError if it has others."""
+    file = folder / VOICE_FILE
+    if not file.exists():
+        write_text_atomically(file, to_json(settings) + "\n")
+    with parse_errors_as_sbkit_errors(file, "name a voice", fix="Choose another --out-dir."):
+        present = json.loads(file.read_text(encoding="utf-8"))
+    if present != settings:
+        raise ConfigError(
+            f"All clips of a folder must have one voice and range of speeds, but {folder} has "
+            f"{to_json(present)}, not {to_json(settings)}. Choose another --out-dir."
+        )
 
 
 def _write_clips(
-    voice: Synthesizer, clips: ClipFolder, readings: Mapping[str, Reading]
-) -> list[Row]:
-    """Synthesize texts, write their clips, and return their rows."""
-    speeds = [clips.speed(text) for text in readings]
-    signals = voice.synthesize([*readings.values()], speeds)
-    rows: list[Row] = []
-    for text, signal in zip(readings, signals, strict=True):
-        file = clips.path(text)
+    voice: Synthesizer, lines: Sequence[Line], folder: Path, speeds: Sequence[float]
+) -> Iterator[tuple[Line, DataError]]:
+    """Write the clips of lines; yield each line that the voice cannot speak as it is written."""
+    readings: list[Reading] = []
+    readable: list[Line] = []
+    for line in lines:
+        try:
+            reading = voice.read(line.text)
+            if reading.omitted:
+                names = listed(reading.omitted)
+                raise DataError(f"No training clip of this voice has {names}.")
+        except DataError as error:
+            yield line, error
+        else:
+            readings.append(reading)
+            readable.append(line)
+    signals = voice.synthesize(readings, [line.speed(speeds) for line in readable])
+    for line, signal in zip(readable, signals, strict=True):
+        file = folder / line.clip
         file.parent.mkdir(exist_ok=True)
         write_flac(file, to_int16(signal), voice.sample_rate)
-        rows.append(clips.row(text, samples_to_seconds(len(signal), voice.sample_rate)))
-    return rows
-
-
-def _to_csv(rows: Iterable[Row]) -> str:
-    lines = io.StringIO()
-    csv.writer(lines, lineterminator="\n").writerows(rows)
-    return lines.getvalue()
+        line.seconds = samples_to_seconds(len(signal), voice.sample_rate)

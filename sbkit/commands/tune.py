@@ -8,9 +8,8 @@ import logging
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -85,10 +84,13 @@ def tune(options: Namespace) -> None:
         if run is not None:
             lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()
-        read_sets = cache(partial(_validation_sets, bundle, run, options))
-        _make_language_models(bundle, run, options, read_sets, new / LANGUAGE_MODELS_FILE)
+        if run is not None and options.data is None:
+            sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
+        else:
+            sets = {name_of(options.data): prepare_source(bundle, options.data)}
+        _make_language_models(bundle, run, options, sets, new / LANGUAGE_MODELS_FILE)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
-        is_better = _fit(bundle, decoder, read_sets(), new)
+        is_better = _fit(bundle, decoder, sets, new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
             logger.info(f"written with the new decoder: {options.out}")
@@ -123,12 +125,8 @@ def _check_options(options: Namespace, *, is_bundle: bool) -> None:
 def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
     """Return the overrides that make the recipe train the language models in ``folder``."""
     orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
-    return {"output_folder": str(folder), **orders, **_lm_text(options)}
-
-
-def _lm_text(options: Namespace) -> dict[str, object]:
-    """Return the override of `lm_text`, as `train.py` reads it: a path or a list of paths."""
-    return {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
+    text = {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
+    return {"output_folder": str(folder), **orders, **text}
 
 
 def _orders(options: Namespace) -> dict[str, int]:
@@ -140,20 +138,11 @@ def _orders(options: Namespace) -> dict[str, int]:
 # ---- another decoder
 
 
-def _validation_sets(
-    bundle: TorchBundle, run: Run | None, options: Namespace
-) -> Mapping[str, datasets.Dataset]:
-    """Prepare the set of ``--data``, or those of the run."""
-    if run is not None and options.data is None:
-        return run.prepare_splits().valid
-    return {name_of(options.data): prepare_source(bundle, options.data)}
-
-
 def _make_language_models(
     bundle: TorchBundle,
     run: Run | None,
     options: Namespace,
-    read_sets: Callable[[], Mapping[str, datasets.Dataset]],
+    sets: Mapping[str, datasets.Dataset],
     file: Path,
 ) -> None:
     """Write the language models of the new decoder: the present ones, or others if asked for."""
@@ -165,16 +154,16 @@ def _make_language_models(
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
         splits = run.prepare_splits()
         # The recipe leaves the sentences of these sets out of `lm_text`.
-        run.results["splits"] = replace(splits, valid={**splits.valid, **read_sets()})
+        run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         messages = replace_language_models(
             file,
-            LmText.from_knob(_lm_text(options)["lm_text"]),
+            LmText.from_knob(_overrides(options, file.parent)["lm_text"]),
             orders,
             language=bundle.config.language or "und",
             tokenizer=bundle.tokenizer,
-            held_out={name: read_column(rows, "text") for name, rows in read_sets().items()},
+            held_out={name: read_column(rows, "text") for name, rows in sets.items()},
         )
         logger.info("\n".join(messages))
     elif orders:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Self
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -41,9 +42,11 @@ FIELDS = ("keys", "log_probs", "backoffs")
 MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 SUBJECT = "The text of a language model"  # in errors
-TABLE_SUFFIXES = (".csv", ".tsv")
+TABLE_DIALECTS: Mapping[str, Any] = {
+    ".csv": {"delimiter": ","},
+    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
 SENTENCE_COLUMN = "sentence"  # of a table, such as Common Voice's validated_sentences.tsv
-DELIMITERS = "\t,;|"  # a table of one column has the first
 
 
 @dataclass(frozen=True)
@@ -54,40 +57,26 @@ class LanguageModels:
     tokens: NgramModel | None
 
 
-@dataclass(frozen=True)
-class LmText:
-    """The files that `lm_text` names: texts, or one ARPA file.
+class LmText(NamedTuple):
+    """The files of `lm_text`: texts or one ARPA file; without any, transcripts are the text."""
 
-    Without any, the training transcripts are the text.
-    """
-
-    texts: tuple[Path, ...] = ()
-    arpa: Path | None = None
+    texts: Sequence[Path]
+    arpa: Path | None
+    source: str  # identifies the contents
 
     @classmethod
-    def from_knob(cls, value: object) -> Self:
-        """Sort the files of a value: null, a path or a list of paths.
-
-        Raises SbkitError if a file cannot be read, or an ARPA file is not alone.
-        """
+    def from_knob(cls, value: object) -> "LmText":
+        """Sort the files: null, a path or a list of paths; raises SbkitError if one is unusable."""
         names = value if isinstance(value, list) else [] if value is None else [value]
         files = [Path(str(name)).expanduser() for name in names]
-        arpa_files = [file for file in files if is_arpa(file)]
-        if arpa_files and len(files) > 1:
+        arpa = next(filter(is_arpa, files), None)
+        if arpa is not None and len(files) > 1:
             raise ConfigError(
-                f"`lm_text` must be texts or one ARPA file, but {arpa_files[0]} is an ARPA file "
-                "among others. Name it alone, or only texts."
+                f"`lm_text` names the ARPA file {arpa} with other files. Name it alone, or only "
+                "texts."
             )
-        return cls(arpa=arpa_files[0]) if arpa_files else cls(tuple(files))
-
-    def source(self) -> str:
-        """Return text that identifies the contents of the files."""
-        files = self.texts if self.arpa is None else (self.arpa,)
-        return " ".join(map(checksum, files))
-
-    def sentences(self, language: str) -> Iterator[str]:
-        """Yield the normalized sentences of all texts; raises DataError as `read_sentences`."""
-        return chain.from_iterable(read_sentences(text, language) for text in self.texts)
+        source = " ".join(map(checksum, files))
+        return cls(files if arpa is None else [], arpa, source)
 
 
 # ---- the file
@@ -192,7 +181,7 @@ def ensure_language_models(
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     arpa: Path | None = None,
-    held_out: Mapping[str, Iterable[str]] | None = None,
+    held_out: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> list[str]:
     """Train the language models of a run, unless the file has them; return messages about them.
 
@@ -207,12 +196,12 @@ def ensure_language_models(
         held_out: the normalized sentences of splits, by name. They are left out of the texts.
 
     Raises:
-        SbkitError: the ARPA file cannot be read, or has another order or another spelling; or no
-            sentence is left to train on.
+        SbkitError: the ARPA file cannot be read, or has another order or another spelling.
     """
-    held_out_sentences = set(chain.from_iterable((held_out or {}).values()))
+    excluded = set(chain.from_iterable(held_out.values()))
+    source += hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
     metadata = {
-        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]} {_digest(held_out_sentences)}",
+        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}",
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
@@ -221,10 +210,12 @@ def ensure_language_models(
             return []
     models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer)
     messages = [f"language model of {name}: {arpa}" for name in models]
-    listed_sentences = [text for text in texts() if text.strip()]
-    sentences = [text for text in listed_sentences if text not in held_out_sentences]
+    all_sentences = [text for text in texts() if text.strip()]
+    sentences = [text for text in all_sentences if text not in excluded]
     if held_out:
-        messages.append(_describe_left_out(len(listed_sentences), len(sentences), held_out))
+        count = plural(len(all_sentences) - len(sentences), "sentence")
+        names = " or ".join(held_out)
+        messages.append(f"lm_text: {count} left out, because {names} has the same")
     note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
     to_pieces = partial(_to_pieces, tokenizer=tokenizer)
     splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_pieces}
@@ -235,22 +226,6 @@ def ensure_language_models(
             messages.append(_describe(name, trained))
     save(models, file, metadata=metadata)
     return messages + note
-
-
-def _digest(sentences: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(sentences)).encode()).hexdigest()
-
-
-def _describe_left_out(num_listed: int, num_left: int, splits: Iterable[str]) -> str:
-    """Say how many sentences are left out; raises DataError if none is left."""
-    names = " or ".join(splits)
-    if num_listed and not num_left:
-        raise DataError(
-            f"`lm_text` has no sentence to train on: {names} has all {num_listed}, too. Name other "
-            "texts."
-        )
-    count = plural(num_listed - num_left, "sentence")
-    return f"lm_text: {count} left out, because {names} has the same"
 
 
 def replace_language_models(
@@ -274,14 +249,13 @@ def replace_language_models(
     if lm_text.arpa is not None:
         models |= _read_arpa_model(lm_text.arpa, orders, tokenizer)
         models = {name: model for name, model in models.items() if orders[name]}
-        metadata = {"made_of": lm_text.source(), "tokenizer": digest_of(tokenizer)}
-        save(models, file, metadata=metadata)
+        save(models, file, metadata={"made_of": lm_text.source, "tokenizer": digest_of(tokenizer)})
         return [f"language model: {lm_text.arpa}"]
     return ensure_language_models(
         file,
-        source=lm_text.source(),
+        source=lm_text.source,
         orders=orders,
-        texts=partial(lm_text.sentences, language),
+        texts=partial(read_sentences, lm_text.texts, language),
         tokenizer=tokenizer,
         held_out=held_out,
     )
@@ -303,7 +277,7 @@ def train_texts(
     for text in filter(is_arpa, texts):
         raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
     require_writable(out.parent, option="--out")
-    sentences = chain.from_iterable(read_sentences(text, language) for text in texts)
+    sentences = read_sentences(texts, language)
     if tokenizer is None:
         trained = train(map(str.split, sentences), order=order)
         messages = [_describe(WORDS, trained)]
@@ -323,44 +297,31 @@ def train_texts(
     return "\n".join(messages)
 
 
-def read_sentences(file: Path, language: str) -> Iterator[str]:
-    """Yield the normalized sentences of a text, one per line, or of a table's column `sentence`.
+def read_sentences(files: Iterable[Path], language: str) -> Iterator[str]:
+    """Yield the normalized sentences of texts: their lines, or a table's column `sentence`.
 
-    Raises DataError if the file is not UTF-8, or a .csv or .tsv without that column.
+    In a .tsv quotes are plain characters, as in Common Voice. Raises DataError if a file is not
+    UTF-8, or a .csv or .tsv without that column.
     """
-    try:
-        lines = (line.decode("utf-8-sig") for line in iter_raw_lines(file, subject=SUBJECT))
-        is_table = file.suffix.lower() in TABLE_SUFFIXES
-        for line in _read_sentence_column(file, lines) if is_table else lines:
-            if text := normalize(line, language):
-                yield text
-    except UnicodeDecodeError as error:
-        raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
+    for file in files:
+        raw_lines = iter_raw_lines(file, subject=SUBJECT)
+        lines: Iterator[str] = (line.decode("utf-8-sig") for line in raw_lines)
+        try:
+            if file.suffix in TABLE_DIALECTS:
+                rows = csv.DictReader(lines, **TABLE_DIALECTS[file.suffix])
+                _require_column(file, rows.fieldnames or ())
+                lines = (row[SENTENCE_COLUMN] or "" for row in rows)
+            yield from filter(None, (normalize(line, language) for line in lines))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
 
 
-def _read_sentence_column(file: Path, lines: Iterator[str]) -> Iterator[str]:
-    """Yield the column `sentence`; rows with a wrong number of fields are left out.
-
-    With tabs, quotes are plain characters, as in Common Voice; otherwise they enclose a field.
-    """
-    header = next(lines, "")
-    delimiter = max(DELIMITERS, key=header.count)
-    rows = csv.reader(
-        chain([header], lines),
-        delimiter=delimiter,
-        quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
-    )
-    names = [name.strip().lower() for name in next(rows, [])]
+def _require_column(file: Path, names: Sequence[str]) -> None:
     if SENTENCE_COLUMN not in names:
         raise DataError(
-            f"{SUBJECT} may be a table with a column `{SENTENCE_COLUMN}`, but the first line of "
-            f"{file} names {listed(names)}. Rename a column, or write a .txt of sentences."
+            f"A table of sentences needs a column `{SENTENCE_COLUMN}`, but {file} has "
+            f"{listed(names)}. Rename one, or write a .txt with a sentence on each line."
         )
-    column = names.index(SENTENCE_COLUMN)
-    try:
-        yield from (row[column] for row in rows if len(row) == len(names))
-    except csv.Error as error:
-        raise DataError(f"{file} cannot be read as a table ({error}). Correct it.") from error
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
