@@ -367,18 +367,10 @@ def test_speak_command_writes_a_file_or_standard_output(
         sbkit(["speak", str(bundle), "--out", str(wav)])
 
 
-def test_synthesize_in_batches_equals_speak(voice: Synthesizer) -> None:
-    texts = ["Press one.", "Please hold. Press one", "Please hold the line. Hold.", "One."]
-    speeds = [1.0, 0.8, 1.3, 2.0]
-    together = voice.synthesize([voice.read(text) for text in texts], speeds)
-    for text, speed, audio in zip(texts, speeds, together, strict=True):
-        assert audio == pytest.approx(voice.speak(text, speed), abs=1e-5)
-
-
 # -- `sbkit speak --lines`
 
 LINES = ["Press one.", "", 'Hold, "please".', "Press \N{GREEK SMALL LETTER OMEGA}.", "Press one."]
-LINES += ["", "Hold 2.", "Please hold the line."]
+LINES += ["", "Hold 2.", "Please hold. Press one"]  # two sentences
 SPOKEN = {LINES[0], LINES[2], LINES[6], LINES[7]}
 
 
