@@ -120,6 +120,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     soundfile.write(tmp_path / "call.wav", audio, rate)
     make_folder(tmp_path / "FOLDER", **FRAMES)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
+    (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")
     for split in ("train", "dev", "test"):
         rows = rows_of(data / f"release/{split}.tsv")
         for row in rows:

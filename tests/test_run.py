@@ -296,7 +296,10 @@ def test_tuned_run_gets_another_decoder(
 
 @pytest.mark.slow
 def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
-    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, talks, dev = tmp_path / "moved", tmp_path / "talks.txt", workplace.release / "dev.tsv"
     assert workplace.train_here(tmp_path / "run", *ONE_EPOCH, "--ctc_weight=1.0") == 0
@@ -305,7 +308,8 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     graph = ("--decoder=graph", "--word-lm-order=2")
-    options_by_model = {"bundle": ["--lm-text", str(talks), "--data", str(dev)], "moved": []}
+    texts = ["--lm-text", f"[{talks}, {dev}]"]
+    options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
     for model, options in options_by_model.items():
         before, out = files_of(tmp_path / model), tmp_path / f"{model}-tuned"
         command = ["tune", str(tmp_path / model), *options, *graph]
@@ -314,6 +318,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
                 sbkit(command)
         with one_thread():
             sbkit([*command, "--out", str(out)])
+        assert "lm_text: 4 sentences left out, because dev " in capsys.readouterr().out
         assert files_of(tmp_path / model) == before
         bundle = load_bundle(out).with_decoder("graph")
         assert bundle.decoder is not None

@@ -1,7 +1,7 @@
 """The data of speech recognition: from splits to a tokenizer, language models and loaders."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from recipes.prepare import log_data
-from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
@@ -23,8 +22,8 @@ from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
+    LmText,
     ensure_language_models,
-    is_arpa,
     load_language_models,
     read_sentences,
 )
@@ -119,7 +118,9 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
 
     Weights and confidences that were fitted with earlier models are removed, so that a run that is
     killed before they are fitted again does not use them.
-    Raises SbkitError if `lm_text` is neither a text nor an ARPA file that fits, or if a decoding
+    Sentences of validation and test sets are left out of `lm_text`, but not of the training
+    transcripts: the encoder hears those, too.
+    Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits, or if a decoding
     graph has no model of words.
     """
     if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
@@ -127,28 +128,27 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
             "`decoder_type: graph` needs a language model of words, but `word_lm_order` is 0. Pass "
             "--word_lm_order=3, or --decoder_type=beam."
         )
-    lm_text = None if knobs.get("lm_text") is None else Path(knobs["lm_text"]).expanduser()
-    arpa = lm_text if lm_text is not None and is_arpa(lm_text) else None
-    text = lm_text if arpa is None else None
-    if text is not None:
-        next(read_sentences(text, knobs["language"]), None)  # raises an error if it is no text
+    lm_text = LmText.from_knob(knobs.get("lm_text"))
+    for text in lm_text.texts:
+        next(read_sentences([text], knobs["language"]), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
     fingerprints = [key for name, key in splits.fingerprints.items() if name not in evaluated]
+    held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
 
-    def texts() -> Iterator[str]:
-        if text is None:
-            yield from read_column(splits.train, "text")
-        else:
-            yield from read_sentences(text, knobs["language"])
+    def texts() -> Iterable[str]:
+        if lm_text.texts:
+            return read_sentences(lm_text.texts, knobs["language"])
+        return read_column(splits.train, "text")
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
         file,
-        source=checksum(lm_text) if lm_text else " ".join(fingerprints),
+        source=lm_text.source or " ".join(fingerprints),
         orders={WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
         texts=texts,
         tokenizer=tokenizer,
-        arpa=arpa,
+        arpa=lm_text.arpa,
+        held_out=held_out if lm_text.texts else {},
     )
     for line in messages:
         logger.info(line)
@@ -161,7 +161,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     words = load_language_models(file, tokenizer).words if messages else None
     if words is None:
         return
-    for name, split in evaluated.items():
-        spoken = " ".join(read_column(split, "text")).split()
+    for name, sentences in held_out.items():
+        spoken = " ".join(sentences).split()
         share = sum(word not in words for word in spoken) / max(1, len(spoken))
         logger.info(f"{name}: the language model does not know {share:.1%} of the words")

@@ -165,6 +165,6 @@ ASR = Recipe(
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "lm_text": Text(),
+        "lm_text": Text(or_list=True),
     },
 )

@@ -197,6 +197,13 @@ def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
         write_bytes_atomically(file, wav.getvalue())
 
 
+def write_flac(file: Path, samples: Samples, sample_rate: int) -> None:
+    """Write samples (S,) as FLAC, about half the size of WAV, atomically."""
+    content = io.BytesIO()
+    soundfile.write(content, samples, sample_rate, format="FLAC")
+    write_bytes_atomically(file, content.getvalue())
+
+
 class _UnseekableFile(soundfile.SoundFile):  # type: ignore[misc]
     """A file in which soundfile does not seek after each read: without a length, seeking fails."""
 

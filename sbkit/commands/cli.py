@@ -20,6 +20,7 @@ from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
+from sbkit.commands.parts import parse_part
 from sbkit.logs.handlers import log_to_screen
 from sbkit.tasks.task import PRECISIONS, Task, import_object
 
@@ -173,6 +174,11 @@ def _quiet(add: Add) -> None:
     add("--quiet", action="store_true", help="show no progress")
 
 
+def _part(add: Add) -> None:
+    part = "do only the K-th of N equal parts, in an array of jobs"
+    add("--part", metavar="K/N", type=parse_part, help=part)
+
+
 def _import(add: Add) -> None:
     module = "import a module of your own that defines parts of the model; repeatable"
     add("--import", dest="imports", metavar="MODULE", action="append", default=[], help=module)
@@ -277,7 +283,8 @@ def _add_decoder_commands(add_command: AddCommand) -> None:
     tune = "fit another decoder to a validation set, and keep the better one"
     add = add_command("tune", _imported("tune.tune"), tune, _import)
     add("model", metavar="RUN|BUNDLE", type=Path, help="a run folder or a bundle")
-    add("--lm-text", metavar="TEXT|ARPA", type=Path, help="text or ARPA of the language model")
+    lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
+    add("--lm-text", metavar="TEXT|ARPA", help=lm_text)
     add("--word-lm-order", metavar="N", type=int, help="word n-grams; 0 for none")
     add("--token-lm-order", metavar="N", type=int, help="token n-grams; 0 for none")
     add("--decoder", choices=("beam", "graph"), help="graph is faster, and only uses words")
@@ -341,11 +348,17 @@ def _add_task_commands(add_command: AddCommand) -> None:
         add("file", metavar="FILE", type=Path, help="the file to read")
         add("--out", metavar="FILE", type=Path, required=True, help="the file to write")
 
-    add = add_command("speak", _run_task, "write text as speech", *groups)
+    add = add_command("speak", _run_task, "write text as speech", *groups, _quiet)
     add("text", metavar="TEXT", nargs="?", help="the text to speak")
     add("--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - is standard input")
-    add("--out", metavar="FILE", type=Path, required=True, help="the WAV; - is standard output")
-    add("--speed", metavar="X", type=float, default=1.0, help="from 0.25 to 4 (default: 1)")
+    add("--out", metavar="FILE", type=Path, help="the WAV; - is standard output")
+    add("--speed", metavar="X", type=float, help="from 0.25 to 4 (default: 1)")
+    lines = "a UTF-8 text whose lines become clips, with a table to train on"
+    add("--lines", metavar="FILE", type=Path, help=lines)
+    add("--out-dir", metavar="DIR", type=Path, help="the folder of these clips")
+    speeds = "the lowest and the highest speed of these clips; each has one between them"
+    add("--speeds", metavar="X", type=float, nargs="+", help=speeds)
+    _part(add)
 
     declared = "run a command that the task of a bundle declares"
     add = add_command("run", _run_user_command, declared, *groups)

@@ -23,7 +23,8 @@ from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.commands.score import name_of, prepare_source
-from sbkit.data.splits import sample_counts
+from sbkit.config.overrides import parse_overrides
+from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
@@ -48,6 +49,7 @@ from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
+    LmText,
     digest_of,
     load_language_models,
     replace_language_models,
@@ -82,12 +84,12 @@ def tune(options: Namespace) -> None:
         if run is not None:
             lock_folder(model)  # so that nothing trains it meanwhile
             run.check_ranges()
-        _make_language_models(bundle, run, options, new / LANGUAGE_MODELS_FILE)
-        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
         if run is not None and options.data is None:
             sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
         else:
             sets = {name_of(options.data): prepare_source(bundle, options.data)}
+        _make_language_models(bundle, run, options, sets, new / LANGUAGE_MODELS_FILE)
+        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
         is_better = _fit(bundle, decoder, sets, new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
@@ -123,7 +125,7 @@ def _check_options(options: Namespace, *, is_bundle: bool) -> None:
 def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
     """Return the overrides that make the recipe train the language models in ``folder``."""
     orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
-    text = {} if options.lm_text is None else {"lm_text": str(options.lm_text)}
+    text = {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
     return {"output_folder": str(folder), **orders, **text}
 
 
@@ -137,7 +139,11 @@ def _orders(options: Namespace) -> dict[str, int]:
 
 
 def _make_language_models(
-    bundle: TorchBundle, run: Run | None, options: Namespace, file: Path
+    bundle: TorchBundle,
+    run: Run | None,
+    options: Namespace,
+    sets: Mapping[str, datasets.Dataset],
+    file: Path,
 ) -> None:
     """Write the language models of the new decoder: the present ones, or others if asked for."""
     model = options.model
@@ -146,14 +152,18 @@ def _make_language_models(
         shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
     if run is not None and (options.lm_text or orders):
         shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
+        splits = run.prepare_splits()
+        # The recipe leaves the sentences of these sets out of `lm_text`.
+        run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         messages = replace_language_models(
             file,
-            options.lm_text,
+            LmText.from_knob(_overrides(options, file.parent)["lm_text"]),
             orders,
             language=bundle.config.language or "und",
             tokenizer=bundle.tokenizer,
+            held_out={name: read_column(rows, "text") for name, rows in sets.items()},
         )
         logger.info("\n".join(messages))
     elif orders:

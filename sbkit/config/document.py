@@ -36,8 +36,15 @@ INCLUDE_TAG = "!include:"
 PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
-# The keys whose mappings are replaced, never merged.
-WHOLE_KEYS = {("freeze",), ("lr_scale",), ("layer_decay",), ("encoder_config",), ("mix",)}
+# The keys whose values are replaced as a whole: mappings are not merged, and text becomes a list.
+WHOLE_KEYS = {
+    ("freeze",),
+    ("lr_scale",),
+    ("layer_decay",),
+    ("encoder_config",),
+    ("lm_text",),
+    ("mix",),
+}
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")

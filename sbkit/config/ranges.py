@@ -45,16 +45,19 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Range):
-    """Text or null, and with ``or_false`` also false."""
+    """Text or null, and with ``or_false`` also false, with ``or_list`` also a list of texts."""
 
     advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
     or_false: bool = False
+    or_list: bool = False
 
     def __contains__(self, value: object) -> bool:
+        if isinstance(value, list):
+            return self.or_list and bool(value) and all(isinstance(item, str) for item in value)
         return value is None or isinstance(value, str) or (self.or_false and value is False)
 
     def __str__(self) -> str:
-        return f"{'false, ' * self.or_false}null or text"
+        return f"{'false, ' * self.or_false}null or text{' or a list of texts' * self.or_list}"
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")

@@ -8,6 +8,7 @@ The file is safetensors. Each model has a name, `words` or `tokens`; its arrays 
 memory than the file.
 """
 
+import csv
 import hashlib
 import json
 from collections import Counter
@@ -17,14 +18,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
 from sbkit.base.arrays import Array
+from sbkit.base.checksums import checksum
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import iter_raw_lines, read_regular, require_writable, write_bytes_atomically
+from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
@@ -37,6 +42,11 @@ FIELDS = ("keys", "log_probs", "backoffs")
 MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 SUBJECT = "The text of a language model"  # in errors
+TABLE_DIALECTS: Mapping[str, Any] = {
+    ".csv": {"delimiter": ","},
+    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+}
+SENTENCE_COLUMN = "sentence"  # of a table, such as Common Voice's validated_sentences.tsv
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,28 @@ class LanguageModels:
 
     words: NgramModel | None
     tokens: NgramModel | None
+
+
+class LmText(NamedTuple):
+    """The files of `lm_text`: texts or one ARPA file; without any, transcripts are the text."""
+
+    texts: Sequence[Path]
+    arpa: Path | None
+    source: str  # identifies the contents
+
+    @classmethod
+    def from_knob(cls, value: object) -> "LmText":
+        """Sort the files: null, a path or a list of paths; raises SbkitError if one is unusable."""
+        names = value if isinstance(value, list) else [] if value is None else [value]
+        files = [Path(str(name)).expanduser() for name in names]
+        arpa = next(filter(is_arpa, files), None)
+        if arpa is not None and len(files) > 1:
+            raise ConfigError(
+                f"`lm_text` names the ARPA file {arpa} with other files. Name it alone, or only "
+                "texts."
+            )
+        source = " ".join(map(checksum, files))
+        return cls(files if arpa is None else [], arpa, source)
 
 
 # ---- the file
@@ -149,6 +181,7 @@ def ensure_language_models(
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     arpa: Path | None = None,
+    held_out: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> list[str]:
     """Train the language models of a run, unless the file has them; return messages about them.
 
@@ -160,10 +193,13 @@ def ensure_language_models(
         tokenizer: spells the sentences.
         arpa: an ARPA file that replaces one model: the model of tokens if one of its words has a
             `▁`, else the model of words.
+        held_out: the normalized sentences of splits, by name. They are left out of the texts.
 
     Raises:
         SbkitError: the ARPA file cannot be read, or has another order or another spelling.
     """
+    excluded = set(chain.from_iterable(held_out.values()))
+    source += hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
     metadata = {
         "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}",
         "tokenizer": digest_of(tokenizer),
@@ -174,7 +210,12 @@ def ensure_language_models(
             return []
     models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer)
     messages = [f"language model of {name}: {arpa}" for name in models]
-    sentences = [text for text in texts() if text.strip()]
+    all_sentences = [text for text in texts() if text.strip()]
+    sentences = [text for text in all_sentences if text not in excluded]
+    if held_out:
+        count = plural(len(all_sentences) - len(sentences), "sentence")
+        names = " or ".join(held_out)
+        messages.append(f"lm_text: {count} left out, because {names} has the same")
     note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
     to_pieces = partial(_to_pieces, tokenizer=tokenizer)
     splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_pieces}
@@ -188,27 +229,35 @@ def ensure_language_models(
 
 
 def replace_language_models(
-    file: Path, text: Path, orders: Mapping[str, int], *, language: str, tokenizer: Tokenizer
+    file: Path,
+    lm_text: LmText,
+    orders: Mapping[str, int],
+    *,
+    language: str,
+    tokenizer: Tokenizer,
+    held_out: Mapping[str, Iterable[str]],
 ) -> list[str]:
-    """Train the language models of a file again on a text; return messages about them.
+    """Train the language models of a file again on texts; return messages about them.
 
     ``orders``: only those that change. An ARPA file replaces only the model of its kind.
+    ``held_out``: as for `ensure_language_models`.
     """
     models = load(file)[0] if file.exists() else {}
     current_orders = {name: model.order for name, model in models.items()}
     orders = {WORDS: 0, TOKENS: 0, **current_orders, **orders}
     file.unlink(missing_ok=True)
-    if is_arpa(text):
-        models |= _read_arpa_model(text, orders, tokenizer)
+    if lm_text.arpa is not None:
+        models |= _read_arpa_model(lm_text.arpa, orders, tokenizer)
         models = {name: model for name, model in models.items() if orders[name]}
-        save(models, file, metadata={"made_of": text.name, "tokenizer": digest_of(tokenizer)})
-        return [f"language model: {text}"]
+        save(models, file, metadata={"made_of": lm_text.source, "tokenizer": digest_of(tokenizer)})
+        return [f"language model: {lm_text.arpa}"]
     return ensure_language_models(
         file,
-        source=text.name,
+        source=lm_text.source,
         orders=orders,
-        texts=partial(read_sentences, text, language),
+        texts=partial(read_sentences, lm_text.texts, language),
         tokenizer=tokenizer,
+        held_out=held_out,
     )
 
 
@@ -228,7 +277,7 @@ def train_texts(
     for text in filter(is_arpa, texts):
         raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
     require_writable(out.parent, option="--out")
-    sentences = chain.from_iterable(read_sentences(text, language) for text in texts)
+    sentences = read_sentences(texts, language)
     if tokenizer is None:
         trained = train(map(str.split, sentences), order=order)
         messages = [_describe(WORDS, trained)]
@@ -248,14 +297,31 @@ def train_texts(
     return "\n".join(messages)
 
 
-def read_sentences(file: Path, language: str) -> Iterator[str]:
-    """Yield the normalized sentences of a text; raise DataError if it is not UTF-8."""
-    try:
-        for line in iter_raw_lines(file, subject=SUBJECT):
-            if text := normalize(line.decode("utf-8-sig"), language):
-                yield text
-    except UnicodeDecodeError as error:
-        raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
+def read_sentences(files: Iterable[Path], language: str) -> Iterator[str]:
+    """Yield the normalized sentences of texts: their lines, or a table's column `sentence`.
+
+    In a .tsv quotes are plain characters, as in Common Voice. Raises DataError if a file is not
+    UTF-8, or a .csv or .tsv without that column.
+    """
+    for file in files:
+        raw_lines = iter_raw_lines(file, subject=SUBJECT)
+        lines: Iterator[str] = (line.decode("utf-8-sig") for line in raw_lines)
+        try:
+            if file.suffix in TABLE_DIALECTS:
+                rows = csv.DictReader(lines, **TABLE_DIALECTS[file.suffix])
+                _require_column(file, rows.fieldnames or ())
+                lines = (row[SENTENCE_COLUMN] or "" for row in rows)
+            yield from filter(None, (normalize(line, language) for line in lines))
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
+
+
+def _require_column(file: Path, names: Sequence[str]) -> None:
+    if SENTENCE_COLUMN not in names:
+        raise DataError(
+            f"A table of sentences needs a column `{SENTENCE_COLUMN}`, but {file} has "
+            f"{listed(names)}. Rename one, or write a .txt with a sentence on each line."
+        )
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:

@@ -15,6 +15,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.torch_internals import assume
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
+from sbkit.text.symbols import PADDING
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE_LOG_PROB = -1e4
@@ -109,8 +110,11 @@ def find_misaligned(
 
 
 def expand(states: Tensor, index: Tensor) -> Tensor:
-    """Return the state of each frame's symbol: (B, L, D), (B, U) -> (B, U, D)."""
-    return states.gather(1, index.unsqueeze(2).expand(-1, -1, states.shape[2]))
+    """Return the state of each frame's symbol: (B, L, D), (B, U) -> (B, U, D).
+
+    The index of padding is `PADDING`; its states are those of the first symbol.
+    """
+    return states.gather(1, index.clamp(min=0).unsqueeze(2).expand(-1, -1, states.shape[2]))
 
 
 def frame_index(durations: Tensor, num_frames: int) -> Tensor:
@@ -274,18 +278,21 @@ class SynthesisModel:
         return scores, find_durations(scores, frames, symbol_lengths).to(scores.device)
 
     def encode(self, symbols: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode symbols: (B, L) -> states (B, L, D), durations in frames, not rounded (B, L)."""
-        mask = torch.ones_like(symbols, dtype=torch.float32).unsqueeze(2)
-        states = self.text_encoder(symbols, mask)
+        """Encode symbols: (B, L) -> states (B, L, D), durations in frames, not rounded (B, L).
+
+        Shorter texts are padded with `PADDING`; what is returned there has no meaning.
+        """
+        mask = (symbols > PADDING).float().unsqueeze(2)
+        states = self.text_encoder(symbols.clamp(min=0), mask)
         durations, variances = self.adaptor.predict(states, mask)
         return self.adaptor(states, variances, mask), durations.exp().clamp(max=MAX_SYMBOL_FRAMES)
 
     def decode(self, states: Tensor, index: Tensor) -> tuple[Tensor]:
         """Turn states into audio between -1 and 1: (B, L, D), (B, U) -> (B, S).
 
-        index: the symbol of each frame.
+        index: the symbol of each frame, `PADDING` past the end of shorter speech.
         """
-        mask = torch.ones_like(index, dtype=torch.float32).unsqueeze(2)
+        mask = (index > PADDING).float().unsqueeze(2)
         features = self.mel_decoder(expand(states, index), mask)
         return (self.vocode(self.mel_decoder.denormalize(features), mask),)
 

@@ -125,7 +125,7 @@ SYNTHESIS = Task(
     ),
     commands={
         "speak": Command(
-            run="sbkit.runtime.synthesizer.speak", example='"Good morning." --out hello.wav'
+            run="sbkit.commands.speak.speak", example='"Good morning." --out hello.wav'
         )
     },
     synthesizer_class="sbkit.runtime.synthesizer.Synthesizer",

@@ -12,6 +12,7 @@ from sbkit.text.verbalize import MARKS, spell_out
 
 SYMBOL_TYPES = ("characters", "phonemes")
 PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # may last long
+PADDING = -1  # an id that no symbol has; it pads the texts of a batch to one length
 ESPEAK = "espeak-ng"
 ESPEAK_VOICES = {
     "en": "en-us",

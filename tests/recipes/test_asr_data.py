@@ -1,10 +1,12 @@
 """Language models are trained again for other data, and the weights fitted with them removed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from recipes.asr.data import prepare_language_models
+from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
@@ -54,3 +56,63 @@ def test_other_training_data_gives_other_language_models(
         prepare_language_models(knobs, splits, tokenizer)
         words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
         assert words is not None and {*words.words} == {*SPECIAL, *known}
+
+
+def splits_of(train: str, dev: Sequence[str], test: str) -> Splits:
+    named = {
+        name: make_store([Utterance(x, x, x, "ann", 0, b"") for x in texts])
+        for name, texts in (("train", [train]), ("dev", dev), ("test", [test]))
+    }
+    return Splits(named["train"], {"dev": named["dev"]}, {"test": named["test"]})
+
+
+def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """But not of the training transcripts. The layout of the TSV is that of Common Voice 25."""
+    talks, sentences = tmp_path / "talks.txt", tmp_path / "validated_sentences.tsv"
+    talks.write_text("Call the office!\nFill the face.\nFill the face\n")
+    header = "sentence_id\tsentence\tvariant\tsentence_domain\tsource\tis_used\tclips_count"
+    rows = ['a1\t"Ice call.\t\t\tme\t1\t3', "a2\tTell the chief.\t\tgeneral\tme\t1\t0"]
+    sentences.write_text("\n".join([header, *rows]) + "\n")
+    knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    knobs |= {"output_folder": str(tmp_path), "lm_text": [str(talks), str(sentences)]}
+    caplog.set_level("INFO")
+
+    def known_words(dev: Sequence[str], lm_text: object) -> set[str]:
+        caplog.clear()
+        splits = splits_of("fill the face", dev, "ice call")
+        prepare_language_models(knobs | {"lm_text": lm_text}, splits, tokenizer)
+        words = load_language_models(tmp_path / LANGUAGE_MODELS_FILE, tokenizer).words
+        assert words is not None
+        return {*words.words} - {*SPECIAL}
+
+    both = [str(talks), str(sentences)]
+    assert known_words(["fill the face"], both) == {"call", "the", "office", "tell", "chief"}
+    assert "lm_text: 3 sentences left out, because dev or test has the same" in caplog.text
+    known_words(["fill the face"], both)
+    assert "language model of words" not in caplog.text  # nothing has changed
+    assert known_words(["tell the chief"], both) == {"call", "the", "office", "fill", "face"}
+    assert "lm_text: 2 sentences left out" in caplog.text
+    assert known_words(["fill the face"], None) == {"fill", "the", "face"}
+    assert "left out" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa with other files. Name it"),
+        ({"a.csv": "id,text\n1,call\n"}, "needs a column `sentence`, but .*a.csv has id, text"),
+        ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
+    ],
+)
+def test_lm_text_that_cannot_be_used_is_named(
+    tokenizer: Tokenizer, tmp_path: Path, content: dict[str, str | None], match: str
+) -> None:
+    for name, text in content.items():
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    knobs = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
+    knobs |= {"output_folder": str(tmp_path), "lm_text": [str(tmp_path / x) for x in content]}
+    with pytest.raises(SbkitError, match=match):
+        prepare_language_models(knobs, splits_of("call", ["call"], "call"), tokenizer)

@@ -7,7 +7,7 @@ import os
 import shutil
 import struct
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,13 +25,15 @@ import soundfile
 import torch
 from speechbrain import Stage
 
+from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from recipes.synthesis.recipe import SynthesisBrain
-from sbkit.audio.io import to_int16
+from sbkit.audio.io import to_int16, write_flac
 from sbkit.audio.resample import Signal
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
+from sbkit.data.manifest import Manifest
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.logs.run_log import read_log
@@ -288,6 +290,10 @@ def test_onnx_and_sherpa_onnx_synthesize_the_same(
     with Synthesizer.load(tmp_path / "bundle", device="cpu", runtime="onnx") as onnx:
         assert onnx.effective.runtime == "onnx"
         assert np.allclose(onnx.speak("Press one."), voice.speak("Press one."), atol=1e-4)
+        texts = [onnx.read("Press one. Hold."), onnx.read("Please hold the line.")]
+        first, second = onnx.synthesize(texts, [1.0, 0.7])
+        assert np.allclose(first, voice.speak("Press one. Hold."), atol=1e-4)
+        assert np.allclose(second, voice.speak("Please hold the line.", 0.7), atol=1e-4)
     speech = synthesize_with_sherpa(tmp_path / "bundle" / "sherpa-onnx", "PRESS one.", speed=1.25)
     assert np.allclose(speech, voice.speak("Press one.", speed=1.25), atol=1e-4)
 
@@ -359,6 +365,106 @@ def test_speak_command_writes_a_file_or_standard_output(
     assert soundfile.info(io.BytesIO(out)).samplerate == RATE
     with pytest.raises(SbkitError, match="either a text or --file"):
         sbkit(["speak", str(bundle), "--out", str(wav)])
+
+
+# -- `sbkit speak --lines`
+
+LINES = ["Press one.", "", 'Hold, "please".', "Press \N{GREEK SMALL LETTER OMEGA}.", "Press one."]
+LINES += ["", "Hold 2.", "Please hold. Press one"]  # two sentences
+SPOKEN = {LINES[0], LINES[2], LINES[6], LINES[7]}
+
+
+@pytest.fixture
+def speak_lines(bundle: Path, tmp_path: Path) -> Callable[..., int]:
+    (tmp_path / "some.txt").write_bytes("\r\n".join(LINES).encode() + b"\n")
+    words = ["speak", str(bundle), "--lines", str(tmp_path / "some.txt"), "--device=cpu"]
+    return lambda *options: sbkit([*words, "--out-dir", str(tmp_path / "clips"), *options])
+
+
+def read_table(table: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of a table by their texts, as training reads them."""
+    knobs = {"manifest": {"train-synthetic": str(table)}, "language": "en"}
+    manifest = own_data.read(knobs, "train-synthetic")
+    assert isinstance(manifest, Manifest) and not manifest.excluded
+    return {clip.sentence: {**clip.columns, "audio": str(clip.path)} for clip in manifest}
+
+
+def test_lines_become_clips_with_a_table_to_train_on(
+    speak_lines: Callable[..., int],
+    voice: Synthesizer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
+    assert "some.txt, lines 2, 6: left out. The text is empty." in caplog.text
+    assert "some.txt, line 4: left out. No training clip of this voice has ω." in caplog.text
+    assert "speech, 0 of them from before; 3 lines left out" in caplog.text
+    rows = read_table(tmp_path / "clips/some.csv")
+    assert rows.keys() == SPOKEN
+    assert len({row["speed"] for row in rows.values()} | {"0.9", "1.1"}) == 6
+    for text, row in rows.items():
+        audio, rate = soundfile.read(row["audio"], dtype="float32")
+        assert audio == pytest.approx(voice.speak(text, float(row["speed"])), abs=1e-4)
+        assert (rate, row["duration"]) == (RATE, f"{len(audio) / RATE:.3f}")
+    present = files_with_times(tmp_path / "clips")
+    assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
+    assert "speech, 4 of them from before; 3 lines left out" in caplog.text
+    assert files_with_times(tmp_path / "clips") == present
+
+
+def files_with_times(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*.flac")}
+
+
+def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
+    speak_lines: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_written = 0
+
+    def write_once(*arguments: Any) -> None:
+        nonlocal num_written
+        num_written += 1
+        if num_written == 2:
+            raise KeyboardInterrupt
+        write_flac(*arguments)
+
+    table = tmp_path / "clips/some.1-of-2.csv"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("sbkit.commands.speak.write_flac", write_once)
+        speak_lines("--part", "1/2")
+    before = files_with_times(tmp_path / "clips")
+    assert len(read_table(table)) == len(before) == 1
+    speak_lines("--part", "1/2")
+    assert before.items() <= files_with_times(tmp_path / "clips").items()
+    assert speak_lines("--part", "2/2") == FILES_FAILED
+    parts = [read_table(file).keys() for file in (table, tmp_path / "clips/some.2-of-2.csv")]
+    assert parts[0] | parts[1] == SPOKEN and not parts[0] & parts[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (["--lines", "some.txt"], "needs --out-dir DIR with --lines"),
+        (["Hold.", "--lines", "some.txt", "--out-dir", "new"], "`TEXT` cannot be used with --line"),
+        (["--lines", "some.txt", "--out-dir", "new", "--speed", "2"], "`--speed` cannot be used"),
+        (["--lines", "gone.txt", "--out-dir", "new"], "must be readable, but gone.txt is not"),
+        (["--lines", "some.txt", "--out-dir", "new", "--part", "17/16"], "from 1 to N.* is 17/16"),
+        (["--lines", "some.txt", "--out-dir", "new", "--speeds", "0"], "0.25 to 4, but is 0"),
+        (["--lines", "some.txt", "--out-dir", "new", "--speeds", "1.1", "0.9"], "but is 1.1 0.9"),
+        (["--lines", "some.txt", "--out-dir", "."], 'one voice .* has {"speaker": "voice-12"'),
+        (["Hold.", "--part", "1/2", "--out", "hold.wav"], "`--part` cannot be used without"),
+        (["Hold."], "needs --out FILE"),
+    ],
+)
+def test_speak_refuses_options_that_do_not_fit(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], match: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("some.txt").write_text("Hold.")
+    Path("voice.json").write_text('{"speaker": "voice-12", "speeds": [1.0]}')
+    with pytest.raises(SbkitError, match=match):
+        sbkit(["speak", str(bundle), *options])
+    assert {file.name for file in tmp_path.rglob("*")} == {"some.txt", "voice.json"}
 
 
 def test_find_durations_equals_the_best_of_all_paths() -> None:
