@@ -39,11 +39,17 @@ class MetricTotals:
     wall_seconds: float
     waiting_seconds: float  # mean over the ranks
     skipped_steps: float = 0.0  # steps whose gradient was not finite
+    penalty_sum: float = 0.0
 
     @property
     def loss(self) -> float:
-        """Mean loss per label."""
+        """Mean loss per label, without the penalty."""
         return self.loss_sum / self.labels if self.labels else float("nan")
+
+    @property
+    def penalties(self) -> dict[str, float]:
+        """Mean penalty per label, by its name in the log; empty if there was none."""
+        return {"penalty": self.penalty_sum / self.labels} if self.penalty_sum else {}
 
     @property
     def rtfx(self) -> float:
@@ -71,8 +77,10 @@ class Meter:
 
     def add(self, loss: Loss, audio_seconds: float) -> None:
         """Count one micro-batch of this rank; a loss that is not finite is left out of the mean."""
-        sum_and_count = torch.stack([loss.sums.detach().sum(), loss.counts.sum()]).to(self._loss)
-        self._loss += torch.where(sum_and_count[0].isfinite(), sum_and_count, 0.0)
+        loss_sum = loss.sums.detach().sum()
+        penalty = torch.zeros_like(loss_sum) if loss.penalty is None else loss.penalty.sum()
+        sums = torch.stack([loss_sum - penalty, loss.counts.sum(), penalty]).to(self._loss)
+        self._loss += torch.where(loss_sum.isfinite(), sums, 0.0)
         self._audio_seconds += audio_seconds
 
     def timed(self, batches: Iterator[Batched]) -> Iterator[Batched]:
@@ -95,7 +103,8 @@ class Meter:
         """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
-            self._loss += self._loss.new_tensor([unread.loss_sum, unread.labels])
+            sums = [unread.loss_sum, unread.labels, unread.penalty_sum]
+            self._loss += self._loss.new_tensor(sums)
             self._audio_seconds += unread.audio_seconds
             self._waiting_seconds += unread.waiting_seconds * world_size()
         self.skipped_steps += unread.skipped_steps
@@ -104,7 +113,7 @@ class Meter:
         """Sum over ranks, transfer once, and leave the meter as it is."""
         host = self._loss.new_tensor([self._audio_seconds, self._waiting_seconds])
         sums = sum_over_ranks(torch.cat([self._loss, host]))
-        loss_sum, labels, audio_seconds, waiting_seconds = sums.tolist()
+        loss_sum, labels, penalty_sum, audio_seconds, waiting_seconds = sums.tolist()
         return MetricTotals(
             loss_sum=loss_sum,
             labels=labels,
@@ -112,11 +121,12 @@ class Meter:
             wall_seconds=time.perf_counter() - self._started,
             waiting_seconds=waiting_seconds / world_size(),
             skipped_steps=self.skipped_steps,
+            penalty_sum=penalty_sum,
         )
 
     def _reset(self) -> None:
         dtype = widest_float(self._device)
-        self._loss: Tensor = torch.zeros(2, dtype=dtype, device=self._device)
+        self._loss: Tensor = torch.zeros(3, dtype=dtype, device=self._device)
         self._audio_seconds = 0.0
         self._waiting_seconds = 0.0
         self.skipped_steps = 0.0  # the same on every rank
@@ -203,6 +213,7 @@ class TrainingMetrics:
             rtfx=reading.rtfx,
             data_wait_share=reading.data_wait_share,
             skipped_steps=int(reading.skipped_steps),
+            metrics=reading.penalties,
         )
         self._write(figures)
         if live:
