@@ -98,7 +98,7 @@ def test_yaml_without_the_keys_has_one_view(workplace: Workplace, tmp_path: Path
     ("key", "value", "text"),
     [
         ("consistency_weight", -0.2, "a number of at least 0, but is -0.2. Pass 0 for none."),
-        ("consistency_warmup", 1000, "a number from 0 to 1, but is 1000. 0 is none, 1 is all."),
+        ("consistency_warmup", 1000, "a number from 0 to 1, but is 1000.0. 0 is none, 1 is all."),
     ],
 )
 def test_values_out_of_range_are_refused(key: str, value: object, text: str) -> None:
