@@ -116,14 +116,12 @@ def measure_cost(planned: PlannedRun) -> Cost:
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        views = steps.brain.views
         peak_bytes = steps.peak_bytes
         checkpoint_bytes = steps.checkpoint_bytes
 
     train_samples = sum(map(padded_samples, train_batches))
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
-    samples = train_samples + valid_samples / views
-    epoch_seconds = step_seconds * samples / padded_samples(largest)
+    epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
     num_checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
     return Cost(
         parameters=num_parameters,

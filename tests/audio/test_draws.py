@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sbkit.audio.augment import AddNoise, AddReverb, SpecAugment
-from sbkit.audio.draws import draw_for_step, draw_uniform, seeded_draws, seeded_views
+from sbkit.audio.draws import draw_for_step, draw_uniform, seeded_draws
 from sbkit.models.pretrained.blocks import mask_spans
 
 
@@ -42,21 +42,6 @@ def test_ranks_share_the_draws_of_a_step_and_torch_draws_for_other_rows() -> Non
     assert torch.equal(*shared)
     torch.manual_seed(0)
     assert torch.equal(draw_uniform(1, 2), expected[:1])  # no batch is left behind
-
-
-def test_second_view_has_draws_of_its_own_that_follow_from_the_utterance() -> None:
-    def draw(*ids: str) -> list[Tensor]:
-        with seeded_draws(ids):
-            with seeded_views(2):
-                views = draw_uniform(2 * len(ids), 3).chunk(2)
-            return [*views, draw_uniform(len(ids), 3)]
-
-    views = draw("a", "b", "c")
-    for view, alone in zip(views, draw("b"), strict=True):
-        assert torch.equal(view[1:2], alone)
-    with seeded_draws(["a", "b", "c"]):
-        assert torch.equal(draw_uniform(3, 3), views[0])
-    assert len({*torch.cat(views).flatten().tolist()}) == 3 * 9
 
 
 @pytest.fixture

@@ -112,4 +112,4 @@ def test_penalty_is_part_of_the_sums_of_utterances_that_count() -> None:
     loss = Loss(torch.tensor([2.0, 0.0]), torch.tensor([4, 0]))
     loss = loss.with_penalty(torch.tensor([1.0, torch.nan]))
     assert loss.sums.tolist() == [3.0, 0.0]
-    assert loss.detach().cpu().penalty.tolist() == [1.0, 0.0]  # type: ignore[union-attr]
+    assert loss.penalty is not None and loss.penalty.tolist() == [1.0, 0.0]
