@@ -107,6 +107,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         optimizer_step: steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         num_averaged: the number of checkpoints whose mean is tested.
+        views: how often a training step runs each utterance; its audio counts as often.
 
     >>> class Line(Brain):
     ...     def compute_forward(self, batch, stage):
@@ -121,6 +122,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     loaders: Loaders | None = None
     num_averaged: int = 1
+    views: int = 1
 
     def __init__(
         self,
@@ -340,7 +342,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self._is_last = is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
-            seconds = batch.seconds if isinstance(batch, Batch) else 0.0
+            seconds = self.views * batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
             self.training_metrics.meter.add(as_loss(objective), seconds, sources)
             if self.optimizer_step > steps_before:
@@ -508,15 +510,21 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         accumulation = self.grad_accumulation_factor
         return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
 
+    @property
+    def run_share(self) -> float:
+        """The share of the run before the current step, by the YAML's `epoch_counter`."""
+        epochs = self.hparams.epoch_counter
+        finished_epochs = max(0, epochs.current - 1)  # a check is before the first epoch
+        return float((finished_epochs + self.epoch_share) / epochs.limit)
+
     def _set_rate(self) -> None:
         """Set the learning rate from the position in the run, if the YAML has `lr_schedule`."""
         if self._schedule is None:
             return
-        epochs = self.hparams.epoch_counter
-        progress = (epochs.current - 1 + self.epoch_share) / epochs.limit
+        epoch = self.hparams.epoch_counter.current
         validations = self.training_metrics.validations
         factor = self._schedule(
-            Position(progress, self.optimizer_step + 1, epochs.current, validations)
+            Position(self.run_share, self.optimizer_step + 1, epoch, validations)
         )
         rate = None if self._hparam("optimizers", None) else self.hparams.lr
         set_rate(self._active_optimizers().values(), factor, rate)
