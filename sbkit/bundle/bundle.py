@@ -149,7 +149,9 @@ class Bundle:
             confidence=self.config.confidence.get(decoder_type),
             hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(ClipDecoder(self.decoder, aligner), processes=usable_cores())
+        utterance_confidence = self.config.utterance_confidence.get(decoder_type)
+        clip_decoder = ClipDecoder(self.decoder, aligner, utterance_confidence)
+        return DecoderPool(clip_decoder, processes=usable_cores())
 
     # Decoder and hotwords
 
