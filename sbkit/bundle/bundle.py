@@ -13,6 +13,7 @@ the list of `sbkit.bundle.allowed` are built.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -151,7 +152,8 @@ class Bundle:
         )
         utterance_confidence = self.config.utterance_confidence.get(decoder_type)
         clip_decoder = ClipDecoder(self.decoder, aligner, utterance_confidence)
-        return DecoderPool(clip_decoder, processes=usable_cores())
+        processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return DecoderPool(clip_decoder, processes=processes)
 
     # Decoder and hotwords
 
