@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TextIO
 import soundfile
 
 from sbkit.audio.io import read_audio
-from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, SbkitError
+from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import (
     parse_errors_as_sbkit_errors,
     require_writable,
@@ -68,8 +68,7 @@ def write_pseudo_labels(options: Namespace) -> int:
     settings = _settings(options, config)
     with _join_ranks() as (rank, num_ranks), find_audio(options.files) as named_files:
         labels = PseudoLabels(options, config, settings)
-        files = sorted({file.parent.resolve() / file.name for file in named_files})
-        files = [file for file in files if not labels.has_written(file)]
+        files = [file for file in _distinct(named_files) if not labels.has_written(file)]
         own_files = files[part - 1 :: num_parts][rank::num_ranks]
         errors_file = options.errors and _of_rank(options.errors, rank)
         with labels.open(rank, num_ranks) as progress, open_errors(errors_file) as errors:
@@ -143,6 +142,19 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
     settings["vad"] = options.vad and str(options.vad)
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
+
+
+def _distinct(files: Iterable[Path]) -> list[Path]:
+    """Return the absolute paths in their order, each once; raise DataError if one is not UTF-8."""
+    paths = sorted({file.parent.resolve() / file.name for file in files})
+    for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"The name of {path} is not UTF-8, so a table cannot hold it. Rename it."
+            ) from error
+    return paths
 
 
 @contextmanager
