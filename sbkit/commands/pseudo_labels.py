@@ -68,7 +68,7 @@ def write_pseudo_labels(options: Namespace) -> int:
     settings = _settings(options, config)
     with _join_ranks() as (rank, num_ranks), find_audio(options.files) as named_files:
         labels = PseudoLabels(options, config, settings)
-        files = [file for file in _distinct(named_files) if not labels.has_written(file)]
+        files = _recordings(named_files, options.segments)
         own_files = files[part - 1 :: num_parts][rank::num_ranks]
         errors_file = options.errors and _of_rank(options.errors, rank)
         with labels.open(rank, num_ranks) as progress, open_errors(errors_file) as errors:
@@ -144,9 +144,14 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
     return plain
 
 
-def _distinct(files: Iterable[Path]) -> list[Path]:
-    """Return the absolute paths in their order, each once; raise DataError if one is not UTF-8."""
+def _recordings(files: Iterable[Path], segments: Path | None) -> list[Path]:
+    """Return absolute paths in their order, each once, without the segments that a run has written.
+
+    Raises DataError if a path is not UTF-8.
+    """
     paths = sorted({file.parent.resolve() / file.name for file in files})
+    if segments is not None:
+        paths = [path for path in paths if not path.is_relative_to(segments.resolve())]
     for path in paths:
         try:
             str(path).encode()
@@ -232,10 +237,6 @@ class PseudoLabels:
                 f"{self._table} exists, but was not written by `sbkit transcribe`. Choose another "
                 "--out."
             )
-
-    def has_written(self, file: Path) -> bool:
-        """Return whether a file is one of the segments."""
-        return self._segments is not None and file.is_relative_to(self._segments.resolve())
 
     @contextmanager
     def open(self, rank: int, num_ranks: int) -> Iterator[BinaryIO]:
