@@ -52,6 +52,9 @@ NOT_RUN_HERE = (
         "sbkit serve my-model",
         "sbkit transcribe --runtime onnx",
     ),
+    "sbkit transcribe my-model talks --format manifest",
+    "torchrun --nproc_per_node=8 -m sbkit transcribe",
+    "torchrun train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
     *("sbkit score RUN", "sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
 )

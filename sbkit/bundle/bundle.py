@@ -13,6 +13,7 @@ the list of `sbkit.bundle.allowed` are built.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -149,7 +150,10 @@ class Bundle:
             confidence=self.config.confidence.get(decoder_type),
             hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
         )
-        return DecoderPool(ClipDecoder(self.decoder, aligner), processes=usable_cores())
+        utterance_confidence = self.config.utterance_confidence.get(decoder_type)
+        clip_decoder = ClipDecoder(self.decoder, aligner, utterance_confidence)
+        processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return DecoderPool(clip_decoder, processes=processes)
 
     # Decoder and hotwords
 

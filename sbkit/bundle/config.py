@@ -10,6 +10,7 @@ from sbkit.audio.io import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
+from sbkit.decoding.utterances import UTTERANCES, UtteranceConfidence
 from sbkit.decoding.words import Confidence, WordOffsets
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.text.normalization import Orthography, separates_words, table_from_stored
@@ -36,6 +37,7 @@ class BundleConfig:
     decoder: its type, beam size, weights and use of the attention decoder, and its error rates on
         the validation set; None for greedy decoding.
     confidence: for each decoder, the model that turns features of words into probabilities.
+    utterance_confidence: the same for whole texts.
     word_offsets: from the frames of tokens to the times of words.
     provenance: the record that is copied into scores of the bundle.
     """
@@ -48,6 +50,7 @@ class BundleConfig:
     normalizer: Orthography | None = None
     decoder: Mapping[str, Any] | None = None
     confidence: Mapping[str, Confidence] = field(default_factory=dict)
+    utterance_confidence: Mapping[str, UtteranceConfidence] = field(default_factory=dict)
     word_offsets: WordOffsets = field(default_factory=WordOffsets)
     provenance: Mapping[str, Any] | None = None
 
@@ -126,6 +129,11 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
                 name: Confidence.from_plain(fit["weights"])
                 for name, fit in confidence.items()
                 if fit["weights"] is not None
+            },
+            utterance_confidence={
+                name: UtteranceConfidence.from_plain(fit[UTTERANCES])
+                for name, fit in confidence.items()
+                if fit.get(UTTERANCES, {}).get("weights") is not None
             },
             word_offsets=WordOffsets.from_plain(values.get("word_offsets") or {}),
             provenance=values.get(PROVENANCE),

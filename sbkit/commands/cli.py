@@ -324,9 +324,15 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
 def _add_inference_commands(add_command: AddCommand) -> None:
     groups = [_bundle, _files, _runtime, _decoding, _vad, _quiet, _import]
     add = add_command("transcribe", _transcribe, "transcribe audio files", *groups)
-    formats = ("text", "txt", "json", "srt", "vtt", "tsv")
-    add("--format", choices=formats, default="text", help="(default: text)")
-    add("--out", metavar="DIR", type=Path, help="write one file per recording to DIR")
+    formats = ("text", "txt", "json", "srt", "vtt", "tsv", "manifest")
+    table = "manifest writes a table of pseudo-labels to train on (default: text)"
+    add("--format", choices=formats, default="text", help=table)
+    out = "write one file per recording to DIR, or all pseudo-labels to TABLE.csv"
+    add("--out", metavar="DIR|TABLE.csv", type=Path, help=out)
+    right = "keep utterances that are entirely right with at least this probability (default: 0.9)"
+    add("--min-confidence", metavar="P", type=float, help=right)
+    add("--segments", metavar="DIR", type=Path, help="also write the utterances kept, as FLAC")
+    add("--part", metavar="K/N", help="only the K-th of N shares of the files, for job arrays")
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
@@ -457,8 +463,14 @@ def _compare(options: Namespace) -> None:
 def _transcribe(options: Namespace) -> int:
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
+    for name in ("min_confidence", "segments", "part"):
+        if getattr(options, name) is not None and options.format != "manifest":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"`{option}` needs --format manifest. Add it, or leave {option} out.")
     with _with_bundle(options) as options:
         path = "listen.transcribe_live" if options.live else "transcribe.transcribe"
+        if options.format == "manifest" and not options.live:
+            path = "pseudo_labels.write_pseudo_labels"
         return _imported(path)(options) or 0
 
 

@@ -69,22 +69,28 @@ def transcribe(options: Namespace) -> int:
 
     Raises SbkitError if the bundle cannot be used, or the options do not fit.
     """
+    with find_audio(options.files, options.raw_rate) as files:
+        _check_output(options, files)
+        times = options.format not in TEXT_FORMATS
+        with (
+            open_errors(options.errors) as errors,
+            open_transcriber(options, times=times) as transcriber,
+            show_seconds("transcribing", files, quiet=options.quiet) as on_seconds,
+        ):
+            results = transcriber.stream(files, on_seconds=on_seconds)
+            return write_results(options, files, results, errors)
+
+
+def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
+    """Load the bundle as the options say, and print where its model runs."""
     # oneDNN caches 1,024 kernels, each for one shape and of 70 kB. A batch needs four of them, but
     # hardly any shape occurs twice in an hour of audio, so the cache would take 60 MB.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
     load = partial(Transcriber.load, options.bundle, **recognizer_options(options))
-    times = options.format not in TEXT_FORMATS
-    with find_audio(options.files, options.raw_rate) as files:
-        _check_output(options, files)
-        with (
-            open_errors(options.errors) as errors,
-            load(times=times, detector=open_detector(options)) as transcriber,
-        ):
-            if not options.quiet:
-                print(f"running on {transcriber.effective}", file=sys.stderr)
-            with show_seconds("transcribing", files, quiet=options.quiet) as on_seconds:
-                results = transcriber.stream(files, on_seconds=on_seconds)
-                return write_results(options, files, results, errors)
+    transcriber = load(times=times, detector=open_detector(options))
+    if not options.quiet:
+        print(f"running on {transcriber.effective}", file=sys.stderr)
+    return transcriber
 
 
 def recognizer_options(options: Namespace) -> dict[str, Any]:
@@ -125,10 +131,7 @@ def write_results(
             _write(file, result, options, with_name=len(files) > 1)
             continue
         num_failed += 1
-        print(result, file=sys.stderr)
-        if errors is not None:
-            line = json.dumps({"file": str(file), "error": str(result)}, ensure_ascii=False)
-            print(printable_json(line), file=errors, flush=True)
+        report_error(file, result, errors)
     if len(files) > 1:
         line = f"{len(files) - num_failed} written, {num_failed} failed"
         if num_failed:
@@ -136,6 +139,14 @@ def write_results(
             line += f"; the errors are {place}"
         print(line, file=sys.stderr)
     return FILES_FAILED if num_failed else 0
+
+
+def report_error(file: Path, error: SbkitError, errors: TextIO | None) -> None:
+    """Print the error of a file, and write it to the file of ``--errors``."""
+    print(error, file=sys.stderr)
+    if errors is not None:
+        line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
+        print(printable_json(line), file=errors, flush=True)
 
 
 def _write(

@@ -22,6 +22,7 @@ import numpy as np
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import require_package
+from sbkit.base.units import samples_to_seconds
 from sbkit.config.ranges import Range, require_in_range
 from sbkit.decoding.decoding_graph import PACKAGES, GraphDecoder, make_graph
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
@@ -35,6 +36,7 @@ from sbkit.decoding.prefix_beam import (
     WordScorer,
     make_lexicon,
 )
+from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import WordAligner
 from sbkit.lm.language_models import LanguageModels, load_language_models
 from sbkit.text.tokenizer import Tokenizer
@@ -449,10 +451,21 @@ class DecoderInput:
 
 @dataclass(frozen=True)
 class Recognition:
-    """The text of a clip, and on request its words with times."""
+    """The text of a clip, and on request its words with times.
+
+    Attributes:
+        start, seconds: where the clip begins in its recording, and its length; with the words.
+        confidence: the probability that the whole text is right; None if it is not known.
+        expected_errors: edits between the text and what was said, in words, or in characters for a
+            language without spaces.
+    """
 
     text: str
     words: tuple[Word, ...] = ()
+    start: float = 0.0
+    seconds: float = 0.0
+    confidence: float | None = None
+    expected_errors: float | None = None
 
 
 class ClipDecoder:
@@ -461,15 +474,22 @@ class ClipDecoder:
     It holds no acoustic model, so it can be sent to other processes.
     """
 
-    def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
+    def __init__(
+        self,
+        decoder: BeamDecoder | None,
+        aligner: WordAligner,
+        utterance_confidence: UtteranceConfidence | None = None,
+    ) -> None:
         vocabulary = aligner.tokenizer.vocabulary
         greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
         self.decoder: BeamDecoder | GreedyDecoder = decoder or greedy
         self.aligner = aligner
+        self.utterance_confidence = utterance_confidence
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the cache of decoders with hotwords."""
-        return {"decoder": self.decoder, "aligner": self.aligner}
+        names = ("decoder", "aligner", "utterance_confidence")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def holds_gil(self) -> bool:
@@ -497,7 +517,20 @@ class ClipDecoder:
         if not with_times:
             return Recognition(text)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
-        return Recognition(text, tuple(word.later(clip.start) for word in words))
+        confidences = [word.confidence for word in words if word.confidence is not None]
+        confidence = expected_errors = None
+        if self.utterance_confidence is not None and words and len(confidences) == len(words):
+            confidence, expected_errors = self.utterance_confidence(
+                confidences, beam, aligner.tokenizer
+            )
+        return Recognition(
+            text,
+            tuple(word.later(clip.start) for word in words),
+            start=clip.start,
+            seconds=samples_to_seconds(clip.samples, aligner.sample_rate),
+            confidence=confidence,
+            expected_errors=expected_errors,
+        )
 
     @cached_property
     def _cached_with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:

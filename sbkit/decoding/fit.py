@@ -1,20 +1,21 @@
-"""Fit a decoder to validation data: the weights of its models, and the confidences of its words.
+"""Fit a decoder to validation data: the weights of its models, and confidences.
 
 log-probabilities and reference texts -> a sample of them -> errors with trial weights
--> the best weights -> features of the words that are decoded with them -> confidences
+-> the best weights -> features of the words that are decoded with them -> confidences of words
+-> features of the whole texts -> confidences of utterances
 """
 
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Bools, Float64s, LogProbs
+from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural
@@ -27,6 +28,12 @@ from sbkit.decoding.decoder import (
     DecoderWeights,
 )
 from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.utterances import (
+    EXTRA_ERRORS,
+    UTTERANCES,
+    text_share,
+    utterance_features,
+)
 from sbkit.decoding.words import (
     CONFIDENCE_FILE,
     FEATURES,
@@ -71,7 +78,8 @@ MIN_UTTERANCES, MIN_SECONDS = 20, 180.0
 # A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
 SAMPLE_TOKENS_PER_SECOND = 0.2
 
-MIN_WORDS = 20  # of right and of wrong words; with 20, NCE on other clips was at worst 0.17
+# With 20 words, NCE on other clips was at worst 0.17. Utterances have half as many features.
+MIN_RIGHT_AND_WRONG = {"words": 20, "utterances": 10}
 NUM_FOLDS = 10
 PRIOR_PRECISION = 1.0  # of the normal distribution of a standardized feature's weight
 MIN_FEATURE_SCALE = 1e-2  # standard deviation below which a feature is not used
@@ -133,27 +141,42 @@ class FittedConfidence:
 
     Both are None if there are too few words. The confidence is also None if it predicts no better
     than the share of right words.
+
+    unit: what is right or wrong, words or whole utterances.
+    extra_errors: of utterances, as in `UtteranceConfidence`.
+    utterances: beside a confidence of words, that of the utterances.
     """
 
     confidence: Confidence | None
     calibration: Calibration | None
-    words: int
+    count: int
     right: int
+    unit: str = "words"
+    extra_errors: float | None = None
+    utterances: "FittedConfidence | None" = None
 
     def plain(self) -> dict[str, Any]:
         weights = None if self.confidence is None else self.confidence.plain()
-        figures = {} if self.calibration is None else asdict(self.calibration)
-        return {"weights": weights, "words": self.words, "right": self.right, **figures}
+        record: dict[str, Any] = {"weights": weights, self.unit: self.count, "right": self.right}
+        if self.calibration is not None:
+            record |= {name: getattr(self.calibration, name) for name in ("AUC", "NCE", "ECE")}
+        if self.extra_errors is not None:
+            record[EXTRA_ERRORS] = self.extra_errors
+        if self.utterances is not None:
+            record[UTTERANCES] = self.utterances.plain()
+        return record
 
     def __str__(self) -> str:
-        if self.confidence is not None:
-            return f"{self.calibration}, by cross-validation"
         if self.calibration is None:
+            least = MIN_RIGHT_AND_WRONG[self.unit]
             return (
-                f"none, because {self.right} of {self.words} words are right: fitting needs two "
-                f"utterances with at least {MIN_WORDS} right and {MIN_WORDS} wrong words"
+                f"none, because {self.right} of {self.count} {self.unit} are right: fitting needs "
+                f"two utterances with at least {least} right and {least} wrong {self.unit}"
             )
-        return f"none, because it predicts words it was not fitted to too badly: {self.calibration}"
+        figures = self.calibration.describe(self.unit)
+        if self.confidence is not None:
+            return f"{figures}, by cross-validation"
+        return f"none, because it predicts {self.unit} it was not fitted to too badly: {figures}"
 
 
 @dataclass(frozen=True)
@@ -218,12 +241,18 @@ def fit_decoder(
         )
         decoder = decoder.with_weights(weights.weights)
     confidences = fit_confidences(
-        aligner, decoder, utterances, ping=lambda: ping("confidence"), quiet=quiet
+        aligner,
+        decoder,
+        utterances,
+        by_words=by_words,
+        ping=lambda: ping("confidence"),
+        quiet=quiet,
     )
+    sets = ", ".join(splits) or "no validation set"
     for name, fit in confidences.items():
-        logger.info(
-            f"confidence of words, {name}: {fit} ({', '.join(splits) or 'no validation set'})"
-        )
+        logger.info(f"confidence of words, {name}: {fit} ({sets})")
+        if fit.utterances is not None:
+            logger.info(f"confidence of utterances, {name}: {fit.utterances} ({sets})")
     return FittedDecoder(decoder, weights, confidences, splits)
 
 
@@ -467,6 +496,7 @@ def fit_confidences(
     decoder: BeamDecoder | None,
     utterances: Sequence[ValidationUtterance],
     *,
+    by_words: bool,
     ping: Ping,
     quiet: bool,
 ) -> dict[str, FittedConfidence]:
@@ -485,7 +515,10 @@ def fit_confidences(
             for name, one_decoder in decoders.items():
                 beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
                 words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
-                labeled[name].append(label_words(words, utterance.text))
+                share = text_share(beam, aligner.tokenizer)
+                labeled[name].append(
+                    label_words(words, utterance.text, share=share, by_words=by_words)
+                )
     return {
         name: fit_confidence(list(chain.from_iterable(gather_over_ranks(words))))
         for name, words in labeled.items()
@@ -493,45 +526,88 @@ def fit_confidences(
 
 
 class LabeledWords(NamedTuple):
-    """The features of an utterance's decoded words, and which are right; text: the reference."""
+    """The features of an utterance's decoded words, and which are right.
+
+    text: the reference; share: of the beam's probability that has this text; errors: edits between
+    the text and the reference, in words, or in characters for a language without spaces.
+    """
 
     text: str
     features: dict[str, Float64s]
     right: list[bool]
+    share: float = 1.0
+    errors: int = 0
 
 
-def label_words(words: WordFeatures, reference: str) -> LabeledWords:
+def label_words(
+    words: WordFeatures, reference: str, *, share: float = 1.0, by_words: bool = True
+) -> LabeledWords:
     """Compare the decoded words of an utterance with its reference."""
     decoded = [word.text for word in words.words]
-    return LabeledWords(reference, words.features, word_correctness(reference.split(), decoded))
+    right = word_correctness(reference.split(), decoded)
+    scores = count_errors(reference, " ".join(decoded))
+    errors = (scores.words if by_words else scores.characters).errors
+    return LabeledWords(reference, words.features, right, share, errors)
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
-    """Fit a confidence to words, independently of the order of the utterances.
+    """Fit confidences to words and to whole utterances, independently of the order.
 
     Features and prior are fixed, so cross-validation only measures the fit.
     """
     labeled = sorted((words for words in labeled if words.right), key=_sort_key)
+    lengths = [len(words.right) for words in labeled]
     right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
-    num_words = len(right)
+    names = [name for name in FEATURES if labeled and name in labeled[0].features]
+    features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
+    fitted, predicted = _fit_and_predict(
+        features, right, np.repeat(np.arange(len(labeled)), lengths)
+    )
+    if fitted.confidence is None:
+        return fitted
+    # The words of other audio are less certain than those that a confidence was fitted to, so
+    # utterances are fitted to predictions.
+    parts = np.split(predicted, np.cumsum(lengths)[:-1])
+    return replace(fitted, utterances=_fit_utterances(labeled, [part.tolist() for part in parts]))
+
+
+def _fit_utterances(
+    labeled: Sequence[LabeledWords], word_confidences: Sequence[Sequence[float]]
+) -> FittedConfidence:
+    rows = [
+        utterance_features(confidences, words.share)
+        for words, confidences in zip(labeled, word_confidences, strict=True)
+    ]
+    features = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    errors = np.array([words.errors for words in labeled])
+    indices = np.arange(len(rows))
+    fitted, predicted = _fit_and_predict(features, errors == 0, indices, unit="utterances")
+    if fitted.confidence is None:
+        return fitted
+    wrong_words = np.array([len(part) - sum(part) for part in word_confidences])
+    extra = (errors.sum() - (1 - predicted).sum()) / ((1 - predicted) @ wrong_words)
+    return replace(fitted, extra_errors=round(max(0.0, float(extra)), 4))
+
+
+def _fit_and_predict(
+    features: dict[str, Float64s], right: Bools, utterances: Counts, unit: str = "words"
+) -> tuple[FittedConfidence, Float64s]:
+    """Fit a confidence; return also predictions by confidences fitted to other utterances: (N,).
+
+    utterances: the index of each word's utterance, (N,).
+    """
     num_right = int(right.sum())
-    if len(labeled) < 2 or min(num_right, num_words - num_right) < MIN_WORDS:
-        return FittedConfidence(None, None, num_words, num_right)
-    folds = np.array([n % NUM_FOLDS for n, words in enumerate(labeled) for _ in words.right])
-    features = {
-        name: np.concatenate([words.features[name] for words in labeled])
-        for name in FEATURES
-        if name in labeled[0].features
-    }
-    predicted = np.zeros(num_words)
+    predicted = np.zeros(len(right))
+    if len({*utterances}) < 2 or min(num_right, len(right) - num_right) < MIN_RIGHT_AND_WRONG[unit]:
+        return FittedConfidence(None, None, len(right), num_right, unit), predicted
     for fold in range(NUM_FOLDS):
-        is_held_out = folds == fold
+        is_held_out = utterances % NUM_FOLDS == fold
         confidence = _fit(_select(features, ~is_held_out), right[~is_held_out])
         predicted[is_held_out] = confidence(_select(features, is_held_out))
     calibration = measure_calibration(predicted.tolist(), right.tolist())
     is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
     fitted = _fit(features, right) if is_useful else None
-    return FittedConfidence(fitted, calibration, num_words, num_right)
+    return FittedConfidence(fitted, calibration, len(right), num_right, unit), predicted
 
 
 def _sort_key(labeled: LabeledWords) -> tuple[str, list[list[float]]]:

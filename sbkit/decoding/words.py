@@ -180,6 +180,8 @@ class WordOffsets:
 class Confidence:
     """A logistic function: bias + sum of weight * feature are the log odds that a word is right.
 
+    It serves whole texts, too (`utterances.py`).
+
     weights: by feature, for some of FEATURES.
     """
 
@@ -187,11 +189,11 @@ class Confidence:
     weights: Mapping[str, float]
 
     @classmethod
-    def from_plain(cls, values: Mapping[str, float]) -> Self:
+    def from_plain(cls, values: Mapping[str, float], features: Sequence[str] = FEATURES) -> Self:
         """Read {bias: ..., FEATURE: ...}; raise KeyError, TypeError or ValueError if invalid."""
         weights = dict(values)
         is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
-        if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
+        if not is_bounded or not weights.keys() <= {BIAS, *features}:
             raise ValueError(f"a weight is unknown or beyond {MAX_WEIGHT:g}")
         return cls(weights.pop(BIAS), weights)
 
@@ -203,7 +205,8 @@ class Confidence:
         odds = self.bias + sum(weight * features[name] for name, weight in self.weights.items())
         probabilities = 1 / (1 + np.exp(-np.clip(odds, -50, 50)))
         clipped = probabilities.clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-        rounded: list[float] = np.broadcast_to(clipped, len(features["entropy"])).round(3).tolist()
+        count = len(next(iter(features.values())))
+        rounded: list[float] = np.broadcast_to(clipped, count).round(3).tolist()
         return rounded
 
 

@@ -1,6 +1,7 @@
 """Open the model of a bundle with torch or onnxruntime, which its thread imports."""
 
 import ctypes
+import os
 from argparse import Namespace
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -99,8 +100,10 @@ def _load_onnx(
     graphs = [name for name, graph in task.require_export().graphs.items() if graph.format == ONNX]
     if not graphs and streaming != "only":  # classifiers are not exported to ONNX
         task.require_prediction("text", command="transcribe")
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # as of the torch runtime, under torchrun
     if device == AUTO:
-        device = "cpu" if why_no_cuda(ONNX) else FIRST_GPU
+        device = "cpu" if why_no_cuda(ONNX) else gpu
+    device = gpu if device == "cuda" else device
     model: OnnxModel | OnnxGraphs
     if graphs:
         model = OnnxGraphs(graphs, folder, device=device)
@@ -111,7 +114,6 @@ def _load_onnx(
             f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "
             "again."
         )
-    device = FIRST_GPU if device == "cuda" else device
     require_effective(model.effective, device=device, precision=precision)
     return model
 

@@ -64,6 +64,7 @@ class Transcript:
     seconds: float  # of audio
     effective: Effective  # where and how the model ran
     words: tuple[Word, ...] = ()  # if their times were requested
+    utterances: tuple[Recognition, ...] = ()  # the same text by segment, as a decoder returned it
 
     def __str__(self) -> str:
         return self.text
@@ -532,6 +533,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             text=printable(join_segments(part.text for part in recognized)),
             seconds=self._seconds(last.next_start),
             words=tuple(replace(word, text=printable(word.text)) for word in words),
+            utterances=tuple(recognized),
             effective=self.effective,
         )
 

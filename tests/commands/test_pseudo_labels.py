@@ -1,0 +1,311 @@
+"""Pseudo-labels: what the table has, what a second run does again, and whether its WER is true."""
+
+import csv
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
+from sbkit.commands import pseudo_labels
+from sbkit.commands.cli import run as sbkit
+from sbkit.data.cache import default_cache
+from sbkit.decoding import fit
+from sbkit.decoding.utterances import UtteranceConfidence
+from sbkit.decoding.words import Confidence
+from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.runtime.model_thread import ModelThread
+from sbkit.runtime.transcriber import Transcriber
+from sbkit.text.normalization import normalize
+from tests import processes
+from tests.runs import TINY, rows_of, train_here
+from tests.runtime.bundles import WITHOUT_DATA, edit_config, louder, make_run
+from tests.runtime.tones import RATE, silence, speak, tone_bundle
+
+Captured = pytest.CaptureFixture[str]
+TALK = ("lazy", "the quick brown fox", "dog")
+PAUSES = (2.0, 3.0)  # seconds
+CERTAIN_WORDS = Confidence(3.0, {})
+# 0.98 for one word, and 0.46 for four
+SURE_OF_SHORT_TEXTS = UtteranceConfidence(Confidence(4.0, {"length": -3.0}), 0.5)
+
+
+class Talks:
+    """A folder of talks, and a bundle that hears tones in the place of any model."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        bundle, tokenizer, self.model = tone_bundle(folder)
+        bundle.model.close()
+        config = replace(
+            bundle.config,
+            provenance={"weights": "a"},
+            confidence={"greedy": CERTAIN_WORDS},
+            utterance_confidence={"greedy": SURE_OF_SHORT_TEXTS},
+        )
+        self.bundle = replace(bundle, config=config)
+        self.folder = folder
+        parts = [speak(tokenizer, text) for text in TALK]
+        samples = [parts[0], silence(PAUSES[0]), parts[1], silence(PAUSES[1]), parts[2]]
+        ends = np.cumsum([len(part) for part in samples]) / RATE
+        self.spoken = [(0.0, ends[0]), (ends[1], ends[2]), (ends[3], ends[4])]
+        (folder / "talks").mkdir()
+        soundfile.write(folder / "talks/long.wav", np.concatenate(samples), RATE)
+        soundfile.write(folder / "talks/short.wav", speak(tokenizer, "a fox"), RATE)
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(Transcriber, "load", self._load)
+        monkeypatch.setattr(
+            pseudo_labels, "BundleFiles", lambda _: SimpleNamespace(config=self.bundle.config)
+        )
+
+    def _load(self, *_: object, **__: object) -> Transcriber:
+        thread = ModelThread(lambda: self.model)
+        return Transcriber(bundle=replace(self.bundle, model=thread))
+
+    def label(self, *options: str, files: str = "talks") -> list[dict[str, str]]:
+        assert self.run(files, *options) == 0
+        return read_table(self.folder / "pseudo.csv")
+
+    def run(self, *arguments: str) -> int:
+        out = () if "--out" in arguments else ("--out", "pseudo.csv")
+        return sbkit(["transcribe", "model", *arguments, "--format", "manifest", *out])
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.fixture
+def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talks:
+    return Talks(tmp_path, monkeypatch)
+
+
+def test_rows_are_the_utterances_of_long_files(talks: Talks, capsys: Captured) -> None:
+    rows = talks.label("--min-confidence", "0")
+    assert [row["text"] for row in rows] == [*TALK, "a fox"]
+    assert len({row["id"] for row in rows}) == 4
+    assert rows[0]["path"] == str(talks.folder.resolve() / "talks/long.wav")
+    for row, (start, end) in zip(rows, talks.spoken, strict=False):
+        offset = float(row["offset"])
+        assert max(0, start - 0.6) <= offset <= start
+        assert end <= offset + float(row["duration"]) + 0.1  # the last frame of a tone is silent
+        assert offset + float(row["duration"]) <= end + 0.6
+    confidence, errors = (float(rows[1][name]) for name in ("confidence", "expected_errors"))
+    assert confidence == pytest.approx(1 / (1 + np.exp(3 * np.log(4) - 4)), abs=1e-3)
+    wrong_words = 4 * (1 - 1 / (1 + np.exp(-3)))
+    assert errors == pytest.approx((1 - confidence) * (1 + 0.5 * wrong_words), abs=1e-2)
+    estimate = sum(float(row["expected_errors"]) for row in rows) / 8  # words
+    line = capsys.readouterr().out
+    assert line.startswith("pseudo.csv: 4 of 4 utterances (0.1 of 0.1 min) with a confidence of")
+    assert f"estimated WER is {100 * estimate:.1f} % (" in line
+
+
+def test_another_threshold_transcribes_nothing_again(talks: Talks, capsys: Captured) -> None:
+    assert [row["text"] for row in talks.label()] == ["lazy", "dog"]
+    count = len(talks.model.batches)
+    rows = talks.label("--min-confidence", "0.7", "--segments", "clips")
+    assert [row["text"] for row in rows] == ["lazy", "dog", "a fox"]
+    assert len(talks.model.batches) == count
+    assert "offset" not in rows[0]
+    whole, _ = soundfile.read("talks/long.wav", dtype="int16")
+    clip, _ = soundfile.read(rows[1]["path"], dtype="int16")
+    start = round(int(rows[1]["id"].rpartition("-")[2]) / 1000 * RATE)
+    assert np.array_equal(clip, whole[start : start + len(clip)])
+    # In a folder of recordings, segments are not recordings.
+    assert len(talks.label("--segments", "clips", "--min-confidence", "0", files=".")) == 4
+    assert "3 of 4 utterances" in capsys.readouterr().out
+
+
+def test_stopped_run_goes_on_with_the_next_file(
+    talks: Talks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = pseudo_labels.PseudoLabels.add
+
+    def add_or_stop(labels: Any, file: str, *arguments: Any) -> None:
+        if labels.by_file:
+            raise KeyboardInterrupt
+        add(labels, file, *arguments)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pseudo_labels.PseudoLabels, "add", add_or_stop)
+        talks.run("talks", "--min-confidence", "0")
+    rows = read_table(talks.folder / "pseudo.csv")
+    assert [row["text"] for row in rows] == [*TALK]
+    for name in ("pseudo.csv", "pseudo.progress.jsonl"):  # a write that was cut off
+        with (talks.folder / name).open("a") as file:
+            file.write('{"file": "/talks/sh')
+    talks.model.batches.clear()
+    assert talks.label("--min-confidence", "0")[:3] == rows
+    assert sum(map(len, talks.model.batches)) == 1  # only a fox
+    for line in Path("pseudo.progress.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_parts_are_disjoint_and_failed_files_are_tried_again(
+    talks: Talks, capsys: Captured
+) -> None:
+    (talks.folder / "talks/broken.wav").write_text("no audio")
+    assert talks.run("talks", "--part", "1/2", "--min-confidence", "0") == FILES_FAILED
+    first = read_table(talks.folder / "pseudo.csv")
+    rest = ["--part", "2/2", "--out", "rest.csv", "--min-confidence", "0"]
+    assert talks.run("talks", *rest) == 0
+    texts = [row["text"] for row in [*first, *read_table(talks.folder / "rest.csv")]]
+    assert sorted(texts) == sorted([*TALK, "a fox"])
+    assert "talks/broken.wav is not recognized as audio" in capsys.readouterr().err
+    assert talks.run("talks", "--part", "1/2") == FILES_FAILED
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--min-confidence", "1.5"], "of at least 0 and below 1, but is 1.5"),
+        (["--part", "17/16"], "K-th of N shares of the files, but is 17/16"),
+        (["--part", "3"], "K-th of N shares of the files, but is 3"),
+        (["--hotwords", "fox"], "does not take --hotwords"),
+        (["--out", "folder"], "writes a table, so --out must name it"),
+        (["-"], "cannot read standard input"),
+    ],
+)
+def test_wrong_options_are_refused(talks: Talks, options: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        talks.run("talks", *options)
+
+
+def test_other_models_and_files_are_refused(talks: Talks) -> None:
+    command = ["transcribe", "model", "talks"]
+    with pytest.raises(ConfigError, match="--out must name it, such as --out pseudo.csv"):
+        sbkit([*command, "--format", "manifest"])
+    with pytest.raises(ConfigError, match="`--segments` needs --format manifest"):
+        sbkit([*command, "--segments", "clips"])
+    (talks.folder / "own.csv").write_text("path,text\n")
+    with pytest.raises(ConfigError, match=re.escape("own.csv exists, but was not written by")):
+        talks.run("talks", "--out", "own.csv")
+    talks.label()
+    with pytest.raises(ConfigError, match=r"another model or other options \(different: vad\)"):
+        talks.run("talks", "--vad", "silero")
+    config = replace(talks.bundle.config, provenance={"weights": "b"})
+    talks.bundle = replace(talks.bundle, config=config)
+    with pytest.raises(ConfigError, match=r"pseudo.csv was begun with .* \(different: weights\)"):
+        talks.run("talks")
+    talks.bundle = replace(talks.bundle, config=replace(config, utterance_confidence={}))
+    with pytest.raises(SbkitError, match="for greedy decoding this model has none, because"):
+        talks.run("talks")
+
+
+@pytest.mark.ddp
+def test_ranks_write_one_table(asterisk_english: Path, tmp_path: Path) -> None:
+    """Each rank has a progress file; a later run of one process goes on from all of them."""
+    sbkit(
+        ["export", str(make_run(tmp_path / "run", change=louder, **WITHOUT_DATA))]
+        + ["--out", str(tmp_path / "bundle")]
+    )
+    fit = {"weights": {"bias": 1.0}}
+    fit["utterances"] = {"weights": {"bias": 1.0}, "extra_errors": 0.5}
+    edit_config(tmp_path / "bundle", lambda config: {**config, "confidence": {"greedy": fit}})
+    clips = sorted((asterisk_english / "clips").glob("*.flac"))[:5]
+    command = ["-m", "sbkit", "transcribe", tmp_path / "bundle", *clips, "--format", "manifest"]
+    command += ["--min-confidence", "0.5", "--device", "cpu", "--out"]
+    table, single = tmp_path / "ranks.csv", tmp_path / "single.csv"
+    process = processes.run([*command, table], ranks=2)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count("5 of 5 utterances") == 1
+    counts = [
+        len((tmp_path / f"ranks.progress{rank}.jsonl").read_text().splitlines()) - 1
+        for rank in ("", ".1")
+    ]
+    assert counts == [3, 2]
+    assert processes.run([*command, single]).returncode == 0
+    assert table.read_text() == single.read_text()
+    (tmp_path / "ranks.progress.1.jsonl").unlink()  # as if that rank had died
+    assert processes.run([*command, table]).returncode == 0
+    assert table.read_text() == single.read_text()
+
+
+# ---- a model that has learned something
+
+SMALL = (
+    *("--device=cpu", "--check=False", "--number_of_epochs=24", "--lr=0.004", "--batch_seconds=16"),
+    *("--d_model=96", "--d_ffn=256", "--cnn_channels=96", "--num_encoder_layers=3"),
+    *("--max_seconds=8", "--dropout=0.05", "--time_masks=2", "--concat_prob=0", "--speeds=[1.0]"),
+    *("--inter_ctc_weight=0", "--beam_size=16"),
+)
+
+
+@pytest.mark.slow(120)
+def test_estimated_wer_is_true_and_segments_are_trained_on(
+    asterisk_english: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    """The estimate follows the truth from all utterances to those that are probably right.
+
+    The language model knows all sentences: otherwise a model of one minute has no right utterance.
+    """
+    monkeypatch.setattr(fit, "NUM_TRIALS", 16)
+    monkeypatch.setattr(fit, "MIN_SAMPLE_TOKENS", fit.MAX_SAMPLE_TOKENS)  # most of dev
+    tables = write_tables(asterisk_english, tmp_path)
+    manifests = [f"--manifest={split}={table}" for split, table in tables.items()]
+    run = tmp_path / "run"
+    options = [*SMALL, f"--output_folder={run}", f"--lm_text={tmp_path / 'all.txt'}"]
+    assert train_here(["train.py", "hparams/ctc.yaml", *manifests, *options], default_cache()) == 0
+    references = {row["path"]: row["sentence"] for row in read_table(tables["test"])}
+    true_wer, estimated_wer, counts = [], [], []
+    for threshold in ("0", "0.3"):
+        command = ["transcribe", str(run), *references, "--format", "manifest"]
+        command += ["--out", str(tmp_path / "pseudo.csv"), "--min-confidence", threshold]
+        assert sbkit([*command]) == 0
+        line = capsys.readouterr().out.splitlines()[-1]
+        estimated_wer.append(float(re.findall(r"estimated WER is ([\d.]+) %", line)[0]))
+        scores, count = score_table(tmp_path / "pseudo.csv", references)
+        true_wer.append(100 * scores.wer)
+        counts.append(count)
+    assert counts[0] > 60 and counts[1] > 10
+    assert true_wer[1] < true_wer[0] - 15  # so an estimate that ignores the selection fails
+    assert estimated_wer == pytest.approx(true_wer, abs=10)
+
+    sbkit([*command, "--segments", str(tmp_path / "segments")])
+    manifests[0] = f"--manifest=train={tmp_path / 'pseudo.csv'}"
+    options = [
+        *TINY,
+        "--check=False",
+        "--number_of_epochs=1",
+        f"--output_folder={tmp_path / 'new'}",
+    ]
+    assert train_here(["train.py", "hparams/ctc.yaml", *manifests, *options], default_cache()) == 0
+    assert f"train: {counts[1]} utterances" in capsys.readouterr().out
+
+
+def write_tables(release: Path, folder: Path) -> dict[str, Path]:
+    """Write the splits of a release as tables, with 60 clips of train in dev, and all sentences."""
+    rows = {split: rows_of(release / f"{split}.tsv") for split in ("train", "dev", "test")}
+    sentences = (row["sentence"] for split in rows.values() for row in split)
+    (folder / "all.txt").write_text("\n".join(sentences))
+    rows["dev"] += rows["train"][:60]
+    rows["train"] = rows["train"][60:]
+    tables = {split: folder / f"{split}.csv" for split in rows}
+    for split, table in tables.items():
+        with table.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["path", "sentence"])
+            for row in rows[split]:
+                writer.writerow([(release / "clips" / row["path"]).resolve(), row["sentence"]])
+    return tables
+
+
+def score_table(table: Path, references: dict[str, str]) -> tuple[Scores, int]:
+    """Score the rows whose recordings are one utterance; return also their number."""
+    rows = read_table(table)
+    counts = Counter(row["path"] for row in rows)
+    assert max(counts.values()) == 1
+    scores = Scores()
+    for row in rows:
+        scores += count_errors(normalize(references[row["path"]], language="en"), row["text"])
+    return scores, len(rows)
