@@ -332,7 +332,7 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     right = "keep utterances that are entirely right with at least this probability (default: 0.9)"
     add("--min-confidence", metavar="P", type=float, help=right)
     add("--segments", metavar="DIR", type=Path, help="also write the utterances kept, as FLAC")
-    add("--part", metavar="K/N", help="only the K-th of N shares of the files, for job arrays")
+    _part(add)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")

@@ -34,6 +34,7 @@ from sbkit.base.files import (
 from sbkit.base.messages import plural, printable
 from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import BundleConfig, BundleFiles
+from sbkit.commands.parts import WHOLE
 from sbkit.commands.transcribe import (
     STANDARD_INPUT,
     find_audio,
@@ -63,13 +64,14 @@ def write_pseudo_labels(options: Namespace) -> int:
 
     Raises SbkitError if the model has no confidences of utterances, or the options do not fit.
     """
-    part, num_parts = _check_options(options)
+    _check_options(options)
+    part = options.part or WHOLE
     config = BundleFiles(options.bundle).config
     settings = _settings(options, config)
     with _join_ranks() as (rank, num_ranks), find_audio(options.files) as named_files:
         labels = PseudoLabels(options, config, settings)
         files = _recordings(named_files, options.segments)
-        own_files = files[part - 1 :: num_parts][rank::num_ranks]
+        own_files = part.of(files)[rank::num_ranks]
         errors_file = options.errors and _of_rank(options.errors, rank)
         with labels.open(rank, num_ranks) as progress, open_errors(errors_file) as errors:
             num_failed = _label(own_files, labels, progress, options, errors)
@@ -85,8 +87,8 @@ def write_pseudo_labels(options: Namespace) -> int:
     return FILES_FAILED if num_failed else 0
 
 
-def _check_options(options: Namespace) -> tuple[int, int]:
-    """Return K and N of ``--part K/N``; raise ConfigError for options that do not fit."""
+def _check_options(options: Namespace) -> None:
+    """Raise ConfigError for options that do not fit."""
     if options.out is None or options.out.suffix != ".csv":
         raise ConfigError(
             "`--format manifest` writes a table, so --out must name it, such as --out pseudo.csv."
@@ -108,16 +110,9 @@ def _check_options(options: Namespace) -> tuple[int, int]:
             "`--min-confidence` must be a probability of at least 0 and below 1, but is "
             f"{options.min_confidence:g}."
         )
-    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", options.part or "1/1", re.ASCII)
-    if match is None or int(match[1]) > int(match[2]):
-        raise ConfigError(
-            "`--part` must be K/N, for the K-th of N shares of the files, but is "
-            f"{options.part}. Write 1/16 to 16/16 for 16 jobs."
-        )
     require_writable(options.out.parent, option="--out")
     if options.segments is not None:
         require_writable(options.segments, option="--segments")
-    return int(match[1]), int(match[2])
 
 
 def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:

@@ -166,8 +166,8 @@ def test_parts_are_disjoint_and_failed_files_are_tried_again(
     ("options", "says"),
     [
         (["--min-confidence", "1.5"], "of at least 0 and below 1, but is 1.5"),
-        (["--part", "17/16"], "K-th of N shares of the files, but is 17/16"),
-        (["--part", "3"], "K-th of N shares of the files, but is 3"),
+        (["--part", "17/16"], "K from 1 to N, such as 3/16, but is 17/16"),
+        (["--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
         (["--hotwords", "fox"], "does not take --hotwords"),
         (["--out", "folder"], "writes a table, so --out must name it"),
         (["-"], "cannot read standard input"),
