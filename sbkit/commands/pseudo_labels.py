@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
