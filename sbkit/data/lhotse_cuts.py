@@ -10,10 +10,12 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import DataError
+from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import MAX_OVERLAP, Clip, Excluded
 from sbkit.data.tables import TableOptions, locate, to_part
 
@@ -21,8 +23,7 @@ COMPRESSED = ".jsonl.gz"
 SUFFIXES = (COMPRESSED, ".jsonl")
 CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 COLUMNS = ("speaker", "language", "gender")  # of a supervision
-TOLERANCE = MAX_OVERLAP / 1e6  # seconds that a supervision may exceed its cut
-NOT_A_CUT = "not a cut of Lhotse"
+TOLERANCE = MAX_OVERLAP / MICROSECONDS  # seconds that a supervision may exceed its cut
 
 Cut = Mapping[str, Any]
 
@@ -33,8 +34,10 @@ def is_cut_manifest(source: Path) -> bool:
         return False
     try:
         first = next((values for _, values in _read_objects(source)), None)
-    except UnicodeDecodeError:  # `read_table` says what to do
-        return False
+    except DataError:
+        if source.name.endswith(COMPRESSED):
+            raise
+        return False  # `read_table` says what to do
     is_cut = isinstance(first, dict) and first.get("type") in CUT_TYPES
     if not is_cut and source.name.endswith(COMPRESSED):
         raise DataError(
@@ -56,7 +59,7 @@ def _read_objects(source: Path) -> Iterator[tuple[int, object]]:
                     yield number, json.loads(line)
                 except ValueError as error:
                     yield number, error
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{source} is damaged ({error}). Copy it again.") from error
 
 
@@ -66,69 +69,59 @@ def read_cuts(source: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
         try:
             if not isinstance(cut, Mapping):
                 raise TypeError(str(cut))
-            yield from _read_cut(cut, source.parent, options)
+            yield from [*_read_cut(cut, source.parent, options)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             detail = f"{type(error).__name__}: {error}"
-            yield Excluded(f"row {number}", NOT_A_CUT, detail)
+            yield Excluded(f"row {number}", "not a cut of Lhotse", detail)
 
 
-def _read_cut(cut: Cut, folder: Path, options: TableOptions) -> list[Clip | Excluded]:
+def _read_cut(cut: Cut, folder: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
     id = str(cut["id"])
     path = _find_file(cut, folder)
     if isinstance(path, Excluded):
-        return [Excluded(id, path.reason, path.detail)]
+        yield replace(path, id=id)
+        return
     start = float(cut["start"])
     end = start + float(cut["duration"])
-    supervisions = list(cut["supervisions"])
+    supervisions = cut["supervisions"]
     if options.text_column is False:
-        return [_make_clip(id, path, start, end, supervisions[0] if supervisions else {}, options)]
+        supervisions = [{**(supervisions or [{}])[0], "start": 0, "duration": 0, "text": ""}]
     if not supervisions:
-        return [Excluded(id, "no transcript", "the cut has no supervision")]
-    clips: list[Clip | Excluded] = []
+        yield Excluded(id, "no transcript", "the cut has no supervision")
     for supervision in supervisions:
         first = start + float(supervision["start"])
         last = first + float(supervision["duration"])
-        is_only = len(supervisions) == 1
-        name = id if is_only else str(supervision["id"])
-        if first < start - TOLERANCE or last > end + TOLERANCE:
-            detail = (
-                f"speech from {first:g} to {last:g} s, of which the cut has {start:g} to {end:g} s"
-            )
-            clips.append(Excluded(name, "transcript of more than its cut", detail))
+        detail = f"speech from {first:g} to {last:g} s in a cut from {start:g} to {end:g} s"
+        is_within = first >= start - TOLERANCE and last <= end + TOLERANCE
+        if len(supervisions) == 1:
+            first, last = start, end
         else:
-            times = (start, end) if is_only else (max(start, first), min(end, last))
-            clips.append(_make_clip(name, path, *times, supervision, options))
-    return clips
+            id = str(supervision["id"])
+        part = to_part(path, max(start, first), min(end, last))
+        if not is_within:
+            yield Excluded(id, "transcript of more than its cut", detail)
+        elif isinstance(part, Excluded):
+            yield replace(part, id=id)
+        else:
+            columns = {name: str(supervision[name]) for name in COLUMNS if supervision.get(name)}
+            columns.setdefault("language", options.language)
+            text = str(supervision.get("text") or "")
+            yield Clip(id, Path(path), text, columns, part.start, part.end)
 
 
 def _find_file(cut: Cut, folder: Path) -> str | Excluded:
     """Return the path of the recording of a cut."""
-    if cut["type"] != "MonoCut":
-        return Excluded("", "not a MonoCut", str(cut["type"]))
-    recording = cut.get("recording")
-    if not recording:
-        return Excluded("", "no audio file", "the cut has no recording")
-    sources = recording["sources"]
-    kinds = [str(source["type"]) for source in sources]
+    if cut["type"] != "MonoCut" or "recording" not in cut:
+        return Excluded("", "not a MonoCut of a recording", str(cut["type"]))
+    recording = cut["recording"]
+    kinds = [str(source["type"]) for source in recording["sources"]]
     if kinds != ["file"]:
         return Excluded("", "not a file on this machine", f"audio from {', '.join(kinds)}")
-    channels = sources[0]["channels"]
-    if len(channels) != 1:
-        return Excluded("", "one of several channels", f"channel {cut['channel']} of {channels}")
-    # sbkit resamples, too.
-    names = {change["name"] for change in recording.get("transforms") or ()} - {"Resample"}
-    if names:
-        return Excluded("", "changed sound", ", ".join(sorted(names)))
-    return locate(folder, str(sources[0]["source"]))
-
-
-def _make_clip(
-    id: str, path: str, start: float, end: float, supervision: Cut, options: TableOptions
-) -> Clip | Excluded:
-    part = to_part(path, start, end)
-    if isinstance(part, Excluded):
-        return Excluded(id, part.reason, part.detail)
-    columns = {name: str(supervision[name]) for name in COLUMNS if supervision.get(name)}
-    columns.setdefault("language", options.language)
-    text = "" if options.text_column is False else str(supervision.get("text") or "")
-    return Clip(id, Path(path), text, columns, part.start, part.end)
+    (source,) = recording["sources"]
+    if len(source["channels"]) != 1:
+        channels = f"channel {cut['channel']} of {source['channels']}"
+        return Excluded("", "one of several channels", channels)
+    changes = {change["name"] for change in recording.get("transforms") or ()}
+    if changes - {"Resample"}:  # sbkit resamples, too
+        return Excluded("", "changed sound", ", ".join(sorted(changes)))
+    return locate(folder, str(source["source"]))

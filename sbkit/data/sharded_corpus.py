@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
@@ -253,17 +252,21 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
     facts = [_file_facts(path) for path in manifest.paths]
-    parts = [*manifest.parts]
+    clips = [*manifest.parts]
+    sizes = [size for size, _ in facts]
     if manifest.has_parts:
-        order = order[by_file(parts[row] for row in order)]
-        expected = _estimate_parts(parts, facts, options)
+        order = order[by_file(clips[row] for row in order)]
+        bytes_per_second = 2 * options.sample_rate * STORE_SIZES[options.store]
+        expected = sum(
+            size if end is None else (end - start) / MICROSECONDS * bytes_per_second
+            for size, (_, start, end) in zip(sizes, clips, strict=True)
+        )
     else:
         probed = order[:PROBED_CLIPS].tolist()
-        probed_parts = [parts[row] for row in probed]
-        decoding = decode_clips(probed_parts, options.sample_rate, store=options.store)
+        probed_clips = [clips[row] for row in probed]
+        decoding = decode_clips(probed_clips, options.sample_rate, store=options.store)
         decoded_bytes = sum(len(clip.audio) for clip in decoding if isinstance(clip.audio, bytes))
-        probed_bytes = sum(facts[row][0] for row in probed)
-        expected = sum(size for size, _ in facts) * decoded_bytes / max(1, probed_bytes)
+        expected = sum(sizes) * decoded_bytes / max(1, sum(sizes[row] for row in probed))
     num_shards = max(1, min(round(expected / options.shard_bytes), len(manifest)))
     units = []
     for number, rows in enumerate(np.array_split(order, num_shards)):
@@ -273,17 +276,6 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
         name = options.name(split, excluded, row_facts, part.rows.to_pylist())
         units.append(Unit(name, partial(_single_part, part)))
     return units
-
-
-def _estimate_parts(
-    parts: Sequence[AudioPart], facts: Sequence[tuple[int, int]], options: ShardOptions
-) -> float:
-    """Estimate the bytes of decoded parts; one without an end counts as much as its file."""
-    bytes_per_second = 2 * options.sample_rate * STORE_SIZES[options.store]
-    return sum(
-        size if part.end is None else (part.end - part.start) / MICROSECONDS * bytes_per_second
-        for part, (size, _) in zip(parts, facts, strict=True)
-    )
 
 
 def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:

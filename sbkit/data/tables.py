@@ -301,7 +301,7 @@ def _find_clips(
     indices: list[int] = []
     ids: list[str] = []
     paths: list[bytes] = []
-    positions: list[tuple[int, int | None]] = []
+    positions: dict[int, tuple[int, int | None]] = {}
     fields = (_read_column(table, column) for column in columns)
     for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=False)):
         file = find_audio(name.strip())
@@ -313,13 +313,14 @@ def _find_clips(
         base = part.path.rpartition("/")[2]  # ten times as fast as a Path
         ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
         paths.append(os.fsencode(part.path))
-        positions.append((part.start, part.end))
+        if not part.is_whole:
+            positions[index] = part.start, part.end
     rows = table.rows
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
-    if any(start or end is not None for start, end in positions):
-        clips |= part_columns(positions)
+    if positions:
+        clips |= part_columns(positions.get(index, (0, None)) for index in indices)
     return clips, rows
 
 
