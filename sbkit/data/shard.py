@@ -192,45 +192,35 @@ def _submit_clips(
             for _ in clips:
                 yield pool.submit(_decode_clip, path, sample_rate, store)
             continue
-        digest = _hash_file(path)
+        digest = ""
         for part, samples in zip(clips, read_parts(clips, sample_rate), strict=True):
-            yield pool.submit(_encode_part, part, samples, digest, sample_rate, store)
+            if isinstance(samples, AudioError):
+                yield pool.submit(Decoded, samples)
+                continue
+            digest = digest or _hash_file(path)
+            position = f"{digest}:{part.start}-{part.end}"
+            yield pool.submit(_encode_clip, samples, position, sample_rate, store)
 
 
 def _decode_clip(path: Path, sample_rate: int, store: str) -> Decoded:
     try:
-        samples = read_audio(path, sample_rate)
+        return _encode_clip(read_audio(path, sample_rate), _hash_file(path), sample_rate, store)
     except AudioError as error:
         return Decoded(error)
-    digest = _hash_file(path)
-    if isinstance(digest, AudioError):
-        return Decoded(digest)
+
+
+def _encode_clip(samples: Samples, digest: str, sample_rate: int, store: str) -> Decoded:
     audio = encode_audio(samples, store=store, sample_rate=sample_rate)
     return Decoded(audio, len(samples), digest)
 
 
-def _encode_part(
-    part: AudioPart,
-    samples: Samples | AudioError,
-    file_digest: str | AudioError,
-    sample_rate: int,
-    store: str,
-) -> Decoded:
-    if isinstance(samples, AudioError):
-        return Decoded(samples)
-    if isinstance(file_digest, AudioError):
-        return Decoded(file_digest)
-    audio = encode_audio(samples, store=store, sample_rate=sample_rate)
-    return Decoded(audio, len(samples), f"{file_digest}:{part.start}-{part.end}")
-
-
-def _hash_file(path: Path) -> str | AudioError:
+def _hash_file(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except OSError as error:
         sentence = f"Cannot read {path}: {error}. Check the file and its permissions."
-        return AudioError("unreachable", sentence)
+        raise AudioError("unreachable", sentence) from error
 
 
 def by_file(parts: Iterable[AudioPart]) -> list[int]:
