@@ -10,11 +10,13 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from io import IOBase
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,12 @@ import soundfile
 from sbkit.audio.resample import Signal, resample_blocks
 from sbkit.base.errors import DataError
 from sbkit.base.files import write_bytes_atomically
-from sbkit.base.units import SAMPLE_RATE
+from sbkit.base.units import (
+    MICROSECONDS,
+    SAMPLE_RATE,
+    microseconds_to_samples,
+    samples_to_seconds,
+)
 
 Samples = npt.NDArray[np.int16]
 Source = Path | str | IOBase  # a file by its path, or open for reading bytes
@@ -45,6 +52,8 @@ MP3_PADDING = 2 * 1152  # samples: an encoder's delay and its last, partly fille
 STREAMED_BYTES = 0x7FFF_0000  # programs that stream declare this length or more
 UNKNOWN_FRAMES = 1 << 40  # at 768 kHz more than two weeks, so no real length
 MAX_OGG_PAGE_BYTES = 65_307  # RFC 3533
+END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
+BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
 
 # "<name> : <declared bytes> (should be <actual bytes>)", for chunks that hold audio.
 _CHUNK = re.compile(r"^ *(?:data|SSND|riff|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
@@ -56,6 +65,29 @@ class AudioError(DataError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason  # a category for counting: "missing", "no samples" ...
+
+
+class AudioPart(NamedTuple):
+    """An audio file or a part of it; times are whole microseconds, and so compare exactly.
+
+    The end of one part and the same time as the start of the next are rounded to the same sample.
+
+    >>> str(AudioPart("/data/talk.mp3", 1_500_000, 4_000_000))
+    '1.5 to 4 s of talk.mp3'
+    """
+
+    path: str
+    start: int = 0
+    end: int | None = None  # None: the end of the file
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.end is None
+
+    def __str__(self) -> str:
+        name = Path(self.path).name
+        end = "the end" if self.end is None else f"{self.end / MICROSECONDS:.12g} s"
+        return name if self.is_whole else f"{self.start / MICROSECONDS:.12g} to {end} of {name}"
 
 
 def find_audio_files(folder: Path) -> list[Path]:
@@ -110,6 +142,47 @@ def stream_audio(
         raise
     except Exception as error:  # a damaged file may make a library raise anything
         raise _describe(source, name, error) from error
+
+
+def read_parts(parts: Sequence[AudioPart], sample_rate: int) -> Iterator[Samples | AudioError]:
+    """Read parts of one file, sorted by start, as slices of what `read_audio` returns: (S,).
+
+    The file is read once, up to the end of the last part. One block is in memory, and the samples
+    from the start of the next part on. A part that cannot be read gives an error in its place. A
+    part that exceeds the file by END_TOLERANCE or less ends with the file.
+    """
+    path = parts[0].path
+    waiting = deque(parts)
+    content = bytearray()  # of samples from index `first` on; grows and shrinks in place
+    first = 0
+
+    def to_bytes(time: int) -> int:
+        return 2 * (microseconds_to_samples(time, sample_rate) - first)
+
+    def cut(part: AudioPart) -> Samples:
+        end = None if part.end is None else to_bytes(part.end)
+        return np.frombuffer(bytes(content[to_bytes(part.start) : end]), np.int16)
+
+    try:
+        for block in stream_audio(path, sample_rate):
+            content += block.tobytes()
+            while (end := waiting[0].end) is not None and to_bytes(end) <= len(content):
+                yield cut(waiting.popleft())
+                if not waiting:
+                    return
+            num_passed = min(to_bytes(waiting[0].start), len(content)) // 2
+            del content[: 2 * num_passed]
+            first += num_passed
+    except AudioError as error:
+        yield from [error] * len(waiting)
+        return
+    seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
+    for part in waiting:
+        is_inside = part.end is None or part.end <= seconds * MICROSECONDS + END_TOLERANCE
+        if is_inside and to_bytes(part.start) < len(content):
+            yield cut(part)
+        else:
+            yield AudioError(BEYOND_END, f"{part}: the file {path} lasts only {seconds:.3f} s.")
 
 
 def declared_seconds(source: Source) -> float:

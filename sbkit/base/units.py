@@ -13,6 +13,7 @@ Samples = TypeVar("Samples", int, Counts)  # one count, or an array of them
 SAMPLE_RATE = 16_000  # samples per second, unless a YAML says otherwise
 WINDOW_MS = 25
 SHIFT_MS = 10
+MICROSECONDS = 1_000_000  # in a second
 
 
 def window_samples(sample_rate: int = SAMPLE_RATE) -> int:
@@ -28,6 +29,11 @@ def shift_samples(sample_rate: int = SAMPLE_RATE) -> int:
 def seconds_to_samples(seconds: float, sample_rate: int) -> int:
     """Round a duration to the nearest sample."""
     return round(seconds * sample_rate)
+
+
+def microseconds_to_samples(microseconds: int, sample_rate: int) -> int:
+    """Round a time to the nearest sample, and half a sample up, in whole numbers."""
+    return (2 * microseconds * sample_rate + MICROSECONDS) // (2 * MICROSECONDS)
 
 
 def samples_to_seconds(samples: int, sample_rate: int) -> float:

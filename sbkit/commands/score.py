@@ -4,10 +4,12 @@ The model is a bundle, or a run, which is exported first. The data (tables, fold
 datasets) is prepared as for training; whole clips are transcribed or classified, and scored.
 """
 
+import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,7 +17,7 @@ import datasets
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import require_writable, to_json, write_text_atomically
-from sbkit.base.messages import plural, printable
+from sbkit.base.messages import listed, plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
@@ -40,6 +42,8 @@ from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.task import Scorer, Task
 from sbkit.train.evaluation import clips_of
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -222,14 +226,20 @@ def prepare_source(
         manifest = read_release(source, columns)
     else:
         manifest = read_manifests([source], columns)
-    return prepare_split(
+    split = name_of(source)
+    prepared = prepare_split(
         manifest,
-        split=name_of(source),
+        split=split,
         normalize=bundle.normalizer() if has_text else str,
         sample_rate=bundle.config.sample_rate,
         cache_folder=default_cache(),
         keep_empty=True,
-    ).dataset
+    )
+    excluded = sorted(prepared.excluded, key=lambda row: row.reason)
+    for reason, rows in groupby(excluded, key=lambda row: row.reason):
+        ids = [row.id for row in rows]
+        logger.warning(printable(f"{split}: {len(ids)} left out, {reason}: {listed(ids)}"))
+    return prepared.dataset
 
 
 def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:

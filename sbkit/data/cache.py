@@ -1,10 +1,11 @@
 """The cache of decoded audio: each clip is decoded once, and read from there by every later run.
 
-A clip is identified by the path, the size and the modification time of its file. Its text is not
-kept, so correcting a transcript decodes nothing. The clips of a split are stored in one folder of
-the cache, which is named after the folder that contains them all; splits with the same such folder
-share their clips. Clips are decoded in blocks: the process that holds a block's lock file decodes
-it into a shard. A killed process loses its current block.
+A clip is identified by the path, the size and the modification time of its file, and by its
+position if it is a part of the file. Its text is not kept, so correcting a transcript decodes
+nothing. The clips of a split are stored in one folder of the cache, which is named after the folder
+that contains them all; splits with the same such folder share their clips. Clips are decoded in
+blocks: the process that holds a block's lock file decodes it into a shard. A killed process loses
+its current block.
 
 The cache also keeps unpacked archives, and audio files that were inside datasets.
 """
@@ -25,16 +26,17 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from sbkit.audio.io import AudioError
-from sbkit.base.errors import DataError
+from sbkit.audio.io import AudioError, AudioPart
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import plural, printable
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
-from sbkit.data.manifest import decode_paths
+from sbkit.data.manifest import Manifest
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
     ShardWriter,
+    by_file,
     read_shard_table,
     remove_leftovers,
     share_work,
@@ -77,6 +79,12 @@ class ClipKey(NamedTuple):
     path: str
     file_size: int  # bytes
     mtime_ns: int  # modification time; negative before 1970
+    part_start: int = 0  # microseconds
+    part_end: int | None = None  # microseconds; None: the end of the file
+
+    @property
+    def part(self) -> AudioPart:
+        return AudioPart(self.path, self.part_start, self.part_end)
 
 
 class StoredAudio(NamedTuple):
@@ -87,22 +95,29 @@ class StoredAudio(NamedTuple):
 
 
 def cache_audio(
-    paths: pa.ChunkedArray, *, sample_rate: int, cache_folder: Path, store: str, title: str
+    manifest: Manifest, *, sample_rate: int, cache_folder: Path, store: str, title: str
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.
 
-    ``paths`` are bytes, ``sample_rate`` is in Hz, ``store`` is one of `STORES`, and ``title`` is
-    shown while clips are decoded. All clips share one folder of the cache, named after the folder
-    that contains them all.
+    ``sample_rate`` is in Hz, ``store`` is one of `STORES`, and ``title`` is shown while clips are
+    decoded. All clips share one folder of the cache, named after the folder that contains them all.
+
+    Raises:
+        ConfigError: the store keeps no audio, but clips are parts of files.
     """
-    if not len(paths):
+    if not len(manifest):
         return StoredAudio(NO_AUDIO, {})
-    parents = {path[: path.rfind("/") + 1] for path in decode_paths(paths)}  # "/" for the root
+    if store == "none" and manifest.has_parts:
+        raise ConfigError(
+            "`audio_store: none` decodes whole files each time a clip is read, but some clips are "
+            "parts of longer files. Choose pcm, or flac for 60 % of the disk space."
+        )
+    parents = {path[: path.rfind("/") + 1] for path in manifest.paths}  # "/" for the root
     corpus = Path(os.path.commonpath([Path(os.path.abspath(path)) for path in parents]))  # noqa: PTH100
     identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
     name = f"{corpus.parent.name}-{corpus.name}-{_short_digest(identity)}".lstrip("-.")
     shards = _CorpusShards(cache_folder / AUDIO_FOLDER / name, sample_rate, store)
-    keys, errors = _file_keys(paths)
+    keys, errors = _file_keys(manifest)
     shards.read_new()
     missing = {key for key in keys.values() if not shards.has(key)}
     if missing:
@@ -143,11 +158,11 @@ def _write_access(folder: Path) -> Iterator[None]:
             os.close(lock)
 
 
-def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, ClipKey], dict[int, AudioError]]:
+def _file_keys(manifest: Manifest) -> tuple[dict[int, ClipKey], dict[int, AudioError]]:
     """Return the keys of the files that can be reached, and the errors of the others, by row."""
     keys: dict[int, ClipKey] = {}
     errors: dict[int, AudioError] = {}
-    for row, path in enumerate(decode_paths(paths)):
+    for row, (path, start, end) in enumerate(manifest.parts):
         try:
             status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
             path.encode()  # it becomes text in a table
@@ -156,19 +171,28 @@ def _file_keys(paths: pa.ChunkedArray) -> tuple[dict[int, ClipKey], dict[int, Au
             detail = getattr(error, "strerror", None) or "its name is not UTF-8"
             errors[row] = AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
             continue
-        keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns)
+        keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns, start, end)
     return keys, errors
 
 
 def _divide(keys: Iterable[ClipKey]) -> list[list[ClipKey]]:
-    """Divide keys into blocks, one for each shard, in the same way in every process."""
-    blocks: dict[int, dict[ClipKey, None]] = {}  # without repeated keys
+    """Divide keys into blocks, one for each shard, in the same way in every process.
+
+    All parts of a file are in one block, since the file is read for each block.
+    """
+    distinct = [*dict.fromkeys(keys)]
+    blocks: dict[int, list[ClipKey]] = {}
     num_bytes = 0
-    for index, key in enumerate(keys):
-        num_bytes += key.file_size
-        block = num_bytes // BLOCK_BYTES + index // BLOCK_CLIPS
-        blocks.setdefault(block, {})[key] = None
-    return [[*block] for block in blocks.values()]
+    number = 0  # of the block
+    path = None
+    for index, row in enumerate(by_file(key.part for key in distinct)):
+        key = distinct[row]
+        if key.path != path:
+            path = key.path
+            num_bytes += key.file_size
+            number = num_bytes // BLOCK_BYTES + index // BLOCK_CLIPS
+        blocks.setdefault(number, []).append(key)
+    return [*blocks.values()]
 
 
 class _CorpusShards:
@@ -192,7 +216,10 @@ class _CorpusShards:
             audio = file.with_suffix(".arrow")
             try:
                 table, facts = read_shard_table(file.read_bytes())
-                columns = [table[name].to_pylist() for name in ClipKey._fields]
+                has_parts = "part_start" in table.column_names
+                columns = [
+                    table[name].to_pylist() for name in ClipKey._fields[: 5 if has_parts else 3]
+                ]
                 if facts.bytes and audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
             except (OSError, ValueError, LookupError, TypeError) as error:
@@ -203,9 +230,8 @@ class _CorpusShards:
             first_row = sum(map(len, self._tables.values()))
             for row, values in enumerate(zip(*columns, strict=True), start=first_row):
                 self._rows.setdefault(ClipKey(*values), row)
-            for path, file_size, mtime_ns, reason, message in facts.left_out:
-                key = ClipKey(path, file_size, mtime_ns)
-                self._unreadable[key] = AudioError(reason, message)
+            for *fields, reason, message in facts.left_out:
+                self._unreadable[ClipKey(*fields)] = AudioError(reason, message)
             self._tables[file] = table
 
     def decode(self, block: Sequence[ClipKey], on_clip: Callable[[], None]) -> None:
@@ -214,11 +240,11 @@ class _CorpusShards:
         keys = [key for key in block if not self.has(key)]
         if not keys:
             return
-        paths = [Path(key.path) for key in keys]
-        names = [path.name for path in paths]
+        names = [Path(key.path).name for key in keys]
+        parts = [key.part for key in keys]
         with closing(ShardWriter(self.folder)) as writer:
             added_indices, errors = writer.add_clips(
-                names, paths, self._sample_rate, store=self._store, on_clip=on_clip
+                names, parts, self._sample_rate, store=self._store, on_clip=on_clip
             )
             left_out = []
             for index, error in errors.items():
@@ -230,6 +256,8 @@ class _CorpusShards:
                 "path": pa.array([key.path for key in added], pa.string()),
                 "file_size": pa.array([key.file_size for key in added], pa.int64()),
                 "mtime_ns": pa.array([key.mtime_ns for key in added], pa.int64()),
+                "part_start": pa.array([key.part_start for key in added], pa.int64()),
+                "part_end": pa.array([key.part_end for key in added], pa.int64()),
             }
             writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
 

@@ -1,5 +1,6 @@
 """The manifest of a split: its clips with their transcripts and columns, and the excluded rows."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.audio.io import AudioPart
 from sbkit.base.errors import DataError
 from sbkit.text.languages import primary_language
 
 MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
-# The columns of a prepared split, and the two that a batch adds.
-RESERVED_COLUMNS = ("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE)
+PART_COLUMNS = ("part_start", "part_end")  # of a manifest with parts of files: microseconds
+# The columns of a prepared split, the two that a batch adds, and those of mixes and parts.
+RESERVED_COLUMNS = (
+    "id",
+    "text",
+    "sentence",
+    "samples",
+    "audio",
+    "percent",
+    "weight",
+    MIX_SOURCE,
+    *PART_COLUMNS,
+)
+MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
@@ -33,6 +47,8 @@ class Clip:
     path: Path  # of the audio file
     sentence: str  # the transcript as the corpus writes it
     columns: Mapping[str, str] = field(default_factory=dict)  # the speaker is always ``speaker``
+    start: int = 0  # microseconds; of a clip that is a part of its file
+    end: int | None = None  # microseconds; None: the end of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,8 @@ class Manifest:
             "audio": pa.array([os.fsencode(clip.path) for clip in clips], pa.binary()),
             "sentence": pa.array([clip.sentence for clip in clips], pa.string()),
         }
+        if any(clip.start or clip.end is not None for clip in clips):
+            columns |= part_columns((clip.start, clip.end) for clip in clips)
         others = text_columns([clip.columns for clip in clips])
         columns |= {unreserved_name(name): column for name, column in others.items()}
         return cls(pa.table(columns), tuple(row for row in batch if isinstance(row, Excluded)))
@@ -102,26 +120,34 @@ class Manifest:
         return joined.distinct(*bases)
 
     def distinct(self, *bases: Path) -> Self:
-        """Exclude clips that are listed again, and make ids unique.
+        """Exclude clips that are listed again or overlap, and make ids unique.
 
         Clips that share an id are called by their path, relative to the first of ``bases`` that
-        contains it.
+        contains it, and by their position if they are parts.
         """
         manifest = self
         excluded = [*self.excluded]
         if len(pc.unique(self.rows["audio"])) < len(self):
-            first_rows: dict[str, int] = {}
-            for row, path in enumerate(self.paths):
-                if first_rows.setdefault(path, row) != row:
-                    detail = f"a row before it names {Path(path).name}"
-                    excluded.append(Excluded(self[row].id, "clip listed twice", detail))
+            first_rows: dict[AudioPart, int] = {}
+            ids = self.ids
+            for row, part in enumerate(self.parts):
+                if first_rows.setdefault(part, row) != row:
+                    detail = f"a row before it names {part}"
+                    excluded.append(Excluded(ids[row], "clip listed twice", detail))
+            if self.has_parts:
+                part_at = {row: part for part, row in first_rows.items()}
+                for row, other in _find_overlapping(first_rows).items():
+                    part = part_at[row]
+                    detail = f"{part} overlaps {part_at[other]}, {ids[other]}"
+                    excluded.append(Excluded(ids[row], "part overlaps another", detail))
+                    del first_rows[part]
             manifest = self.take([*first_rows.values()])
         rows = manifest.rows
         if len(pc.unique(rows["id"])) < len(manifest):
             counts = Counter(manifest.ids)
             ids = [
-                id if counts[id] == 1 else _relative_name(Path(path), bases)
-                for id, path in zip(manifest.ids, manifest.paths, strict=True)
+                id if counts[id] == 1 else part_name(_relative_name(Path(part.path), bases), part)
+                for id, part in zip(manifest.ids, manifest.parts, strict=True)
             ]
             rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
         return replace(manifest, rows=rows, excluded=tuple(excluded))
@@ -133,6 +159,21 @@ class Manifest:
     @property
     def paths(self) -> Iterator[str]:
         return decode_paths(self.rows["audio"])
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether any clip may be a part of its file."""
+        return PART_COLUMNS[0] in self.rows.column_names
+
+    @property
+    def parts(self) -> Iterator[AudioPart]:
+        """Yield the path of every clip, with its position in the file."""
+        if not self.has_parts:
+            yield from map(AudioPart, self.paths)
+            return
+        starts, ends = (self.rows[name].to_pylist() for name in PART_COLUMNS)
+        for path, start, end in zip(self.paths, starts, ends, strict=True):
+            yield AudioPart(path, start or 0, end)
 
     @property
     def sentences(self) -> list[str]:
@@ -159,14 +200,53 @@ class Manifest:
     def _clips(self, start: int, count: int) -> Iterator[Clip]:
         for row in self.rows.slice(start, count).to_pylist():
             id, path, sentence = map(row.pop, _SCHEMA.names)
+            start, end = (row.pop(name, None) for name in PART_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}
-            yield Clip(id, Path(os.fsdecode(path)), sentence, columns)
+            yield Clip(id, Path(os.fsdecode(path)), sentence, columns, start or 0, end)
 
 
 def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
     """Return texts by column, null where a row has none."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+
+
+def part_columns(positions: Iterable[tuple[int, int | None]]) -> dict[str, pa.Array]:
+    """Return the start and the end of each clip in its file as columns."""
+    columns = zip(*positions, strict=True)
+    return {
+        name: pa.array(column, pa.int64())
+        for name, column in zip(PART_COLUMNS, columns, strict=True)
+    }
+
+
+def part_name(name: str, part: AudioPart) -> str:
+    """Append the position of a part to a name, in milliseconds; return that of a whole file."""
+    if part.is_whole:
+        return name
+    end = "end" if part.end is None else part.end // 1000
+    return f"{name}-{part.start // 1000}-{end}"
+
+
+def _find_overlapping(rows: Mapping[AudioPart, int]) -> dict[int, int]:
+    """Return the rows of parts that overlap a kept part of their file, and the row of that part.
+
+    The most parts are kept: of each file the part that ends first, then the next that starts after
+    it, and so on.
+    """
+    overlapping: dict[int, int] = {}
+    kept: dict[str, AudioPart] = {}  # the last kept part of each file
+
+    def end_of(part: AudioPart) -> float:
+        return math.inf if part.end is None else part.end
+
+    for part in sorted(rows, key=lambda part: (end_of(part), -part.start)):
+        last = kept.get(part.path)
+        if last and part.start < end_of(last) - MAX_OVERLAP:
+            overlapping[rows[part]] = rows[last]
+        else:
+            kept[part.path] = part
+    return overlapping
 
 
 def to_texts(column: pa.ChunkedArray) -> list[str]:

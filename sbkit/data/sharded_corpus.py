@@ -33,13 +33,15 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
+from sbkit.base.units import MICROSECONDS
 from sbkit.data.corpus import KnobValues
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
-from sbkit.data.manifest import Excluded, Manifest
+from sbkit.data.manifest import PART_COLUMNS, Excluded, Manifest
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
+    by_file,
     decode_clips,
     read_shard_table,
     remove_leftovers,
@@ -48,7 +50,7 @@ from sbkit.data.shard import (
     to_located_audio,
 )
 from sbkit.data.sources import TableFolders, file_version
-from sbkit.data.splits import UNREADABLE, check_loss
+from sbkit.data.splits import check_loss, reason_of
 from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ INDEX_FORMAT = 2
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
 PROBED_CLIPS = 100  # decoded to estimate the size of all
+STORE_SIZES = {"pcm": 1.0, "flac": 0.6}  # bytes, relative to those of the samples
 
 
 # Reading
@@ -243,17 +246,27 @@ def write_shards(
 def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
     """Divide the clips of a manifest, in random order, into units of one shard each.
 
-    The size of the audio is estimated from a sample of clips, so that every process finds the same
-    units without decoding all clips.
+    The size of the audio is estimated, so that every process finds the same units without decoding
+    all clips. The recordings of parts are in random order, and parts of one recording are together,
+    because a recording is read for each shard that has parts of it.
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
     facts = [_file_facts(path) for path in manifest.paths]
-    probed = order[:PROBED_CLIPS].tolist()
-    paths = [manifest[row].path for row in probed]
-    decoding = decode_clips(paths, options.sample_rate, store=options.store)
-    decoded_bytes = sum(len(clip.audio) for clip in decoding if isinstance(clip.audio, bytes))
-    probed_bytes = sum(facts[row][0] for row in probed)
-    expected = sum(size for size, _ in facts) * decoded_bytes / max(1, probed_bytes)
+    clips = [*manifest.parts]
+    sizes = [size for size, _ in facts]
+    if manifest.has_parts:
+        order = order[by_file(clips[row] for row in order)]
+        bytes_per_second = 2 * options.sample_rate * STORE_SIZES[options.store]
+        expected = sum(
+            size if end is None else (end - start) / MICROSECONDS * bytes_per_second
+            for size, (_, start, end) in zip(sizes, clips, strict=True)
+        )
+    else:
+        probed = order[:PROBED_CLIPS].tolist()
+        probed_clips = [clips[row] for row in probed]
+        decoding = decode_clips(probed_clips, options.sample_rate, store=options.store)
+        decoded_bytes = sum(len(clip.audio) for clip in decoding if isinstance(clip.audio, bytes))
+        expected = sum(sizes) * decoded_bytes / max(1, sum(sizes[row] for row in probed))
     num_shards = max(1, min(round(expected / options.shard_bytes), len(manifest)))
     units = []
     for number, rows in enumerate(np.array_split(order, num_shards)):
@@ -333,18 +346,23 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             left_out: list[tuple[str, str, str]] = []
             while part is not None and writer.audio_bytes < options.shard_bytes:
                 ids = part.ids
-                paths = map(Path, part.paths)
                 added, errors = writer.add_clips(
-                    ids, paths, options.sample_rate, store=options.store
+                    ids, [*part.parts], options.sample_rate, store=options.store
                 )
                 written.append(part.take(added))
                 left_out += [(row.id, row.reason, row.detail) for row in part.excluded]
-                left_out += [(ids[row], UNREADABLE, str(error)) for row, error in errors.items()]
+                left_out += [
+                    (ids[row], reason_of(error), str(error)) for row, error in errors.items()
+                ]
                 part = next(parts, None)
                 num_parts = num_parts + 1
             rows = Manifest.join(written).rows
             name = f"{unit.name}-{number:03d}"
-            columns = {column: rows[column] for column in rows.column_names if column != AUDIO}
+            columns = {
+                column: rows[column]
+                for column in rows.column_names
+                if column not in (AUDIO, *PART_COLUMNS)
+            }
             is_last = part is None
             writer.publish(
                 storage,

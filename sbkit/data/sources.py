@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sbkit.audio.io import AudioPart
 from sbkit.base.errors import DataError, SbkitError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_text_lines, write_bytes_atomically
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
+from sbkit.data.lhotse_cuts import is_cut_manifest, read_cuts
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.tables import (
+    INVALID_PART,
     PATH_COLUMNS,
     TEXT_COLUMNS,
     Table,
@@ -37,6 +40,7 @@ from sbkit.data.tables import (
     read_objects,
     read_table,
     to_manifest,
+    to_part,
 )
 
 KALDI_COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
@@ -59,6 +63,8 @@ def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
 def _read_source(source: Path, options: TableOptions) -> Manifest:
     if is_kaldi(source):
         return Manifest.of(_read_kaldi(source, options))
+    if is_cut_manifest(source):
+        return Manifest.of(read_cuts(source, options))
     if is_arrow_dataset(source):
         table = _read_arrow_dataset(source, options)
     elif source.is_dir():
@@ -81,17 +87,14 @@ def is_kaldi(source: Path) -> bool:
 
 
 def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
-    """Read a data folder of Kaldi or WeNet: ``wav.scp``, ``text`` and optional columns.
+    """Read a data folder of Kaldi or WeNet: ``wav.scp``, ``text`` and optional files.
 
-    Each file has lines "KEY VALUE". Paths are relative to the folder. Without ``utt2lang``, the
-    options name the language.
+    Each file has lines "KEY VALUE". Paths are relative to the folder. ``segments`` cuts the
+    recordings of ``wav.scp`` into utterances. Without ``utt2lang``, the options name the language.
     """
-    if (folder / "segments").is_file():
-        raise DataError(
-            f"{folder} cuts its recordings by the file segments, but each recording must be one "
-            "utterance. Cut them into files first (in Kaldi: extract-segments)."
-        )
-    audio = _read_lines(folder / "wav.scp")
+    recordings = _read_recordings(folder / "wav.scp")
+    listing = "segments" if (folder / "segments").is_file() else "wav.scp"
+    utterances = _read_lines(folder / listing)
     has_text = options.text_column is not False
     sentences = _read_values(folder / "text") if has_text else {}
     columns = {
@@ -103,23 +106,48 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
         genders = _read_values(folder / "spk2gender")
         speakers = columns.get("speaker", {})
         columns.setdefault("gender", {id: genders.get(s, "") for id, s in speakers.items()})
-    for number, id, name in audio:
-        position = f"wav.scp line {number}"
-        if name.endswith("|") or name.startswith("|"):
-            raise DataError(
-                f"{folder}/wav.scp: line {number} is a command ({name[:60]}), which sbkit does not "
-                "run. Write its audio to files and name those."
-            )
-        if not name:
-            yield Excluded(position, "no path", f"{id} has no path")
+    for number, id, value in utterances:
+        position = f"{listing} line {number}"
+        fields = value.split() if listing == "segments" else [id, "0", "-1"]
+        part = _locate_utterance(folder, recordings, id, fields)
+        if isinstance(part, Excluded):
+            yield replace(part, id=position)
         elif sentences and id not in sentences:
             yield Excluded(position, "no transcript", f"text has no line for {id}")
         else:
             values = {column: by_id.get(id, "") for column, by_id in columns.items()}
             values.setdefault("language", options.language)
-            yield Clip(id, folder / name, sentences.get(id, ""), values)
-    for id in sorted(sentences.keys() - {line.key for line in audio}):
-        yield Excluded(id, "no audio file", "text has a line for it, wav.scp has none")
+            yield Clip(id, Path(part.path), sentences.get(id, ""), values, part.start, part.end)
+    for id in sorted(sentences.keys() - {line.key for line in utterances}):
+        yield Excluded(id, "no audio file", f"text has a line for it, {listing} has none")
+
+
+def _read_recordings(file: Path) -> dict[str, str]:
+    """Return the paths of wav.scp by recording; raise DataError if one is a command."""
+    lines = _read_lines(file)
+    for line in lines:
+        if line.value.endswith("|") or line.value.startswith("|"):
+            raise DataError(
+                f"{file}: line {line.number} is a command ({line.value[:60]}), which sbkit does "
+                "not run. Write its audio to files and name those."
+            )
+    return {line.key: line.value for line in lines}
+
+
+def _locate_utterance(
+    folder: Path, recordings: Mapping[str, str], id: str, fields: Sequence[str]
+) -> AudioPart | Excluded:
+    """Return the audio of the fields "RECORDING START END"; an END of -1 is that of the file."""
+    if len(fields) != 3:
+        return Excluded("", "wrong number of fields", f"{1 + len(fields)} instead of 4")
+    name = recordings.get(fields[0])
+    if not name:
+        return Excluded("", "no path", f"wav.scp has no path of {fields[0]}")
+    try:
+        start, end = map(float, fields[1:])
+    except ValueError as error:
+        return Excluded("", INVALID_PART, f"{id}: {error}")
+    return to_part(str(folder / name), start, None if end == -1 else end)
 
 
 class KaldiLine(NamedTuple):
@@ -335,7 +363,9 @@ class TableFolders:
 
     def _to_manifest(self, table: Table, file: str, audio_folder: Path) -> Manifest:
         if len(table.rows):
-            manifest = to_manifest(table, self.options, partial(_fetch_audio, file, audio_folder))
+            # A recording is fetched once for all of its parts.
+            find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
+            manifest = to_manifest(table, self.options, find_audio)
         else:
             manifest = Manifest.of(table.excluded)
         name = Path(file).name

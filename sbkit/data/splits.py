@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import InMemoryTable
 
+from sbkit.audio.io import BEYOND_END, AudioError
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
@@ -106,7 +107,7 @@ def prepare_split(
         stored, errors = StoredAudio(usable.stored, {})
     else:
         stored, errors = cache_audio(
-            usable.rows["audio"],
+            usable,
             sample_rate=sample_rate,
             cache_folder=cache_folder,
             store=store,
@@ -114,7 +115,7 @@ def prepare_split(
         )
     excluded = [replace(row, split=split) for row in manifest.excluded]
     for row, error in errors.items():
-        excluded.append(Excluded(usable[row].id, UNREADABLE, str(error), split))
+        excluded.append(Excluded(usable[row].id, reason_of(error), str(error), split))
     check_loss(split, excluded, len(manifest) + len(manifest.excluded))
     for clip in manifest.take(np.flatnonzero(is_empty)):
         excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
@@ -128,6 +129,11 @@ def prepare_split(
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
     return PreparedSplit(dataset, excluded, fingerprint)
+
+
+def reason_of(error: AudioError) -> str:
+    """Return the reason to exclude a clip whose audio cannot be read."""
+    return BEYOND_END if error.reason == BEYOND_END else UNREADABLE
 
 
 def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:

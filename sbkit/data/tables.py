@@ -17,9 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
+from sbkit.audio.io import AudioPart
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed
-from sbkit.data.manifest import Excluded, Manifest, rename_columns, text_columns, to_texts
+from sbkit.base.units import MICROSECONDS
+from sbkit.data.manifest import (
+    Excluded,
+    Manifest,
+    part_columns,
+    part_name,
+    rename_columns,
+    text_columns,
+    to_texts,
+)
 
 PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
@@ -28,6 +38,9 @@ PATH_COLUMNS = (
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
+OFFSET_COLUMN, DURATION_COLUMN = "offset", "duration"  # of a part of a file, in seconds
+INVALID_PART = "invalid offset or duration"  # reason
+MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
@@ -228,10 +241,13 @@ def to_manifest(
     rows = table.rows
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
-    if folder and not id and "offset" not in rows.column_names:
+    # Without offsets, a duration describes a whole file.
+    offset = lower.get(OFFSET_COLUMN, "")
+    duration = lower.get(DURATION_COLUMN, "") if offset else ""
+    if folder and not id and not offset:
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
-        clips, rows = _find_clips(table, (path, id, "offset"), find_audio, excluded)
+        clips, rows = _find_clips(table, (path, id, offset, duration), find_audio, excluded)
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id))
@@ -280,29 +296,56 @@ def _find_clips(
 ) -> tuple[dict[str, pa.Array], pa.Table]:
     """Return the ids and paths of a table's clips, and their rows; append to ``excluded``.
 
-    columns: the names of the columns of the path, the id and the offset.
+    columns: the names of the columns of the path, the id, the offset and the duration.
     """
     indices: list[int] = []
     ids: list[str] = []
     paths: list[bytes] = []
+    positions: dict[int, tuple[int, int | None]] = {}
     fields = (_read_column(table, column) for column in columns)
-    for index, (name, id, offset) in enumerate(zip(*fields, strict=False)):
-        if offset.strip(" 0."):  # NeMo's, in seconds: only whole files are read
-            detail = f"offset {offset} of {name}"
-            file: str | Excluded = Excluded("", "a part of a longer file", detail)
-        else:
-            file = find_audio(name.strip())
-        if isinstance(file, Excluded):
-            excluded.append(replace(file, id=f"row {table.lines[index]}"))
+    for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=False)):
+        file = find_audio(name.strip())
+        part = parse_part(file, offset, duration) if isinstance(file, str) else file
+        if isinstance(part, Excluded):
+            excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
         indices.append(index)
-        base = file.rpartition("/")[2]  # ten times as fast as a Path
-        ids.append(id.strip() or base.rpartition(".")[0] or base)
-        paths.append(os.fsencode(file))
+        base = part.path.rpartition("/")[2]  # ten times as fast as a Path
+        ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
+        paths.append(os.fsencode(part.path))
+        if not part.is_whole:
+            positions[index] = part.start, part.end
     rows = table.rows
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
-    return {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}, rows
+    clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
+    if positions:
+        clips |= part_columns(positions.get(index, (0, None)) for index in indices)
+    return clips, rows
+
+
+def parse_part(path: str, offset: str, duration: str) -> AudioPart | Excluded:
+    """Return the part of a file at an offset in seconds; the whole file if the offset is empty.
+
+    As in NeMo, a part without a duration ends with its file.
+    """
+    if not offset.strip():
+        return AudioPart(path)
+    try:
+        start = float(offset)
+        return to_part(path, start, start + float(duration) if duration.strip() else None)
+    except ValueError as error:
+        return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
+
+
+def to_part(path: str, start: float, end: float | None) -> AudioPart | Excluded:
+    """Return the part between two times in seconds; an end of None is the end of the file."""
+    last = MAX_PART_SECONDS if end is None else end
+    if not (start >= 0 and start + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
+        times = f"{start:g} to " + ("the end" if end is None else f"{end:g} s")
+        return Excluded("", INVALID_PART, f"{times} of {path.rpartition('/')[2]}")
+    microseconds = None if end is None else round(end * MICROSECONDS)
+    return AudioPart(path, round(start * MICROSECONDS), microseconds)
 
 
 def _read_column(table: Table, column: str) -> Iterable[str]:

@@ -1,0 +1,127 @@
+"""Read the cut manifests of Lhotse: JSON Lines, plain or compressed, with a cut on each line.
+
+A MonoCut is a part of one channel of a recording. A cut with one supervision is a clip; of a cut
+with several, each supervision is a clip, as `CutSet.trim_to_supervisions` makes it. A recording
+must be one file of one channel. Cuts of several channels or tracks, and those that change the sound
+(speed, volume ...), are excluded. The format is that of Lhotse 1.33.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sbkit.base.errors import DataError
+from sbkit.base.units import MICROSECONDS
+from sbkit.data.manifest import MAX_OVERLAP, Clip, Excluded
+from sbkit.data.tables import TableOptions, locate, to_part
+
+COMPRESSED = ".jsonl.gz"
+SUFFIXES = (COMPRESSED, ".jsonl")
+CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
+COLUMNS = ("speaker", "language", "gender")  # of a supervision
+TOLERANCE = MAX_OVERLAP / MICROSECONDS  # seconds that a supervision may exceed its cut
+
+Cut = Mapping[str, Any]
+
+
+def is_cut_manifest(source: Path) -> bool:
+    """Check whether a file has cuts; raise DataError for a compressed file of something else."""
+    if not source.name.endswith(SUFFIXES) or not source.is_file():
+        return False
+    try:
+        first = next((values for _, values in _read_objects(source)), None)
+    except DataError:
+        if source.name.endswith(COMPRESSED):
+            raise
+        return False  # `read_table` says what to do
+    is_cut = isinstance(first, dict) and first.get("type") in CUT_TYPES
+    if not is_cut and source.name.endswith(COMPRESSED):
+        raise DataError(
+            f"The first line of {source} is not a cut of Lhotse. Make cuts of recordings and "
+            "supervisions with `lhotse cut simple`; unpack any other manifest with gunzip."
+        )
+    return is_cut
+
+
+def _read_objects(source: Path) -> Iterator[tuple[int, object]]:
+    """Yield the number and the value of each line; a line that is not JSON is an error."""
+    open_file = gzip.open if source.name.endswith(COMPRESSED) else open
+    try:
+        with open_file(source, "rt", encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield number, json.loads(line)
+                except ValueError as error:
+                    yield number, error
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{source} is damaged ({error}). Copy it again.") from error
+
+
+def read_cuts(source: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
+    """Yield the clips of a cut manifest; relative paths are relative to its folder."""
+    for number, cut in _read_objects(source):
+        try:
+            if not isinstance(cut, Mapping):
+                raise TypeError(str(cut))
+            yield from [*_read_cut(cut, source.parent, options)]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            detail = f"{type(error).__name__}: {error}"
+            yield Excluded(f"row {number}", "not a cut of Lhotse", detail)
+
+
+def _read_cut(cut: Cut, folder: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
+    id = str(cut["id"])
+    path = _find_file(cut, folder)
+    if isinstance(path, Excluded):
+        yield replace(path, id=id)
+        return
+    start = float(cut["start"])
+    end = start + float(cut["duration"])
+    supervisions = cut["supervisions"]
+    if options.text_column is False:
+        supervisions = [{**(supervisions or [{}])[0], "start": 0, "duration": 0, "text": ""}]
+    if not supervisions:
+        yield Excluded(id, "no transcript", "the cut has no supervision")
+    for supervision in supervisions:
+        first = start + float(supervision["start"])
+        last = first + float(supervision["duration"])
+        detail = f"speech from {first:g} to {last:g} s in a cut from {start:g} to {end:g} s"
+        is_within = first >= start - TOLERANCE and last <= end + TOLERANCE
+        if len(supervisions) == 1:
+            first, last = start, end
+        else:
+            id = str(supervision["id"])
+        part = to_part(path, max(start, first), min(end, last))
+        if not is_within:
+            yield Excluded(id, "transcript of more than its cut", detail)
+        elif isinstance(part, Excluded):
+            yield replace(part, id=id)
+        else:
+            columns = {name: str(supervision[name]) for name in COLUMNS if supervision.get(name)}
+            columns.setdefault("language", options.language)
+            text = str(supervision.get("text") or "")
+            yield Clip(id, Path(path), text, columns, part.start, part.end)
+
+
+def _find_file(cut: Cut, folder: Path) -> str | Excluded:
+    """Return the path of the recording of a cut."""
+    if cut["type"] != "MonoCut" or "recording" not in cut:
+        return Excluded("", "not a MonoCut of a recording", str(cut["type"]))
+    recording = cut["recording"]
+    kinds = [str(source["type"]) for source in recording["sources"]]
+    if kinds != ["file"]:
+        return Excluded("", "not a file on this machine", f"audio from {', '.join(kinds)}")
+    (source,) = recording["sources"]
+    if len(source["channels"]) != 1:
+        channels = f"channel {cut['channel']} of {source['channels']}"
+        return Excluded("", "one of several channels", channels)
+    changes = {change["name"] for change in recording.get("transforms") or ()}
+    if changes - {"Resample"}:  # sbkit resamples, too
+        return Excluded("", "changed sound", ", ".join(sorted(changes)))
+    return locate(folder, str(source["source"]))

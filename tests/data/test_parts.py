@@ -1,0 +1,273 @@
+"""Parts of long recordings: tables with offsets, Kaldi's segments and Lhotse's cuts."""
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import soundfile
+
+from recipes.OwnData import corpus as own_data
+from sbkit.audio import io
+from sbkit.audio.io import AudioPart, read_audio
+from sbkit.base.errors import SbkitError
+from sbkit.data.filesystem import Storage
+from sbkit.data.manifest import Manifest
+from sbkit.data.shard import read_rows
+from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
+from sbkit.data.sharded_corpus import read as read_shards
+from sbkit.data.splits import PreparedSplit, prepare_split
+from tests.data.test_splits import make_clips, prepare
+
+CUTS = Path(__file__).parent / "files" / "lhotse_cuts.jsonl"  # as Lhotse 1.33 wrote them
+RECORDINGS = {"talk.mp3": 44_100, "talk.flac": 48_000}  # Hz
+TIMES = [0.0, 1.2345678, 61.00003, 75.5, 76.5]  # seconds; a block has 60
+
+
+@pytest.fixture(scope="module")
+def folder(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with two recordings of real speech, 80 seconds each."""
+    folder = tmp_path_factory.mktemp("recordings")
+    clips = sorted((asterisk_english / "clips").iterdir())[:40]
+    for name, rate in RECORDINGS.items():
+        speech = np.concatenate([read_audio(clip, rate) for clip in clips])
+        soundfile.write(folder / name, np.resize(speech, 80 * rate), rate)
+    return folder
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """List the files that are decoded."""
+    names: list[str] = []
+    stream_audio = io.stream_audio
+
+    def record(path: Path | str, sample_rate: int) -> Iterable[io.Samples]:
+        names.append(Path(path).name)
+        return stream_audio(path, sample_rate)
+
+    monkeypatch.setattr(io, "stream_audio", record)
+    return names
+
+
+def read(source: Path, **knobs: object) -> Manifest:
+    all_knobs = {"manifest": {"train": str(source)}, "language": "en", **knobs}
+    manifest = own_data.read(all_knobs, "train")
+    assert isinstance(manifest, Manifest)
+    return manifest
+
+
+def prepare_manifest(folder: Path, manifest: Manifest) -> PreparedSplit:
+    return prepare_split(
+        manifest,
+        split="train",
+        normalize=str.lower,
+        sample_rate=16_000,
+        cache_folder=folder / "cache",
+        keep_empty=False,
+    )
+
+
+def write_lines(file: Path, lines: Iterable[str]) -> Path:
+    file.write_text("\n".join(lines))
+    return file
+
+
+def write_table(folder: Path, rows: Iterable[str]) -> Path:
+    return write_lines(folder / "parts.csv", ["path,offset,duration,text", *rows])
+
+
+def whole_table(folder: Path) -> Path:
+    """Write a table whose rows share the recordings without a gap, in random order."""
+    rows = [f"{name},{a},{b - a:.9f},from {a}" for name in RECORDINGS for a, b in pairwise(TIMES)]
+    rows += [f"{name},{TIMES[-1]},,the end" for name in RECORDINGS]
+    return write_table(folder, [rows[row] for row in np.random.default_rng(0).permutation(10)])
+
+
+def test_parts_are_slices_of_the_whole_file_in_the_cache_and_in_shards(
+    folder: Path, tmp_path: Path, streamed: list[str]
+) -> None:
+    manifest = read(whole_table(folder))
+    assert "talk.mp3-1234-61000" in manifest.ids
+    store = tmp_path / "shards"
+    options = ShardOptions(sample_rate=16_000, store="flac", shard_bytes=10**9, seed=7)
+    write_shards(Storage(str(store)), options, {"train": manifest}, {"train": ["train"]})
+    assert sorted(streamed) == sorted(RECORDINGS)
+    shards = read_shards({"data_folder": str(store), "sample_rate": 16_000}, "train")
+    assert len(read_index(Storage(str(store))).splits["train"]) == 1
+    splits = [prepare_manifest(tmp_path, manifest) for manifest in (manifest, manifest, shards)]
+    assert sorted(streamed) == sorted([*RECORDINGS, *RECORDINGS])  # once for the cache
+    assert splits[0].fingerprint == splits[1].fingerprint
+    for split in splits:
+        assert split.excluded == []
+        rows = sorted(read_rows(split.dataset, range(10)), key=lambda row: float(row["offset"]))
+        for name in RECORDINGS:
+            parts = [row["audio"] for row in rows if row["id"].startswith(name)]
+            assert np.array_equal(np.concatenate(parts), read_audio(folder / name))
+
+
+def test_a_recording_is_in_few_shards(folder: Path, tmp_path: Path, streamed: list[str]) -> None:
+    rows = [f"{name},{n},1,{n}" for n in range(60) for name in RECORDINGS]
+    options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=1_000_000, seed=7)
+    manifest = read(write_table(folder, rows))
+    write_shards(Storage(str(tmp_path)), options, {"train": manifest}, {"train": ["train"]})
+    assert len([*tmp_path.glob("*.arrow")]) == 4
+    assert len(streamed) <= 5
+
+
+def test_every_form_gives_the_same_parts(folder: Path, tmp_path: Path) -> None:
+    for name in RECORDINGS:
+        shutil.copy(folder / name, tmp_path)
+    parts = [("talk.mp3", 0.0, 1.5), ("talk.flac", 2.25, 1.5), ("talk.mp3", 1.5, 62.0)]
+    rows = [f"{name},{start},{seconds},hi" for name, start, seconds in parts]
+    keys = ("audio_filepath", "offset", "duration", "text")
+    nemo = [dict(zip(keys, (*part, "hi"), strict=True)) for part in parts]
+    write_lines(tmp_path / "parts.json", map(json.dumps, nemo))
+    kaldi = tmp_path / "kaldi"
+    kaldi.mkdir()
+    write_lines(kaldi / "wav.scp", [f"{name} ../{name}" for name in RECORDINGS])
+    segments = [f"u{n} {name} {a} {a + b}" for n, (name, a, b) in enumerate(parts)]
+    write_lines(kaldi / "segments", segments)
+    write_lines(kaldi / "text", [f"u{n} hi" for n in range(3)])
+    write_lines(kaldi / "utt2spk", ["u0 ann"])
+    cuts = [json.loads(line) for line in CUTS.read_text().splitlines()[:3]]
+    for cut, (name, start, seconds) in zip(cuts, parts, strict=True):
+        cut["recording"]["sources"][0]["source"] = name
+        cut.update(start=start, duration=seconds)
+        cut["supervisions"][0].update(text="hi", duration=seconds)
+    with gzip.open(tmp_path / "cuts.jsonl.gz", "wt") as file:
+        file.write("\n".join(map(json.dumps, cuts)))
+    manifests = [read(write_table(tmp_path, rows))]
+    manifests += [read(tmp_path / name) for name in ("parts.json", "kaldi", "cuts.jsonl.gz")]
+    for manifest in manifests:
+        assert manifest.excluded == ()
+        assert [part._replace(path=Path(part.path).name) for part in manifest.parts] == [
+            AudioPart("talk.mp3", 0, 1_500_000),
+            AudioPart("talk.flac", 2_250_000, 3_750_000),
+            AudioPart("talk.mp3", 1_500_000, 63_500_000),
+        ]
+        assert manifest.sentences == ["hi"] * 3
+    assert [clip.columns["speaker"] for clip in manifests[2]] == ["ann", "", ""]
+
+
+LEFT_OUT = [  # row, reason, detail
+    ("talk.flac,-1,2,x", "invalid offset or duration", "-1 to 1 s of talk.flac"),
+    ("talk.flac,30,0,x", "invalid offset or duration", "30 to 30 s of talk.flac"),
+    ("talk.flac,nan,1,x", "invalid offset or duration", "nan to nan s of talk.flac"),
+    ('talk.flac,"1,5",1,x', "invalid offset or duration", "to float: '1,5'"),
+    ("talk.flac,10,2,x", "clip listed twice", "names 10 to 12 s of talk.flac"),
+    (
+        "talk.flac,11.9,0.5,x",
+        "part overlaps another",
+        "11.9 to 12.4 s of talk.flac overlaps 10 to 12 s of talk.flac, talk-10000-12000",
+    ),
+    ("talk.flac,,9,whole", "part overlaps another", "talk.flac overlaps"),
+    ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
+    ("talk.mp3,81,,x", "part beyond the end of its file", "81 to the end of talk.mp3"),
+    ("none.flac,0,1,x", "unreadable audio", "none.flac is missing"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason", "detail"), LEFT_OUT)
+def test_invalid_part_is_left_out_and_named(
+    folder: Path, tmp_path: Path, row: str, reason: str, detail: str
+) -> None:
+    rows = ["talk.flac,10,2,a", "talk.flac,11.99,2,rounded", "talk.flac,78,2.04,clipped"]
+    rows += [f"talk.mp3,{n},1,x" for n in range(40)]
+    split = prepare_manifest(tmp_path, read(write_table(folder, [*rows, row])))
+    (excluded,) = split.excluded
+    assert (excluded.reason, detail in excluded.detail) == (reason, True), excluded
+    assert len(split.dataset) == 43
+    assert split.dataset["samples"][2] == 2 * 16_000
+    again = prepare_manifest(tmp_path, read(write_table(folder, [*rows, row])))
+    assert again.excluded == split.excluded
+
+
+def test_kaldi_segments_that_name_no_part_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "wav.scp").write_text("a a.wav\n")
+    (tmp_path / "text").write_text("u1 x\nu2 x\nu3 x\nu4 x\nu5 x")
+    (tmp_path / "segments").write_text("u1 a 1 -1\nu2 b 0 1\nu3 a 5 x\nu4 a 5 6 1\nu6 a 0 0.5")
+    manifest = read(tmp_path)
+    assert [*manifest.parts] == [AudioPart(str(tmp_path / "a.wav"), 1_000_000)]
+    assert [(row.id, row.reason) for row in manifest.excluded] == [
+        ("segments line 2", "no path"),
+        ("segments line 3", "invalid offset or duration"),
+        ("segments line 4", "wrong number of fields"),
+        ("segments line 5", "no transcript"),
+        ("u5", "no audio file"),
+    ]
+
+
+def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
+    clips = [*read(whole_table(folder))]
+    with pytest.raises(SbkitError, match="`audio_store: none` .* Choose pcm, or flac"):
+        prepare(tmp_path, clips, store="none")
+
+
+def test_cache_of_whole_files_without_positions_stays_valid(
+    tmp_path: Path, decoded: list[str]
+) -> None:
+    clips = make_clips(tmp_path / "clips", 3)
+    prepare(tmp_path, clips)
+    (file,) = (tmp_path / "cache").rglob("*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(table.drop_columns(["part_start", "part_end"]), file)
+    prepare(tmp_path, clips)
+    assert len(decoded) == 3
+
+
+# Lhotse
+
+
+def test_cuts_that_are_no_parts_of_files_are_left_out() -> None:
+    manifest = read(CUTS)
+    assert [(clip.id, clip.start, clip.end, clip.sentence) for clip in manifest] == [
+        ("talk-a", 500_000, 1_750_000, "first words"),
+        ("talk-b", 1_750_000, 3_812_500, "second words"),
+        ("talk-c", 6_000_000, 9_300_000, "third words"),
+    ]
+    assert manifest[2].columns == {"speaker": "bob", "gender": "M", "language": "English"}
+    assert {(row.id, row.reason) for row in manifest.excluded} == {
+        ("two-a", "one of several channels"),
+        ("x0", "changed sound"),
+        ("x1", "not a MonoCut of a recording"),
+        ("x2", "clip listed twice"),  # only resampled
+        ("x3", "not a MonoCut of a recording"),
+        ("talk-a", "transcript of more than its cut"),  # of x4
+        ("talk-b", "transcript of more than its cut"),
+        ("x5", "no transcript"),
+    }
+
+
+def test_compressed_file_without_cuts_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cuts.jsonl.gz"
+    file.write_bytes(gzip.compress(CUTS.read_bytes())[:50])
+    with pytest.raises(SbkitError, match="is damaged"):
+        read(file)
+    file.write_bytes(gzip.compress(b'{"audio_filepath": "a.wav"}'))
+    with pytest.raises(SbkitError, match="is not a cut of Lhotse"):
+        read(file)
+
+
+def test_cuts_sound_as_lhotse_reads_them(folder: Path, tmp_path: Path) -> None:
+    lhotse = pytest.importorskip("lhotse")
+    samples = read_audio(folder / "talk.flac")
+    soundfile.write(tmp_path / "talk.flac", samples, 16_000)
+    recording = lhotse.Recording.from_file(tmp_path / "talk.flac")
+    supervisions = [
+        lhotse.SupervisionSegment(f"u{n}", "talk", start, seconds, text=f"text {n}")
+        for n, (start, seconds) in enumerate([(0.1, 1.23456), (1.33456, 60.5), (70.0, 10.0)])
+    ]
+    whole = lhotse.MonoCut("whole", 0, recording.duration, 0, supervisions, recording=recording)
+    cuts = lhotse.CutSet.from_cuts([whole]).trim_to_supervisions().to_eager()
+    for name, cut_set in (("whole.jsonl", [whole]), ("cuts.jsonl.gz", cuts)):
+        lhotse.CutSet.from_cuts(cut_set).to_file(tmp_path / name)
+        split = prepare_manifest(tmp_path, read(tmp_path / name))
+        rows = [*read_rows(split.dataset, range(len(split.dataset)))]
+        assert [row["text"] for row in rows] == ["text 0", "text 1", "text 2"]
+        for row, cut in zip(rows, cuts, strict=True):
+            assert np.array_equal(row["audio"], np.rint(cut.load_audio()[0] * 32768))
