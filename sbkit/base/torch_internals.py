@@ -53,8 +53,8 @@ def leave_uncompiled(function: Callable[..., object]) -> None:
 def own_cuda_graphs() -> None:
     """Create this thread's store for the CUDA graphs of compiled code.
 
-    torch creates it only in the thread that imports the module, and fails an assertion in others
-    (`assert torch._C._is_key_in_tls`, pytorch #123177).
+    Before 2.14, torch created it only in the thread that imports the module, and failed an
+    assertion in others (`assert torch._C._is_key_in_tls`, pytorch #123177).
     """
     local = import_module("torch._inductor.cudagraph_trees").local
     if not hasattr(local, "tree_manager_containers"):

@@ -113,14 +113,17 @@ class DdpStep:
             )
 
     def _with_reducer(self, module: nn.Module) -> DistributedDataParallel:
-        return DistributedDataParallel(
+        reducer = DistributedDataParallel(
             module,
             device_ids=None if self._device.type == "cpu" else [self._device],
-            broadcast_buffers=False,
             init_sync=False,
             find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
         )
+        reducer.broadcast_buffers = (
+            False  # torch 2.14 gave the argument, but not this, another name
+        )
+        return reducer
 
     def unwrap(self) -> None:
         """Drop the reducer: one that outlives its group ends some runs with SIGABRT."""

@@ -221,8 +221,10 @@ def test_shards_are_read_through_the_proxy_of_the_environment(
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy, ThreadPoolExecutor(1) as pool:
         pool.submit(proxy.serve_forever, 0.05)
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server_port}")
-        content = Storage("http://corpus.invalid/fr").read("a.arrow")
-        proxy.shutdown()
+        try:
+            content = Storage("http://corpus.invalid/fr").read("a.arrow")
+        finally:
+            proxy.shutdown()
     assert content == b"http://corpus.invalid/fr/a.arrow"
 
 

@@ -119,7 +119,9 @@ def test_run_writes_profile_of_first_epoch(
     brain = brain_of(hparams={"output_folder": str(tmp_path), "profile": True})
     brain.fit([1, 2], batches(count))
     assert brain.optimizer_step == 2 * count
-    assert capfd.readouterr().err == ""  # nothing about a missing GPU
+    lines = capfd.readouterr().err.splitlines()
+    # Nothing about a missing GPU; torch 2.14 announces its own profiler.
+    assert [line for line in lines if not line.startswith("USDT:")] == []
     watched = min(PROFILED_BATCHES, max(0, count - WARM_UP_BATCHES))
     assert (tmp_path / "profile.txt").exists() == (watched > 0)
     if not watched:
