@@ -13,28 +13,39 @@ from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.data.batch import TextBatch
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
+from sbkit.data.splits import read_transcripts
+from sbkit.evaluate.wer import (
+    BLANK_FRAMES,
+    TOKENS_WRITTEN,
+    ScoredUtterance,
+    total_frames,
+    total_scores,
+)
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
     slice_figures,
     write_results,
 )
-from sbkit.logs.metric import Metrics
+from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
+from sbkit.train.advice import RunFacts, advise_recognizer
 from sbkit.train.brain import Brain
+from sbkit.train.evaluation import length_of
 from sbkit.train.recipe import Recipe
+
+FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
 
 
 class AsrBrain(Brain):
     """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
     task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
-    metrics: ClassVar[Metrics] = SPEECH_RECOGNITION.metrics
+    metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -128,7 +139,28 @@ class AsrBrain(Brain):
         rates = {"CER": scores.cer}
         if self.decoding.by_words:
             rates["WER"] = scores.wer
-        return rates
+        frames = total_frames(results)
+        return rates | (frames.shares() if frames.frames else {})
+
+    def advise(self, values: Mapping[str, float]) -> str | None:
+        metrics = self.training_metrics
+        losses = {"first_loss": metrics.first.loss, "epoch_loss": metrics.so_far.loss}
+        return advise_recognizer(self.facts(), values, **losses)
+
+    def facts(self) -> RunFacts:
+        """Return facts that show why the run may not learn."""
+        loaders = self.loaders
+        steps = None if loaders is None else length_of(loaders.train)
+        optimizers = (self.optimizers_dict or {}).values()
+        return RunFacts(
+            knobs=self.hparams.knobs,
+            train=None
+            if loaders is None
+            else read_transcripts(loaders.splits.train, self.tokenizer),
+            optimizer=next(iter(optimizers), None),
+            step=self.optimizer_step,
+            steps_per_epoch=None if steps is None else -(-steps // self.grad_accumulation_factor),
+        )
 
     def seconds_after_training(self, test_share: float) -> float:
         """Estimate the time to fit the decoder and to decode the test sets."""

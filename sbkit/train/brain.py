@@ -687,6 +687,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 self, self.loaders, num_averaged=num_averaged, validation=seconds
             ),
         )
+        if not self.training_metrics.is_advised and (advice := self.advise(values)):
+            self.training_metrics.is_advised = True
+            logger.info(advice)
         if self.checkpointer is None:
             return
         first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
@@ -727,7 +730,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _read_metrics(self) -> MetricTotals:
         """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
-        reading = self.training_metrics.read()
+        reading = self.training_metrics.read(self.optimizer_step)
         self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
 

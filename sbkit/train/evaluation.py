@@ -70,6 +70,13 @@ class EvaluationHooks:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
         return self.measure(results)
 
+    def advise(self, values: Mapping[str, float]) -> str | None:
+        """Return advice if the metrics of a validation show that the run does not learn.
+
+        It is logged once in a run.
+        """
+        return None
+
     def seconds_after_training(self, test_share: float) -> float:
         """Estimate the seconds of the recipe's own work after the last epoch.
 
