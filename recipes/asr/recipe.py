@@ -158,6 +158,7 @@ class AsrBrain(Brain):
             if loaders is None
             else read_transcripts(loaders.splits.train, self.tokenizer),
             optimizer=next(iter(optimizers), None),
+            progress=self.hparams.epoch_counter.current / self.hparams.epoch_counter.limit,
             step=self.optimizer_step,
             steps_per_epoch=None if steps is None else -(-steps // self.grad_accumulation_factor),
         )

@@ -29,6 +29,7 @@ LATE_STEPS = 450  # enough for a vocabulary of `FEW_TOKENS`, and more for a larg
 FEW_TOKENS = 32
 MAX_SILENT_TOKENS = 0.05  # written tokens per token of the transcripts
 MIN_FAILED_CER = 0.95
+MIN_RANDOM_CER = 0.7  # of untrained weights: 0.88 and 1.21 in two models
 # Of the loss of the first steps. At a rate of 1e-6 it is 1.03 after two epochs of ctc.yaml, at the
 # default rate 0.59.
 MIN_UNMOVED_SHARE = 0.97
@@ -63,12 +64,14 @@ class RunFacts:
     knobs: the built values of its YAML.
     train: the transcripts of the training set; None if the labels are no text.
     optimizer: None before it is made.
+    progress: share of the run so far.
     step: optimizer steps so far; steps_per_epoch: None if unknown.
     """
 
     knobs: Mapping[str, Any]
     train: Transcripts | None = None
     optimizer: Optimizer | None = None
+    progress: float = 1.0
     step: int = 0
     steps_per_epoch: int | None = None
 
@@ -90,9 +93,10 @@ def advise_recognizer(
     """
     blanks, written, cer = values[BLANK_FRAMES], values[TOKENS_WRITTEN], values["CER"]
     is_silent = written < MAX_SILENT_TOKENS
-    if facts.step < EARLY_STEPS or not (is_silent or cer >= MIN_FAILED_CER):
-        return None
     has_moved = not epoch_loss > MIN_UNMOVED_SHARE * first_loss
+    min_failed_cer = MIN_FAILED_CER if has_moved else MIN_RANDOM_CER
+    if facts.step < EARLY_STEPS or not (is_silent or cer >= min_failed_cer):
+        return None
     causes = find_causes(facts)
     late_steps = LATE_STEPS * math.sqrt(max(1.0, facts.vocab_size / FEW_TOKENS))
     is_early = facts.step < late_steps and not any(cause.is_evident for cause in causes)
@@ -100,9 +104,12 @@ def advise_recognizer(
         return None
     signs = f"CER {cer:.0%}"
     if is_silent:
-        signs = f"greedy decoding writes nearly only blanks ({blanks:.1%} of the frames)"
+        signs = (
+            f"greedy decoding writes {written:.1%} of the tokens, and {blanks:.1%} of the frames are "
+            "blank"
+        )
     if not has_moved:
-        signs += f", and the training loss has not moved ({first_loss:.3g}, now {epoch_loss:.3g})"
+        signs += f"; the training loss has not fallen ({first_loss:.3g}, now {epoch_loss:.3g})"
     return (
         f"advice: after {plural(facts.step, 'step')} this run has not learned to write: {signs}. "
         f"{describe_causes(causes)}. `sbkit check YAML --learn` tries the model on eight clips."
@@ -147,10 +154,10 @@ def _rate_causes(facts: RunFacts) -> list[Cause]:
     is_evident = is_adam and not lowest <= rate <= HIGHEST_RATE
     suggested = USUAL_RATE if is_evident else rate / 3
     causes.append(Cause(f"{text}: try --lr={suggested:.2g}", is_evident))
-    rate_now = max(group["lr"] for group in facts.optimizer.param_groups)
-    if 0 < rate_now < rate / 2 and "warmup_fraction" in knobs:
+    if facts.progress < knobs.get("warmup_fraction", 0) and rate <= HIGHEST_RATE:
+        rate_now = max(group["lr"] for group in facts.optimizer.param_groups)
         text = f"the warm-up has only reached a rate of {rate_now:.2g}: lower --warmup_fraction"
-        causes.insert(0, Cause(text, is_evident=False))
+        causes.append(Cause(text, is_evident=False))
     return causes
 
 
