@@ -33,7 +33,7 @@ from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
-from sbkit.train.advice import RunFacts, advise_recognizer
+from sbkit.train.advice import Cause, RunFacts, advise_recognizer, find_causes
 from sbkit.train.brain import Brain
 from sbkit.train.evaluation import length_of
 from sbkit.train.recipe import Recipe
@@ -147,13 +147,16 @@ class AsrBrain(Brain):
         losses = {"first_loss": metrics.first.loss, "epoch_loss": metrics.so_far.loss}
         return advise_recognizer(self.facts(), values, **losses)
 
+    def likely_causes(self) -> list[Cause]:
+        return find_causes(self.facts())
+
     def facts(self) -> RunFacts:
         """Return facts that show why the run may not learn."""
         loaders = self.loaders
         steps = None if loaders is None else length_of(loaders.train)
         optimizers = (self.optimizers_dict or {}).values()
         return RunFacts(
-            knobs=self.hparams.knobs,
+            knobs=dict(self.hparams.knobs.items()),  # marks no key as read
             train=None
             if loaders is None
             else read_transcripts(loaders.splits.train, self.tokenizer),

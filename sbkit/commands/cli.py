@@ -242,6 +242,7 @@ def _add_training_commands(add_command: AddCommand) -> None:
     add("--json", action="store_true", help="print the findings as JSON")
     add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")
+    add("--learn", action="store_true", help="train on eight clips for a minute: are they learned?")
 
     add_command("config", _config, "print a YAML with its base and overrides as one file", _yaml)
 

@@ -24,7 +24,7 @@ from sbkit.evaluate.wer import BLANK_FRAMES, TOKENS_WRITTEN
 # hparams/ctc.yaml with its 28 characters and batches of 32 s writes only blanks at step 85 and 27 %
 # of the tokens at step 127; from scratch, hparams/ctc_pretrained.yaml writes only blanks at step
 # 160, and has learned by step 450.
-EARLY_STEPS = 120  # enough if the loss has not moved, or if a cause is evident
+EARLY_STEPS = 100  # enough if the loss has not moved, or if a cause is evident
 LATE_STEPS = 450  # enough for a vocabulary of `FEW_TOKENS`, and more for a larger one
 FEW_TOKENS = 32
 MAX_SILENT_TOKENS = 0.05  # written tokens per token of the transcripts
@@ -40,10 +40,10 @@ LOWEST_TUNING_RATE = 1e-6  # of weights that were trained before
 MAX_MASKED_SHARE = 0.8  # of the features; in hparams/ at most half
 MASKED_CLIPS = 64  # to measure that share
 MIN_TOKEN_USES = 10.0  # in the training transcripts, as a mean; a character of ctc.yaml has 480
-# Between the logarithms of a clip's length and of its transcript's: 0.9 in the default corpora, and
-# 0 once the transcripts are shuffled.
-MIN_LENGTH_CORRELATION = 0.4
-MIN_COMPARED_CLIPS = 50
+# Between the logarithms of a clip's length and of its transcript's: at least 0.92 in the splits of
+# five default corpora. Once shuffled it is 0, and 0.3 without the clips that CTC cannot align.
+MIN_LENGTH_CORRELATION = 0.5
+MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
 MIN_STEPS_PER_EPOCH = 20
 MAX_CAUSES = 3
 MIN_CAUSES = 2
@@ -51,8 +51,9 @@ MIN_CAUSES = 2
 
 @dataclass(frozen=True)
 class Cause:
-    """A likely cause: a sentence without its period, and whether the run itself shows it."""
+    """A likely cause: its key, a sentence without its period, and whether the run shows it."""
 
+    key: str
     text: str
     is_evident: bool
 
@@ -105,8 +106,7 @@ def advise_recognizer(
     signs = f"CER {cer:.0%}"
     if is_silent:
         signs = (
-            f"greedy decoding writes {written:.1%} of the tokens, and {blanks:.1%} of the frames are "
-            "blank"
+            f"greedy decoding writes {written:.1%} of the tokens, with {blanks:.1%} blank frames"
         )
     if not has_moved:
         signs += f"; the training loss has not fallen ({first_loss:.3g}, now {epoch_loss:.3g})"
@@ -153,11 +153,11 @@ def _rate_causes(facts: RunFacts) -> list[Cause]:
         text = f"`lr` of {rate:g} may not suit this model"
     is_evident = is_adam and not lowest <= rate <= HIGHEST_RATE
     suggested = USUAL_RATE if is_evident else rate / 3
-    causes.append(Cause(f"{text}: try --lr={suggested:.2g}", is_evident))
+    causes.append(Cause("lr", f"{text}: try --lr={suggested:.2g}", is_evident))
     if facts.progress < knobs.get("warmup_fraction", 0) and rate <= HIGHEST_RATE:
         rate_now = max(group["lr"] for group in facts.optimizer.param_groups)
         text = f"the warm-up has only reached a rate of {rate_now:.2g}: lower --warmup_fraction"
-        causes.append(Cause(text, is_evident=False))
+        causes.append(Cause("warmup_fraction", text, is_evident=False))
     return causes
 
 
@@ -166,10 +166,13 @@ def _mask_causes(knobs: Mapping[str, Any]) -> list[Cause]:
     if share is None:
         return []
     text = f"the masks of training hide {share:.0%} of the features"
+    key = "spec_augment"
     options = "--time_masks=0 --freq_masks=0"
     if "mask_time_prob" in knobs:
+        key = "mask_time_prob"
         options = "--mask_time_prob=0 --mask_channel_prob=0"
-    return [Cause(f"{text}: try {options}", share > MAX_MASKED_SHARE)] if share else []
+    is_evident = share > MAX_MASKED_SHARE
+    return [Cause(key, f"{text}: try {options}", is_evident)] if share else []
 
 
 def masked_share(knobs: Mapping[str, Any]) -> float | None:
@@ -207,7 +210,7 @@ def _transcript_causes(facts: RunFacts) -> list[Cause]:
             "the transcripts do not seem to belong to their clips, since their lengths do not grow "
             f"with the audio (correlation {correlation:.2f}): compare some in data_report.html"
         )
-        causes.append(Cause(text, is_evident=True))
+        causes.append(Cause("data_folder", text, is_evident=True))
     uses = facts.train.labels.sum() / facts.vocab_size
     rate = facts.knobs.get("sample_rate")
     if uses < MIN_TOKEN_USES and rate:
@@ -217,7 +220,7 @@ def _transcript_causes(facts: RunFacts) -> list[Cause]:
             f"token is seen {uses:.1f} times on average): try --token_type=char --vocab_size=null "
             "and another --output_folder"
         )
-        causes.append(Cause(text, is_evident=True))
+        causes.append(Cause("token_type", text, is_evident=True))
     return causes
 
 
@@ -231,7 +234,7 @@ def length_correlation(transcripts: Transcripts) -> float | None:
         return None
     audio: Float64s = np.log(transcripts.samples[is_filled])
     text: Float64s = np.log(transcripts.characters[is_filled])
-    if min(audio.std(), text.std()) < 0.1:
+    if min(audio.std(), text.std()) < MIN_LENGTH_DEVIATION:
         return None
     return float(np.corrcoef(audio, text)[0, 1])
 
@@ -241,5 +244,5 @@ def _step_causes(facts: RunFacts) -> list[Cause]:
     count, seconds = facts.steps_per_epoch, facts.knobs.get("batch_seconds")
     if count and count < MIN_STEPS_PER_EPOCH and seconds:
         text = f"an epoch has only {plural(count, 'step')}: lower --batch_seconds={seconds:g}"
-        causes.append(Cause(text, is_evident=False))
+        causes.append(Cause("batch_seconds", text, is_evident=False))
     return causes
