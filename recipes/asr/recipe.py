@@ -182,6 +182,7 @@ class AsrBrain(Brain):
         """Write every utterance with its errors; return the figures and notes."""
         figures = {**write_results(folder, split, results), "decoder": self.decoding.decoder_type}
         notes = [*self.decoding.notes, *describe_silence(results)]
+        notes += [figures["suspicious"]] if "suspicious" in figures else []
         if notes:
             figures["notes"] = notes
         return figures

@@ -45,6 +45,7 @@ MAX_LEARNED_SHARE = 0.8  # of the first loss, for a recipe without CER
 MIN_FLAT_SHARE = 0.97  # of the first loss
 LEARNED_LOSS_SHARE = 0.02  # of the first loss; training then stops early
 MAX_BETTER_SHARE = 0.9  # of the loss at the run's own rate, for another rate to be better
+GOOD_LOSS_SHARE = 1.1  # of the best loss of a sweep; the lowest such rate is suggested
 AUGMENTATIONS = ("spec_augment", "wave_augment")
 OFF = ("mask_time_prob", "mask_channel_prob", "ema_decay")  # keys that are overridden by 0
 
@@ -93,10 +94,12 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
             return
         signs = learner.signs(test)
         loss_by_factor = learner.sweep(test)
-    factor = min(loss_by_factor, key=loss_by_factor.__getitem__)
     own_loss = loss_by_factor[1.0]
-    if not loss_by_factor[factor] < MAX_BETTER_SHARE * own_loss and math.isfinite(own_loss):
-        factor = 1.0
+    best_loss = min(loss_by_factor.values())
+    factor = 1.0
+    if not math.isfinite(own_loss) or best_loss < MAX_BETTER_SHARE * own_loss:
+        good = (f for f, loss in loss_by_factor.items() if loss <= GOOD_LOSS_SHARE * best_loss)
+        factor = min(good)
     fix = "Try a smaller model, or one with fewer of your own parts, until the clips are learned."
     if factor != 1.0:
         direction = "low" if factor > 1 else "high"

@@ -294,6 +294,7 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
     add = add_command("score", _imported("score.score"), score, _decoding, _quiet, _import)
     add("model", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
+    add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
     add("--label", metavar="COLUMN", help="the correct classes, for a classifier")
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")

@@ -39,7 +39,9 @@ LOWEST_RATE, USUAL_RATE, HIGHEST_RATE = 5e-5, 1e-3, 0.02
 LOWEST_TUNING_RATE = 1e-6  # of weights that were trained before
 MAX_MASKED_SHARE = 0.8  # of the features; in hparams/ at most half
 MASKED_CLIPS = 64  # to measure that share
-MIN_TOKEN_USES = 10.0  # in the training transcripts, as a mean; a character of ctc.yaml has 480
+# Uses of a token in the training transcripts, as a mean, for a vocabulary that is not of characters.
+# A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
+MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 # Between the logarithms of a clip's length and of its transcript's: at least 0.92 in the splits of
 # five default corpora. Once shuffled it is 0, and 0.3 without the clips that CTC cannot align.
 MIN_LENGTH_CORRELATION = 0.5
@@ -79,6 +81,12 @@ class RunFacts:
     @property
     def vocab_size(self) -> int:
         return int(getattr(self.knobs.get("tokenizer"), "vocab_size", FEW_TOKENS))
+
+    @property
+    def has_large_vocabulary(self) -> bool:
+        """Whether there are many tokens, some of them longer than a character."""
+        texts = getattr(self.knobs.get("tokenizer"), "texts", ())
+        return len(texts) >= MIN_LARGE_VOCABULARY and any(len(text) > 1 for text in texts)
 
 
 def advise_recognizer(
@@ -213,7 +221,7 @@ def _transcript_causes(facts: RunFacts) -> list[Cause]:
         causes.append(Cause("data_folder", text, is_evident=True))
     uses = facts.train.labels.sum() / facts.vocab_size
     rate = facts.knobs.get("sample_rate")
-    if uses < MIN_TOKEN_USES and rate:
+    if uses < MIN_TOKEN_USES and facts.has_large_vocabulary and rate:
         hours = samples_to_seconds(int(facts.train.samples.sum()), rate) / 3600
         text = (
             f"the vocabulary of {facts.vocab_size:,} tokens is large for {hours:.1f} hours (a "
