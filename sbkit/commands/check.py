@@ -53,8 +53,7 @@ def describe_learning(test: LearningTest | None) -> str:
     """Write the result of `--learn` for the screen."""
     if test is None:
         return "--learn: not tried, because no step can run: see the errors above."
-    outcome = "passed" if test.is_passed else "failed"
-    return f"--learn {outcome}: {NUM_CLIPS} clips without masks or augmentation, {test}"
+    return f"--learn {test.outcome}: {NUM_CLIPS} clips without masks or augmentation, {test}"
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:

@@ -39,7 +39,7 @@ LOWEST_RATE, USUAL_RATE, HIGHEST_RATE = 5e-5, 1e-3, 0.02
 LOWEST_TUNING_RATE = 1e-6  # of weights that were trained before
 MAX_MASKED_SHARE = 0.8  # of the features; in hparams/ at most half
 MASKED_CLIPS = 64  # to measure that share
-# Uses of a token in the training transcripts, as a mean, for a vocabulary that is not of characters.
+# Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
 # A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
 MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 # Between the logarithms of a clip's length and of its transcript's: at least 0.92 in the splits of
