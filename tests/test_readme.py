@@ -53,7 +53,8 @@ NOT_RUN_HERE = (
         "sbkit transcribe --runtime onnx",
     ),
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
-    *("sbkit score RUN", "sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
+    *("sbkit check YAML --learn", "sbkit score RUN"),
+    *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
 )
 # For a machine without GPUs, and without these corpora.
 REPLACED_WORDS = {

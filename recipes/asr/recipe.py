@@ -143,6 +143,8 @@ class AsrBrain(Brain):
         return rates | (frames.shares() if frames.frames else {})
 
     def advise(self, values: Mapping[str, float]) -> str | None:
+        if BLANK_FRAMES not in values:  # a subclass measures something else
+            return None
         metrics = self.training_metrics
         losses = {"first_loss": metrics.first.loss, "epoch_loss": metrics.so_far.loss}
         return advise_recognizer(self.facts(), values, **losses)

@@ -34,7 +34,7 @@ MIN_RANDOM_CER = 0.7  # of untrained weights: 0.88 and 1.21 in two models
 # default rate 0.59.
 MIN_UNMOVED_SHARE = 0.97
 
-# Peak rates of AdamW in hparams/ are 0.0003 to 0.0025; at 1.0, ctc.yaml writes only blanks.
+# Peak rates of AdamW in hparams/ are 0.0008 to 0.0025; at 1.0, ctc.yaml writes only blanks.
 LOWEST_RATE, USUAL_RATE, HIGHEST_RATE = 5e-5, 1e-3, 0.02
 LOWEST_TUNING_RATE = 1e-6  # of weights that were trained before
 MAX_MASKED_SHARE = 0.8  # of the features; in hparams/ at most half
