@@ -146,8 +146,13 @@ class AsrBrain(Brain):
         if BLANK_FRAMES not in values:  # a subclass measures something else
             return None
         metrics = self.training_metrics
-        losses = {"first_loss": metrics.first.loss, "epoch_loss": metrics.so_far.loss}
-        return advise_recognizer(self.facts(), values, **losses)
+        return advise_recognizer(
+            values,
+            step=self.optimizer_step,
+            first_loss=metrics.first.loss,
+            epoch_loss=metrics.so_far.loss,
+            read_facts=self.facts,
+        )
 
     def likely_causes(self) -> list[Cause]:
         return find_causes(self.facts())
@@ -164,7 +169,6 @@ class AsrBrain(Brain):
             else read_transcripts(loaders.splits.train, self.tokenizer),
             optimizer=next(iter(optimizers), None),
             progress=self.hparams.epoch_counter.current / self.hparams.epoch_counter.limit,
-            step=self.optimizer_step,
             steps_per_epoch=None if steps is None else -(-steps // self.grad_accumulation_factor),
         )
 

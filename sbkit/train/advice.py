@@ -5,7 +5,7 @@ from the run itself: its learning rate, masks, batches, vocabulary and transcrip
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,14 +68,13 @@ class RunFacts:
     train: the transcripts of the training set; None if the labels are no text.
     optimizer: None before it is made.
     progress: share of the run so far.
-    step: optimizer steps so far; steps_per_epoch: None if unknown.
+    steps_per_epoch: None if unknown.
     """
 
     knobs: Mapping[str, Any]
     train: Transcripts | None = None
     optimizer: Optimizer | None = None
     progress: float = 1.0
-    step: int = 0
     steps_per_epoch: int | None = None
 
     @property
@@ -90,25 +89,32 @@ class RunFacts:
 
 
 def advise_recognizer(
-    facts: RunFacts, values: Mapping[str, float], *, first_loss: float, epoch_loss: float
+    values: Mapping[str, float],
+    *,
+    step: int,
+    first_loss: float,
+    epoch_loss: float,
+    read_facts: Callable[[], RunFacts],
 ) -> str | None:
     """Return advice if a validation shows that a recognizer does not learn.
 
     Args:
-        facts: facts about the run.
         values: the metrics of the validation.
+        step: optimizer steps so far.
         first_loss: mean training loss of the first steps.
         epoch_loss: mean training loss of the last epoch.
+        read_facts: reads facts about the run, if they are needed: a large corpus takes seconds.
     """
     blanks, written, cer = values[BLANK_FRAMES], values[TOKENS_WRITTEN], values["CER"]
     is_silent = written < MAX_SILENT_TOKENS
     has_moved = not epoch_loss > MIN_UNMOVED_SHARE * first_loss
     min_failed_cer = MIN_FAILED_CER if has_moved else MIN_RANDOM_CER
-    if facts.step < EARLY_STEPS or not (is_silent or cer >= min_failed_cer):
+    if step < EARLY_STEPS or not (is_silent or cer >= min_failed_cer):
         return None
+    facts = read_facts()
     causes = find_causes(facts)
     late_steps = LATE_STEPS * math.sqrt(max(1.0, facts.vocab_size / FEW_TOKENS))
-    is_early = facts.step < late_steps and not any(cause.is_evident for cause in causes)
+    is_early = step < late_steps and not any(cause.is_evident for cause in causes)
     if is_early and has_moved:
         return None
     signs = f"CER {cer:.0%}"
@@ -119,7 +125,7 @@ def advise_recognizer(
     if not has_moved:
         signs += f"; the training loss has not fallen ({first_loss:.3g}, now {epoch_loss:.3g})"
     return (
-        f"advice: after {plural(facts.step, 'step')} this run has not learned to write: {signs}. "
+        f"advice: after {plural(step, 'step')} this run has not learned to write: {signs}. "
         f"{describe_causes(causes)}. `sbkit check YAML --learn` tries the model on eight clips."
     )
 
