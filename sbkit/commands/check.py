@@ -10,7 +10,7 @@ from sbkit.base.messages import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import CHECKS, check_planned_run, summary
 from sbkit.check.cost import COST_STEP
-from sbkit.check.learn import LEARN_STEP, NUM_CLIPS, LearningTest, check_learning
+from sbkit.check.learn import LEARN_STEP, LearningTest, check_learning
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import INITIAL_WEIGHTS
 from sbkit.config.overrides import parse_overrides
@@ -53,7 +53,7 @@ def describe_learning(test: LearningTest | None) -> str:
     """Write the result of `--learn` for the screen."""
     if test is None:
         return "--learn: not tried, because no step can run: see the errors above."
-    return f"--learn {test.outcome}: {NUM_CLIPS} clips without masks or augmentation, {test}"
+    return f"--learn {test.outcome}: {test}"
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
