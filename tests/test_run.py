@@ -258,8 +258,8 @@ def test_score_of_the_training_split_names_a_wrong_transcript(
     write_tsv(table.parent, table.stem, [(rows[0]["path"], "good bye and thank you"), *pairs])
     assert sbkit(["score", run, str(table), "--out", str(tmp_path / "wrong")]) == 0
     id = rows[0]["path"].partition(".")[0]
-    warning = "wrong: 1 transcript may be wrong, since the model hears something else with"
-    assert f"{warning} confidence (suspicious_wrong.tsv): {id}" in capsys.readouterr().out
+    warning = "wrong: 1 transcript may be wrong, since the model hears another text"
+    assert f"{warning} (suspicious_wrong.tsv): {id}" in capsys.readouterr().out
     for options, message in (
         (["--split", "trian"], "has no split `trian`. It has train, dev, test"),
         ([str(table), "--split", "train"], "--split names a split of the run"),
