@@ -56,7 +56,8 @@ NOT_RUN_HERE = (
     "torchrun --nproc_per_node=8 -m sbkit transcribe",
     "torchrun train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
-    *("sbkit score RUN", "sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
+    *("sbkit check YAML --learn", "sbkit score RUN"),
+    *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
 )
 # For a machine without GPUs, and without these corpora.
 REPLACED_WORDS = {

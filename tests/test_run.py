@@ -30,6 +30,7 @@ from tests.runs import (
     read_json,
     records_of,
     rows_of,
+    write_tsv,
 )
 
 TESTED_ELSEWHERE = {ROOT / f"hparams/{name}.yaml" for name in ("codec", "tts")}  # in tests/recipes
@@ -239,6 +240,35 @@ def test_score_reads_the_text_column_of_the_run(overfitted: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_score_of_the_training_split_names_a_wrong_transcript(
+    overfitted: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Eight clips have too few words for calibrated confidences.
+    monkeypatch.setattr(wer_report, "mean_confidence", lambda utterance: 0.9)
+    run = str(overfitted / "run")
+    assert sbkit(["score", run, "--split", "train", "--out", str(tmp_path / "right")]) == 0
+    assert read_json(tmp_path / "right/scores.json")["test"]["train"]["utterances"] == 8
+    assert "may be wrong" not in capsys.readouterr().out
+    table = overfitted / "release/wrong.tsv"
+    rows = rows_of(overfitted / "release/train.tsv")
+    pairs = [(row["path"], row["sentence"]) for row in rows[1:]]
+    write_tsv(table.parent, table.stem, [(rows[0]["path"], "good bye and thank you"), *pairs])
+    assert sbkit(["score", run, str(table), "--out", str(tmp_path / "wrong")]) == 0
+    id = rows[0]["path"].partition(".")[0]
+    warning = "wrong: 1 transcript may be wrong, since the model hears another text"
+    assert f"{warning} (suspicious_wrong.tsv): {id}" in capsys.readouterr().out
+    for options, message in (
+        (["--split", "trian"], "has no split `trian`. It has train, dev, test"),
+        ([str(table), "--split", "train"], "--split names a split of the run"),
+    ):
+        with pytest.raises(SbkitError, match=message):
+            sbkit(["score", run, *options])
+
+
+@pytest.mark.slow
 def test_tuned_run_gets_another_decoder(
     workplace: Workplace,
     tmp_path: Path,
@@ -390,6 +420,7 @@ def test_every_yaml_takes_a_step(
     brain.fit(hparams["epoch_counter"], run.make_loaders().train)
     assert brain.optimizer_step == 1
     assert 0 < brain.training_metrics.so_far.loss < 1000
+    assert not any(cause.is_evident for cause in brain.likely_causes())
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     pairs = zip(before, after, strict=True)

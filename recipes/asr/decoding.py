@@ -38,7 +38,7 @@ from sbkit.decoding.fit import (
 )
 from sbkit.decoding.greedy import merge_repeats
 from sbkit.decoding.words import GREEDY, WordAligner
-from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer import FrameCounts, ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import separates_words
@@ -142,9 +142,23 @@ class RunDecoding:
         """Decode every utterance greedily, and count its errors: (B, U, V), (B,)."""
         tokenizer = self._hparams.tokenizer
         best = log_probs.argmax(-1).cpu().numpy()  # one transfer from the device for all: (B, U)
-        rows = zip(best, frames.tolist(), strict=True)
-        tokens = (merge_repeats(row[:count], tokenizer.vocabulary.blank) for row, count in rows)
-        return self._score([Recognition(tokenizer.decode(ids)) for ids in tokens], batch)
+        blank = tokenizer.vocabulary.blank
+        rows = [row[:count] for row, count in zip(best, frames.tolist(), strict=True)]
+        tokens = [merge_repeats(row, blank) for row in rows]
+        scored = self._score([Recognition(tokenizer.decode(ids)) for ids in tokens], batch)
+        references = batch.token_lengths.tolist()
+        return [
+            replace(
+                utterance,
+                frames=FrameCounts(
+                    frames=len(row),
+                    blanks=int((row == blank).sum()),
+                    written=len(ids),
+                    tokens=reference,
+                ),
+            )
+            for utterance, row, ids, reference in zip(scored, rows, tokens, references, strict=True)
+        ]
 
     def score(
         self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor

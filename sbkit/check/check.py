@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.messages import plural
-from sbkit.check import cost, data, dry_run, ownership, settings
+from sbkit.check import cost, data, dry_run, learn, ownership, settings
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.progress import progress_bar
@@ -31,6 +31,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(dry_run.check_causality, dry_run.check_padding),
     *(data.check_data, data.check_silence),
     *(dry_run.check_unused, settings.check_unread, settings.check_freezing),
+    learn.check_causes,
     cost.check_cost,
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )

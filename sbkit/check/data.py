@@ -28,6 +28,7 @@ MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
 MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
 MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
 COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # not to be shared
+MAX_SHOWN_CHARACTERS = 40  # of a transcript
 MAX_SHARED_SHARE = 0.5  # clips of a set that were trained on; with more, its score is worthless
 MAX_OUTSIDE_SHARE = 0.01  # rows of train that `min_seconds` and `max_seconds` usually leave out
 MAX_SAMPLED_CLIPS = 500  # evenly spread over a split; their audio is read
@@ -213,8 +214,27 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )
+    yield from _check_plausibility(planned, facts)
     for shared in facts["shared"]:
         yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)
+
+
+def _check_plausibility(planned: PlannedRun, facts: Facts) -> Iterator[Finding]:
+    """Find transcripts that are far too long or too short for their clips."""
+    for name, split in facts["splits"].items():
+        if rows := split["implausible"]:
+            examples = (
+                f"{row['id']} ({row['seconds']:.1f} s, {row['text'][:MAX_SHOWN_CHARACTERS]!r})"
+                for row in rows
+            )
+            yield planned.finding(
+                "data_folder",
+                problem=f"{name} has {plural(len(rows), 'transcript')} that can hardly belong to "
+                f"the clip, by its length: {listed(examples)}",
+                fix="Listen to them in data_report.html, and correct or remove them.",
+                stops=False,
+                ids=tuple(row["id"] for row in rows),
+            )
 
 
 def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:

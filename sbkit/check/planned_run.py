@@ -183,9 +183,14 @@ class PlannedRun(Run):
 
     def build_again(self, **run_opts: object) -> Brain:
         """Build a second Brain, with other objects of the YAML, from the same data and labels."""
-        again = Run(self.yaml_file, self.overrides, recipe=self.load_recipe(), count=self.count)
+        return self.plan_again({}).make_brain(**run_opts)
+
+    def plan_again(self, overrides: Mapping[str, object]) -> Run:
+        """Return a run with more overrides, from the same data and labels."""
+        overrides = {**self.overrides, **overrides}
+        again = Run(self.yaml_file, overrides, recipe=self.load_recipe(), count=self.count)
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
-        return again.make_brain(**run_opts)
+        return again
 
     # -- how an epoch is shared ----------------------------------------------------------------
 

@@ -4,11 +4,13 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from sbkit.base.errors import ConfigError
 from sbkit.base.files import to_json
 from sbkit.base.messages import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
-from sbkit.check.check import check_planned_run, summary
+from sbkit.check.check import CHECKS, check_planned_run, summary
 from sbkit.check.cost import COST_STEP
+from sbkit.check.learn import LEARN_STEP, LearningTest, check_learning
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import INITIAL_WEIGHTS
 from sbkit.config.overrides import parse_overrides
@@ -21,20 +23,37 @@ def check(options: Namespace) -> int:
     overrides = parse_overrides(options.overrides)
     target = options.target
     overrides = find_batch_seconds(options.yaml, overrides, target=target)
+    if options.learn and target is not None:
+        raise ConfigError(
+            "`--learn` trains on this machine, but --target names another. Leave one of them out."
+        )
+    checks = (*CHECKS, check_learning) if options.learn else CHECKS
     with PlannedRun(options.yaml, overrides, target=target) as planned:
-        findings = check_planned_run(planned)
+        findings = check_planned_run(planned, checks)
     cost = planned.results.get(COST_STEP)  # None if it could not be measured
+    test = planned.results.get(LEARN_STEP)  # None if it was not made, or if no step can run
     if options.json:
         record: dict[str, object] = {"findings": [finding.as_record() for finding in findings]}
         if cost is not None:
             record["cost"] = asdict(cost)
+        if test is not None:
+            record["learn"] = test.as_record()
         print(printable_json(to_json(record)))
     else:
         lines = planned.results.get(INITIAL_WEIGHTS, [])
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:
             print(cost)
+        if options.learn:
+            print(describe_learning(test))
     return exit_code(findings, strict=options.strict)
+
+
+def describe_learning(test: LearningTest | None) -> str:
+    """Write the result of `--learn` for the screen."""
+    if test is None:
+        return "--learn: not tried, because no step can run: see the errors above."
+    return f"--learn {test.outcome}: {test}"
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:

@@ -256,6 +256,7 @@ def _add_training_commands(add_command: AddCommand) -> None:
     add("--json", action="store_true", help="print the findings as JSON")
     add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")
+    add("--learn", action="store_true", help="train on eight clips for a minute: are they learned?")
 
     add_command("config", _config, "print a YAML with its base and overrides as one file", _yaml)
 
@@ -308,6 +309,7 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
     add = add_command("score", _imported("score.score"), score, _decoding, _quiet, _import)
     add("model", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
+    add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
     add("--label", metavar="COLUMN", help="the correct classes, for a classifier")
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")

@@ -48,6 +48,11 @@ MAX_EXAMPLES = 5  # of excluded utterances, for each reason
 HISTOGRAM_EDGES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 30, 60, 120)  # seconds
 MAX_CHARACTERS = 200  # the most frequent ones
 MAX_TRANSCRIPTS = 10  # shown before and after normalization
+# A clip is as many times slower or faster than the median of its split. In the splits of five
+# default corpora, clips have 0.42 to 2.45 times the median, with one second added to each.
+IMPLAUSIBLE_FACTOR = 4.0
+IMPLAUSIBLE_DEVIATIONS = 5.0  # median absolute deviations, in units of a normal deviation
+MIN_COMPARED_CLIPS = 20
 MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
@@ -131,6 +136,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
         "words": num_words if has_words else None,
         "seconds": _measure_seconds(samples / sample_rate),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
+        "implausible": _implausible_transcripts(split, sample_rate),
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common(MAX_CHARACTERS)),
         "distinct_characters": len(counts),
@@ -155,6 +161,36 @@ def _measure_sources(splits: Splits, sample_rate: int) -> Iterator[Facts]:
             "seconds_per_epoch": samples_to_seconds(source.epoch_samples, sample_rate),
             "share": source.epoch_samples / max(1, epoch_samples),
         }
+
+
+def _implausible_transcripts(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
+    """Return the clips whose transcripts are far too long or too short for them, the worst first.
+
+    A second of audio at the median rate is added to every clip, because a single word may take
+    several times as long as the same letters in a sentence, with silence around it.
+    """
+    columns = take_columns(split, "id", "text", "samples")
+    characters = np.array([len(text) for text in columns["text"].to_pylist()])
+    seconds = columns["samples"].to_numpy() / sample_rate
+    rows = np.flatnonzero((characters > 0) & (seconds > 0))
+    if len(rows) < MIN_COMPARED_CLIPS:
+        return []
+    characters, seconds = characters[rows], seconds[rows]
+    median_rate = np.median(characters / seconds)
+    ratios = np.log((characters / median_rate + 1) / (seconds + 1))
+    distances = np.abs(ratios - np.median(ratios))
+    deviation = 1.4826 * np.median(distances)  # of a normal distribution
+    limit = max(np.log(IMPLAUSIBLE_FACTOR), IMPLAUSIBLE_DEVIATIONS * deviation)
+    worst_first = [index for index in np.argsort(-distances) if distances[index] > limit]
+    return [
+        {
+            "id": columns["id"][int(rows[index])].as_py(),
+            "text": columns["text"][int(rows[index])].as_py(),
+            "seconds": float(seconds[index]),
+            "characters_per_second": float(characters[index] / seconds[index]),
+        }
+        for index in worst_first
+    ]
 
 
 def _measure_levels(split: datasets.Dataset) -> Facts:

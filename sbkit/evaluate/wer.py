@@ -15,6 +15,7 @@ from sbkit.text.word import Word
 FigureDict = dict[str, Any]  # rates, counts and intervals by name, for JSON
 ERROR_KINDS = ("substitutions", "deletions", "insertions")
 UNIT_OF_RATE = {"WER": "words", "CER": "characters"}
+BLANK_FRAMES, TOKENS_WRITTEN = "blank_frames", "tokens_written"  # metrics of a validation
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
 
@@ -94,6 +95,38 @@ class Scores:
         return {"CER": self.characters}
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrameCounts:
+    """The frames and the tokens of greedy CTC decoding.
+
+    Attributes:
+        frames: all frames.
+        blanks: frames whose best token is the blank.
+        written: the tokens that remain once repeats are merged and blanks dropped.
+        tokens: the tokens of the transcripts.
+    """
+
+    frames: int = 0
+    blanks: int = 0
+    written: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: "FrameCounts") -> "FrameCounts":
+        return FrameCounts(
+            frames=self.frames + other.frames,
+            blanks=self.blanks + other.blanks,
+            written=self.written + other.written,
+            tokens=self.tokens + other.tokens,
+        )
+
+    def shares(self) -> dict[str, float]:
+        """Return the blanks per frame, and the written tokens per token of the transcripts."""
+        return {
+            BLANK_FRAMES: self.blanks / max(self.frames, 1),
+            TOKENS_WRITTEN: self.written / max(self.tokens, 1),
+        }
+
+
 @dataclass(frozen=True)
 class ScoredUtterance:
     """An utterance with its reference and its hypothesis.
@@ -104,6 +137,7 @@ class ScoredUtterance:
         seconds: of audio, None if unknown.
         words: the timed words of the hypothesis, if they were aligned.
         by_words: False for a language without spaces between words, which has no WER.
+        frames: of greedy decoding in a validation.
     """
 
     id: str
@@ -115,6 +149,7 @@ class ScoredUtterance:
     seconds: float | None = None
     words: tuple[Word, ...] = ()
     by_words: bool = True
+    frames: FrameCounts | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -163,6 +198,12 @@ def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> Uni
 def total_scores(scored: Iterable[ScoredUtterance]) -> Scores:
     """Add the scores of a whole split."""
     return sum((utterance.scores for utterance in scored), Scores())
+
+
+def total_frames(scored: Iterable[ScoredUtterance]) -> FrameCounts:
+    """Add the frames of all utterances that have them."""
+    frames = (utterance.frames for utterance in scored if utterance.frames is not None)
+    return sum(frames, FrameCounts())
 
 
 def count_errors(reference: str, hypothesis: str) -> Scores:

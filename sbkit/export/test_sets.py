@@ -6,12 +6,12 @@ from typing import Any
 
 import datasets
 
-from sbkit.base.errors import DataError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.sampler import EvalSampler
-from sbkit.data.splits import sample_counts
+from sbkit.data.splits import Splits, sample_counts
 from sbkit.train.recipe import load_recipe
 
 BATCH_SECONDS = 120.0  # of padded audio
@@ -36,11 +36,25 @@ def prepare_test_sets(run: Path) -> Mapping[str, datasets.Dataset]:
     Raises:
         SbkitError: the data is missing, or the run has no test sets.
     """
-    knobs = read_knobs(run / RESOLVED_YAML, {})
-    test_sets = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs).test
+    test_sets = _prepare_splits(run).test
     if not test_sets:
         raise DataError(
             f"{run} has no test sets to score or compare models on. Name data of your own: sbkit "
             f"score {run} test.csv"
         )
     return test_sets
+
+
+def prepare_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
+    """Prepare a split of a run, such as `train`, or its test sets; raises SbkitError."""
+    if split is None:
+        return prepare_test_sets(run)
+    splits = _prepare_splits(run).named()
+    if split not in splits:
+        raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(splits)}.")
+    return {split: splits[split]}
+
+
+def _prepare_splits(run: Path) -> Splits:
+    knobs = read_knobs(run / RESOLVED_YAML, {})
+    return load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs)

@@ -75,9 +75,13 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     for color, name in enumerate(_names(epochs, metrics), start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
-        best = min if metric.lower_is_better else max
         for xs, ys in _points(epochs, "epoch", name, scale=scale):
-            label = f"valid {name}{validation_decoder}, best {best(ys):.4g}{unit}"
+            label = f"valid {name}{validation_decoder}"
+            if metric.lower_is_better is None:
+                label += f", last {ys[-1]:.4g}{unit}"
+            else:
+                best = min(ys) if metric.lower_is_better else max(ys)
+                label += f", best {best:.4g}{unit}"
             yield Curve(METRICS, label, xs, ys, color, "marked")
         for split, test in tests.items():
             if test.get(name) is not None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 class Metric:
     """A metric that a recipe computes for a split.
 
-    lower_is_better: true for error rates and losses.
+    lower_is_better: true for error rates and losses; None for a figure that is neither better nor
+        worse, such as a share of blanks.
     is_fraction: whether values are written as percentages.
     unit: the unit of a metric that is not a fraction, such as dB.
 
@@ -17,7 +18,7 @@ class Metric:
     ('12.5 %', '12.5 dB')
     """
 
-    lower_is_better: bool = True
+    lower_is_better: bool | None = True
     is_fraction: bool = True
     unit: str = ""
 

@@ -64,7 +64,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.schedule import Position, Validation, read_schedule, set_rate
+from sbkit.train.schedule import Position, Validation, highest_factor, read_schedule, set_rate
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
 from sbkit.train.watchdog import AnyWatchdog, NullWatchdog, Watchdog
@@ -532,9 +532,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def set_highest_rate(self) -> float:
         """Set and return the highest rate of the schedule within 10,000 steps."""
         optimizers = [*self._active_optimizers().values()]
-        positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
-        factor = max(map(self._schedule, positions)) if self._schedule else 1.0
-        set_rate(optimizers, factor, None)
+        set_rate(optimizers, highest_factor(self._schedule), None)
         return float(max(g["lr"] for optimizer in optimizers for g in optimizer.param_groups))
 
     def _compile(self) -> None:
@@ -696,6 +694,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 self, self.loaders, num_averaged=num_averaged, validation=seconds
             ),
         )
+        if not self.training_metrics.is_advised and (advice := self.advise(values)):
+            self.training_metrics.is_advised = True
+            logger.info(advice)
         if self.checkpointer is None:
             return
         first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
@@ -736,7 +737,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _read_metrics(self) -> MetricTotals:
         """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
-        reading = self.training_metrics.read()
+        reading = self.training_metrics.read(self.optimizer_step)
         self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
 

@@ -30,6 +30,7 @@ from sbkit.logs.curves import draw_curves
 from sbkit.logs.metric import LOSS, Metrics, describe_values
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.models.loss import Loss
+from sbkit.train.advice import Cause
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,17 @@ class EvaluationHooks:
     def report(self, split: str, results: Sequence[Any], folder: Path) -> Mapping[str, Any]:
         """Write a test set's report into the run folder; return its entry in `summary.json`."""
         return self.measure(results)
+
+    def advise(self, values: Mapping[str, float]) -> str | None:
+        """Return advice if the metrics of a validation show that the run does not learn.
+
+        It is logged once in a run.
+        """
+        return None
+
+    def likely_causes(self) -> Sequence[Cause]:
+        """Return what may keep the run from learning, once it has loaders and optimizers."""
+        return ()
 
     def seconds_after_training(self, test_share: float) -> float:
         """Estimate the seconds of the recipe's own work after the last epoch.

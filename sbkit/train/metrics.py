@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Batched = TypeVar("Batched")
 WARM_UP_BATCHES, PROFILED_BATCHES = 10, 10
+FIRST_STEPS = 10  # whose loss tells later whether the loss has moved
 NUM_LISTED_OPERATIONS = 8
 NUM_TOTALS = 3  # the sum of the losses, the labels and the sum of the penalties
 
@@ -180,6 +181,8 @@ class TrainingMetrics:
         train_seconds, audio_seconds: sums of the whole run.
         validations: all validations of the run, for a schedule that follows them.
         sources: names of the training sources of a mix; none without.
+        first: the sum of the readings up to step `FIRST_STEPS`, or of the first reading.
+        is_advised: whether the run has been advised that it does not learn.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -189,6 +192,8 @@ class TrainingMetrics:
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
         self.validations: list[Validation] = []
+        self.first = NO_TOTALS
+        self.is_advised = False
         self._log: RunLog | None = None  # of the first rank
         self._progress = TrainingProgress(total_epochs=0, total_steps=0)
 
@@ -236,10 +241,12 @@ class TrainingMetrics:
         """Pause the progress: no training follows until the next epoch."""
         self._progress.pause()
 
-    def read(self) -> MetricTotals:
-        """Read the meter, and add the reading to the sums."""
+    def read(self, step: int) -> MetricTotals:
+        """Read the meter after a step, and add the reading to the sums."""
         reading = self.meter.read()
         self.so_far += reading
+        if step <= FIRST_STEPS or not self.first.labels:
+            self.first += reading
         self.train_seconds += reading.wall_seconds
         self.audio_seconds += reading.audio_seconds
         return reading
@@ -310,6 +317,8 @@ class TrainingMetrics:
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
             "validations": self.validations,
+            "first": vars(self.first),
+            "is_advised": self.is_advised,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -319,6 +328,8 @@ class TrainingMetrics:
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
         self.validations = [Validation(*values) for values in state.get("validations", ())]
+        self.first = MetricTotals(**state.get("first", vars(NO_TOTALS)))
+        self.is_advised = state.get("is_advised", False)
 
 
 @contextmanager

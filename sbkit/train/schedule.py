@@ -163,6 +163,12 @@ class _SteppedScheduler:
         return float(self._optimizer.param_groups[0]["lr"]) / self._rate
 
 
+def highest_factor(schedule: Schedule | None) -> float:
+    """Return the highest factor of a schedule within 10,000 steps."""
+    positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
+    return 1.0 if schedule is None else max(map(schedule, positions))
+
+
 def set_rate(optimizers: Iterable[Optimizer], factor: float, rate: float | None) -> None:
     """Set the rate of all groups: ``rate``, or the optimizer's own, times factor and `lr_scale`."""
     for optimizer in optimizers:

@@ -146,3 +146,22 @@ def test_encode_clips_stops_at_max_characters(split: datasets.Dataset) -> None:
     (size,) = map(len, encode_clips(split, ["a"], **options).values())
     assert [*encode_clips(split, ["a", "b"], max_characters=size, **options)] == ["a"]
     assert encode_clips(split, ["a", "b"], max_characters=size - 1, **options) == {}
+
+
+def test_implausible_transcripts_are_named_but_no_short_clip(tmp_path: Path) -> None:
+    splits = make_splits(tmp_path)
+    texts = [("a" * (15 + n % 10), 1.5 + n % 3 / 4) for n in range(30)]
+    texts += [("w", 0.8), ("yes", 2.0), ("b" * 60, 6.0), ("b" * 200, 2.0), ("a", 9.0)]
+    columns = {
+        "id": [str(n) for n in range(len(texts))],
+        "text": [text for text, _ in texts],
+        "sentence": [text for text, _ in texts],
+        "samples": [int(seconds * 16_000) for _, seconds in texts],
+        "audio": [splits.train[0]["audio"]] * len(texts),
+    }
+    train = datasets.Dataset.from_dict(columns)
+    facts = measure_data(Splits(train, {}, {}), sample_rate=16_000, language="en")
+    implausible = facts["splits"]["train"]["implausible"]
+    assert sorted(row["id"] for row in implausible) == ["33", "34"]
+    few = measure_data(Splits(train.select(range(20, 34)), {}, {}), sample_rate=16_000, language="")
+    assert few["splits"]["train"]["implausible"] == []
