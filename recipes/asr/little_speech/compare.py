@@ -1,0 +1,222 @@
+"""Measure what each way of using little speech is worth, in one table.
+
+corpus -> ten minutes with transcripts, the rest as audio and as text
+       -> a recognizer of each row and seed -> a table
+
+Every recognizer is trained on as many seconds of audio as the full corpus has in all its epochs.
+Finished steps are not repeated, so the same command continues after an interruption.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from recipes.prepare import corpus_of, read_manifest
+from sbkit.audio.io import declared_seconds
+from sbkit.base.errors import FILES_FAILED
+from sbkit.base.files import write_text_atomically
+from sbkit.base.process import run_main
+from sbkit.config.hparams import read_knobs
+from sbkit.config.overrides import parse_command
+from sbkit.data.corpus import splits_of
+from sbkit.data.manifest import Clip
+from sbkit.evaluate.run_results import SUMMARY
+
+YAML = "hparams/ctc.yaml"
+SUBSET_SEED = 1  # which clips keep their transcripts; the same in all runs
+MAX_CLIP_SECONDS = 15.0  # so that half of `batch_seconds` holds every clip
+MIN_CONFIDENCE = 0.5
+SHARES = {"pseudo-labels": 0.5, "synthetic": 0.3}  # of an epoch's seconds
+TWO_VIEWS = ("--consistency_weight=0.2", "--consistency_warmup=0.1", "--time_masks=8")
+ROWS = {  # what each row uses besides the labeled speech
+    "plain": (),
+    "consistency": ("consistency",),
+    "text": ("text",),
+    "text, pseudo-labels": ("text", "pseudo-labels"),
+    "text, synthetic": ("text", "synthetic"),
+    "all": ("consistency", "text", "pseudo-labels", "synthetic"),
+    "full labels": ("labels",),
+}
+
+
+def execute(*words: object) -> None:
+    """Run a command with this Python, and show it; it may leave out files or lines.
+
+    Raises CalledProcessError if it fails.
+    """
+    command = [str(word) for word in words]
+    print("$ python", *command, flush=True)
+    process = subprocess.run([sys.executable, *command], check=False)
+    if process.returncode != FILES_FAILED:
+        process.check_returncode()
+
+
+def write_table(file: Path, clips: Iterable[Clip]) -> None:
+    """Write clips as a table that `--manifest` takes."""
+    with file.open("w", encoding="utf-8", newline="") as lines:
+        table = csv.writer(lines)
+        table.writerow(["id", "path", "sentence"])
+        table.writerows([clip.id, clip.path, clip.sentence] for clip in clips)
+
+
+class Comparison:
+    """The folder of a comparison: its tables, recognizers and results."""
+
+    def __init__(
+        self, folder: Path, overrides: Sequence[str], *, minutes: float, voice_epochs: int
+    ) -> None:
+        """Use a folder.
+
+        overrides: of `hparams/ctc.yaml`, for every recognizer.
+        minutes: of speech with transcripts.
+        voice_epochs: epochs of each voice.
+        """
+        self._folder = folder
+        self._overrides = overrides
+        self._minutes = minutes
+        self._voice_epochs = voice_epochs
+        self._knobs = read_knobs(*parse_command([YAML, *overrides]))
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Write the tables of labeled and full speech, the other audio's list, and all text."""
+        corpus = corpus_of(self._knobs)
+        clips: dict[str, list[Clip]] = {
+            role: [clip for name in names for clip in read_manifest(corpus, self._knobs, name)]
+            for role, names in splits_of(corpus, self._knobs).items()
+        }
+        seconds = {clip.id: declared_seconds(clip.path) for clip in clips["train"]}
+        train = [clip for clip in clips["train"] if seconds[clip.id] <= MAX_CLIP_SECONDS]
+        labeled: list[Clip] = []
+        for index in np.random.default_rng(SUBSET_SEED).permutation(len(train)):
+            if sum(seconds[clip.id] for clip in labeled) < 60 * self._minutes:
+                labeled.append(train[index])
+        labeled_ids = {clip.id for clip in labeled}
+        rest = [clip for clip in train if clip.id not in labeled_ids]
+        for name, table in (("full", train), ("labeled", labeled)):
+            write_table(self._folder / f"{name}.csv", table)
+        for role, name in (("valid", "dev"), ("test", "test")):
+            write_table(self._folder / f"{name}.csv", clips[role])
+        texts = {"text": (clip.sentence for clip in train), "new": (clip.sentence for clip in rest)}
+        for name, sentences in texts.items():
+            text = "".join(f"{sentence}\n" for sentence in sentences)
+            write_text_atomically(self._folder / f"{name}.txt", text)
+        paths = [str(clip.path) for clip in rest]
+        sizes = {"full": sum(seconds[clip.id] for clip in train)}
+        sizes["labeled"] = sum(seconds[clip.id] for clip in labeled)
+        facts = json.dumps({"seconds": sizes, "unlabeled": paths})
+        write_text_atomically(self._folder / "facts.json", facts)
+
+    def train(self, row: str, seed: int) -> None:
+        """Train and test the recognizer of a row, after the tables that it needs."""
+        run = self._run(row, seed)
+        if (run / SUMMARY).exists():
+            return
+        uses = ROWS[row]
+        seconds = json.loads((self._folder / "facts.json").read_text())["seconds"]
+        table = "full" if "labels" in uses else "labeled"
+        sources = [name for name in SHARES if name in uses]
+        mix = {f"train-{name}": SHARES[name] for name in sources}
+        seconds_per_epoch = seconds[table] / (1 - sum(mix.values()))
+        epochs = self._knobs["number_of_epochs"] * seconds["full"] / seconds_per_epoch
+        options = ["--manifest", f"train={self._folder / table}.csv"]
+        for split in ("dev", "test"):
+            options += ["--manifest", f"{split}={self._folder / split}.csv"]
+        for name in sources:
+            source = self._pseudo_labels(seed) if name == "pseudo-labels" else self._synthetic(seed)
+            options += ["--manifest", f"train-{name}={source}"]
+        if mix:
+            options.append(f"--mix={json.dumps(mix)}")
+        if "text" in uses:
+            options.append(f"--lm_text={self._folder / 'text.txt'}")
+        if "consistency" in uses:  # half the speech in a step, twice: as many steps and seconds
+            epochs /= 2
+            batch_seconds = self._knobs["batch_seconds"] / 2
+            options += [*TWO_VIEWS, f"--batch_seconds={batch_seconds}"]
+            options.append(f"--max_seconds={batch_seconds}")
+        options += [f"--number_of_epochs={max(1, round(epochs))}", f"--seed={seed}"]
+        execute("train.py", YAML, *self._overrides, *options, f"--output_folder={run}")
+
+    def _pseudo_labels(self, seed: int) -> Path:
+        """Transcribe the speech without transcripts with the recognizer of the row `text`."""
+        self.train("text", seed)
+        table = self._folder / f"pseudo-{seed}.csv"
+        paths = json.loads((self._folder / "facts.json").read_text())["unlabeled"]
+        options = ["--format=manifest", f"--out={table}", f"--min-confidence={MIN_CONFIDENCE}"]
+        execute("-m", "sbkit", "transcribe", self._run("text", seed), *paths, *options, "--quiet")
+        return table
+
+    def _synthetic(self, seed: int) -> Path:
+        """Speak the text without speech with a voice that is trained on the labeled speech."""
+        voice = self._folder / f"voice-{seed}"
+        options = ["--manifest", f"train={self._folder / 'labeled.csv'}"]
+        for split in ("dev", "test"):
+            options += ["--manifest", f"{split}={self._folder / split}.csv"]
+        options += [f"--seed={seed}", f"--language={self._knobs['language']}"]
+        options += [f"--number_of_epochs={self._voice_epochs}", f"--output_folder={voice}"]
+        if not (voice / SUMMARY).exists():
+            execute("train.py", "hparams/tts.yaml", *options)
+        lines = self._folder / "new.txt"
+        clips = self._folder / f"synthetic-{seed}"
+        speeds = ["--speeds", "0.9", "1.1"]
+        execute("-m", "sbkit", "speak", voice, "--lines", lines, "--out-dir", clips, *speeds)
+        return clips / "new.csv"
+
+    def _run(self, row: str, seed: int) -> Path:
+        return self._folder / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}"
+
+    def table(self, rows: Iterable[str], seeds: Sequence[int]) -> str:
+        """Return the mean error rates of each row over the seeds, and each seed's, in Markdown."""
+        lines = ["| row | decoder | CER | WER | minutes |", "|---|---|---|---|---|"]
+        for row in rows:
+            files = [self._run(row, seed) / SUMMARY for seed in seeds]
+            summaries = [json.loads(file.read_text()) for file in files if file.exists()]
+            if not summaries:
+                continue
+            minutes = f"{mean(summary['train_seconds'] for summary in summaries) / 60:.0f}"
+            tests = [summary["test"]["test"] for summary in summaries]
+            figures = {"beam": tests, "greedy": [test.get("greedy", test) for test in tests]}
+            for decoder, results in figures.items():
+                cells = [row, decoder, _rates("CER", results), _rates("WER", results), minutes]
+                lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines)
+
+
+def _rates(metric: str, results: Sequence[Any]) -> str:
+    rates = [100 * result[metric] for result in results]
+    listed = ", ".join(f"{rate:.1f}" for rate in rates)
+    return f"{mean(rates):.1f} ({listed})"
+
+
+def main() -> None:
+    """Run all rows and seeds, and print the table after each of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("results/little_speech"))
+    parser.add_argument("--minutes", type=float, default=10.0, help="of speech with transcripts")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--voice-epochs", type=int, default=80, help="of each voice")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS])
+    options, overrides = parser.parse_known_args()
+    comparison = Comparison(
+        options.out.absolute(),
+        overrides,
+        minutes=options.minutes,
+        voice_epochs=options.voice_epochs,
+    )
+    comparison.prepare()
+    for seed in options.seeds:
+        for row in options.rows:
+            comparison.train(row, seed)
+            print(comparison.table(options.rows, options.seeds), flush=True)
+
+
+if __name__ == "__main__":
+    run_main(main)
