@@ -125,14 +125,15 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_folder(tmp_path / "FOLDER", **FRAMES)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")
-    for split in ("train", "dev", "test"):
+    tables = {split: split for split in ("train", "dev", "test")}
+    for name, split in (tables | {"real": "train", "synthetic": "test"}).items():
         rows = rows_of(data / f"release/{split}.tsv")
         for row in rows:
             row["path"] = str(clips / row["path"])
         lines = [json.dumps(row) for row in rows]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
         for suffix, delimiter in (("csv", ","), ("tsv", "\t")):
-            with (tmp_path / f"{split}.{suffix}").open("w", newline="") as file:
+            with (tmp_path / f"{name}.{suffix}").open("w", newline="") as file:
                 writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
                 writer.writeheader()
                 writer.writerows(rows)

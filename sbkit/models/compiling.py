@@ -28,7 +28,8 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     SpeechBrain compiles each of the Brain's modules instead, but a ModuleList is never called.
     """
     lists = (m if isinstance(m, nn.ModuleList) else [m] for m in modules)
-    blocks = [block for part in chain.from_iterable(lists) for block in find_blocks(part)]
+    all_blocks = (block for part in chain.from_iterable(lists) for block in find_blocks(part))
+    blocks = [block for block in all_blocks if not _is_torchs(block)]
     set_recompile_limit(MAX_VARIANTS)
     if device.type == "cpu":
         # torch 2.11 compiles the strides of the first batch into the gradient of its attention, so
@@ -37,7 +38,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
         leave_uncompiled(scaled_dot_product_attention)
     for block in blocks:
         block.compile(dynamic=True, options={"fallback_random": True})
-    counts = Counter(type(block).__name__ for block in blocks if not _is_torchs(block))
+    counts = Counter(type(block).__name__ for block in blocks)
     logger.info(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
     return counts
 

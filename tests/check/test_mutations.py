@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch 2.14's
 @pytest.mark.parametrize("mutation", [*HEALTHY, *MUTATIONS], ids=lambda mutation: mutation.name)
 def test_check_names_what_is_broken(
     mutation: Mutation, workplace: Workplace, tmp_path: Path

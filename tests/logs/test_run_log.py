@@ -5,6 +5,7 @@ import logging
 import math
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 from types import MappingProxyType
 
 import numpy as np
@@ -57,6 +58,7 @@ def test_resuming_drops_records_after_checkpoint(tmp_path: Path) -> None:
         file.write('{"kind": "step", "step": 4')  # the kill
 
     assert [record["step"] for record in read_log(path)] == [10, 20, 30]
+    sleep(1)  # TensorBoard orders files of one second by a counter, as text: 99 after 100
     resumed = RunLog(tmp_path, resume_step=20)
     resumed.write(step_figures(30, loss=1.0))
     resumed.close()
