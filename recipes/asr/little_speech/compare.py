@@ -21,7 +21,7 @@ import numpy as np
 
 from recipes.prepare import corpus_of, read_manifest
 from sbkit.audio.io import declared_seconds
-from sbkit.base.errors import FILES_FAILED
+from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.process import run_main
 from sbkit.config.hparams import read_knobs
@@ -31,6 +31,7 @@ from sbkit.data.manifest import Clip
 from sbkit.evaluate.run_results import SUMMARY
 
 YAML = "hparams/ctc.yaml"
+CORPUS_OPTIONS = tuple(f"--{key}=" for key in ("data_folder", "corpus", "manifest", "splits"))
 SUBSET_SEED = 1  # which clips keep their transcripts; the same in all runs
 MAX_CLIP_SECONDS = 15.0  # so that half of `batch_seconds` holds every clip
 MIN_CONFIDENCE = 0.5
@@ -50,13 +51,13 @@ ROWS = {  # what each row uses besides the labeled speech
 def execute(*words: object) -> None:
     """Run a command with this Python, and show it; it may leave out files or lines.
 
-    Raises CalledProcessError if it fails.
+    Raises SbkitError if it fails.
     """
     command = [str(word) for word in words]
     print("$ python", *command, flush=True)
-    process = subprocess.run([sys.executable, *command], check=False)
-    if process.returncode != FILES_FAILED:
-        process.check_returncode()
+    exit_code = subprocess.run([sys.executable, *command], check=False).returncode
+    if exit_code not in (0, FILES_FAILED):
+        raise SbkitError(f"This step failed with exit code {exit_code}: python {' '.join(command)}")
 
 
 def write_table(file: Path, clips: Iterable[Clip]) -> None:
@@ -80,7 +81,8 @@ class Comparison:
         voice_epochs: epochs of each voice.
         """
         self._folder = folder
-        self._overrides = overrides
+        # The tables of this folder take the place of the corpus.
+        self._overrides = [word for word in overrides if not word.startswith(CORPUS_OPTIONS)]
         self._minutes = minutes
         self._voice_epochs = voice_epochs
         self._knobs = read_knobs(*parse_command([YAML, *overrides]))

@@ -1,0 +1,36 @@
+"""The comparison of ways to use little speech."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes.asr.little_speech import compare
+from tests.runs import TINY, Workplace
+
+
+@pytest.mark.slow(60)
+def test_comparison_trains_each_row_and_goes_on_from_finished_ones(
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rows = ("plain", "consistency", "text")
+    options = ["--minutes=0.2", "--seeds", "1", "--rows", *rows]
+    data = [f"--data_folder={workplace.release}", "--language=en", "--word_lm_order=2"]
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    command = ["compare", f"--out={tmp_path}", *options, *TINY, *data]
+    monkeypatch.setattr(sys, "argv", command)
+    compare.main()
+    first = capfd.readouterr().out
+    assert [line.split(" | ")[0] for line in first.splitlines()[-6:]] == [
+        f"| {row}" for row in rows for _ in ("beam", "greedy")
+    ]
+    assert first.count("$ python train.py") == 3
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert 12 <= facts["seconds"]["labeled"] < facts["seconds"]["full"]
+    compare.main()
+    second = capfd.readouterr().out
+    assert (second.count("$ python"), second.splitlines()[-6:]) == (0, first.splitlines()[-6:])
