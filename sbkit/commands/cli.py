@@ -374,7 +374,7 @@ def _add_task_commands(add_command: AddCommand) -> None:
     add("--lines", metavar="FILE", type=Path, help=lines)
     add("--out-dir", metavar="DIR", type=Path, help="the folder of these clips")
     speeds = "the lowest and the highest speed of these clips; each has one between them"
-    add("--speeds", metavar="X", type=float, nargs="+", help=speeds)
+    add("--speeds", metavar=("LOW", "HIGH"), type=float, nargs=2, help=speeds)
     _part(add)
 
     declared = "run a command that the task of a bundle declares"

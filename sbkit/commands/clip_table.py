@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -32,41 +33,38 @@ class Part(NamedTuple):
     'beh'
     """
 
-    number: int  # from 1 to the total
-    total: int
+    number: int = 1  # from 1 to the total
+    total: int = 1
 
     def of(self, items: Sequence[Item]) -> Sequence[Item]:
         return items[self.number - 1 :: self.total]
 
 
-WHOLE = Part(1, 1)
-
-
 def parse_part(text: str) -> Part:
     """Parse K/N; raises ConfigError unless K is from 1 to N."""
-    match = re.fullmatch(r"([1-9]\d{0,8})/([1-9]\d{0,8})", text)
-    part = Part(*map(int, match.groups())) if match else Part(1, 0)
-    if part.number > part.total:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"`--part` must be K/N with K from 1 to N, such as 3/16, but is {text}.")
-    return part
+    return Part(int(match[1]), int(match[2]))
 
 
+@dataclass
 class ClipTable:
     """A table that `open_clip_table` has opened.
 
-    rows: of each finished item; rank: of this process under torchrun, otherwise 0.
+    progress: the file of this rank; rank: of this process under torchrun, otherwise 0; rows: of
+    each finished item.
     """
 
-    def __init__(self, file: Path, progress: BinaryIO, rank: int, num_ranks: int) -> None:
-        self.file = file
-        self.rank = rank
-        self.rows: dict[str, list[Row]] = {}
-        self._progress = progress
-        self._num_ranks = num_ranks
+    file: Path
+    progress: BinaryIO
+    rank: int
+    num_ranks: int
+    rows: dict[str, list[Row]] = field(default_factory=dict)
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return the items of this rank."""
-        return items[self.rank :: self._num_ranks]
+        return items[self.rank :: self.num_ranks]
 
     def add(self, item: str, rows: list[Row]) -> None:
         """Finish an item."""
@@ -74,8 +72,8 @@ class ClipTable:
         self.write_progress({"item": item, "rows": rows})
 
     def write_progress(self, entry: Mapping[str, Any]) -> None:
-        self._progress.write(f"{json.dumps(entry)}\n".encode())
-        self._progress.flush()
+        self.progress.write(f"{json.dumps(entry)}\n".encode())
+        self.progress.flush()
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:
         """Read what all ranks have finished; raises ConfigError if they had other settings."""
@@ -114,7 +112,7 @@ class ClipTable:
         self._gather(None)
 
     def _gather(self, value: Item) -> list[Item]:
-        if self._num_ranks == 1:
+        if self.num_ranks == 1:
             return [value]
         from sbkit.distributed.ranks import gather_over_ranks
 

@@ -21,7 +21,7 @@ from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
 from sbkit.bundle.config import BundleConfig, BundleFiles
-from sbkit.commands.clip_table import WHOLE, ClipTable, Row, file_of_rank, open_clip_table
+from sbkit.commands.clip_table import ClipTable, Part, Row, file_of_rank, open_clip_table
 from sbkit.commands.transcribe import (
     STANDARD_INPUT,
     find_audio,
@@ -52,7 +52,7 @@ def write_pseudo_labels(options: Namespace) -> int:
     _check_options(options)
     config = BundleFiles(options.bundle).config
     settings = _settings(options, config)
-    part = options.part or WHOLE
+    part = options.part or Part()
     with (
         find_audio(options.files, options.raw_rate) as named_files,
         open_clip_table(options.out, settings) as table,
@@ -61,12 +61,7 @@ def write_pseudo_labels(options: Namespace) -> int:
         num_failed = table.gather(_transcribe(files, table, options))
         utterances = table.sorted_rows()
         kept = [row for row in utterances if row["confidence"] >= options.min_confidence]
-        summary = _describe(
-            utterances,
-            kept,
-            by_words=config.has_words,
-            min_confidence=options.min_confidence,
-        )
+        summary = _describe(utterances, kept, options.min_confidence, by_words=config.has_words)
         if options.segments is None:
             table.write(COLUMNS, kept, summary)
         else:
@@ -206,7 +201,7 @@ def _write_segments(
 
 
 def _describe(
-    utterances: Sequence[Row], kept: Sequence[Row], *, by_words: bool, min_confidence: float
+    utterances: Sequence[Row], kept: Sequence[Row], min_confidence: float, *, by_words: bool
 ) -> str:
     """Return how many utterances are kept, and their estimated WER or CER."""
     minutes = sum(row["duration"] for row in utterances) / 60

@@ -10,7 +10,6 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sbkit.base.files import read_regular, read_text_lines, require_writable, to
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.commands.clip_table import WHOLE, ClipTable, Row, open_clip_table
+from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.synthesizer import (
     MAX_SPEED,
@@ -60,24 +59,25 @@ def speak(options: Namespace) -> int:
 
 
 def _check_options(options: Namespace) -> None:
-    of_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
-    of_text["--speed"] = options.speed
-    of_lines = {"--out-dir": options.out_dir, "--speeds": options.speeds, "--part": options.part}
-    with_lines = options.lines is not None
-    for name, value in (of_text if with_lines else of_lines).items():
+    """Raise ConfigError for options that do not fit."""
+    for_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
+    for_text["--speed"] = options.speed
+    for_lines = {"--out-dir": options.out_dir, "--speeds": options.speeds, "--part": options.part}
+    excluded, relation = (for_lines, "without") if options.lines is None else (for_text, "with")
+    for name, value in excluded.items():
         if value is not None:
-            relation = "with" if with_lines else "without"
             raise ConfigError(f"`{name}` cannot be used {relation} --lines. Leave it out.")
-    if not with_lines and (options.text is None) == (options.file is None):
+    if options.lines is None and (options.text is None) == (options.file is None):
         raise ConfigError("`sbkit speak` needs either a text or --file. Pass one of them.")
-    if (options.out_dir if with_lines else options.out) is None:
-        name = "--out-dir DIR with --lines" if with_lines else "--out FILE"
-        raise ConfigError(f"`sbkit speak` needs {name}, for what it writes.")
-    speeds = options.speeds or [1.0]
-    if len(speeds) > 2 or not MIN_SPEED <= speeds[0] <= speeds[-1] <= MAX_SPEED:
+    if options.lines is None and options.out is None:
+        raise ConfigError("`sbkit speak` needs --out FILE, for the audio.")
+    if options.lines is not None and options.out_dir is None:
+        raise ConfigError("`sbkit speak` needs --out-dir DIR with --lines, for the clips.")
+    lowest, highest = options.speeds or (1.0, 1.0)
+    if not MIN_SPEED <= lowest <= highest <= MAX_SPEED:
         raise ConfigError(
-            "`--speeds` must be one speed, or the lowest and the highest, from "
-            f"{MIN_SPEED:g} to {MAX_SPEED:g}, but is {' '.join(f'{speed:g}' for speed in speeds)}."
+            f"`--speeds` must be the lowest and the highest, from {MIN_SPEED:g} to {MAX_SPEED:g}, "
+            f"but is {lowest:g} {highest:g}."
         )
 
 
@@ -101,24 +101,22 @@ def _speak_lines(options: Namespace) -> int:
     Under torchrun each process speaks its share of the lines on its own device.
     """
     folder: Path = options.out_dir
-    speeds: Sequence[float] = options.speeds or [1.0]
     lines = _read_lines(options.lines)
-    part = options.part or WHOLE
-    suffix = "" if part == WHOLE else f".{part.number}-of-{part.total}"
+    part = options.part or Part()
+    suffix = f".{part.number}-of-{part.total}" if options.part else ""
     require_writable(folder, option="--out-dir")
-    settings = {"weights": read_checksums(options.bundle)[WEIGHTS_FILE], "speeds": speeds}
+    settings = {
+        "weights": read_checksums(options.bundle)[WEIGHTS_FILE],
+        "speeds": options.speeds or [1.0, 1.0],
+    }
     with open_clip_table(folder / f"{options.lines.stem}{suffix}.csv", settings) as table:
         texts = table.share(part.of([*lines]))
         todo = [text for text in texts if text not in table.rows]
         num_left_out = table.gather(_write_clips(todo, table, settings, options, lines))
         rows = table.sorted_rows()
-        duration = timedelta(seconds=round(sum(row["duration"] for row in rows)))
-        table.write(
-            COLUMNS,
-            rows,
-            f"{plural(len(rows), 'clip')}, {duration} of speech; "
-            f"{plural(num_left_out, 'line')} left out",
-        )
+        minutes = sum(row["duration"] for row in rows) / 60
+        left_out = f"{plural(num_left_out, 'line')} left out"
+        table.write(COLUMNS, rows, f"{plural(len(rows), 'clip')} ({minutes:.1f} min); {left_out}")
     return FILES_FAILED if num_left_out else 0
 
 
@@ -153,9 +151,8 @@ def _write_clips(
                 try:
                     readings[text] = _read_completely(voice, text)
                 except DataError as error:
-                    num_left_out += 1
-                    number = numbers[text]
-                    logger.warning(f"{options.lines}, line {number}: left out. {error}")
+                    logger.warning(f"{options.lines}, line {numbers[text]}: left out. {error}")
+            num_left_out += len(step) - len(readings)
             clips = [_plan_clip(text, settings) for text in readings]
             signals = voice.synthesize([*readings.values()], [clip["speed"] for clip in clips])
             for clip, signal in zip(clips, signals, strict=True):
@@ -182,7 +179,7 @@ def _plan_clip(text: str, settings: Mapping[str, Any]) -> Row:
     A hash of the text, voice and speeds decides about its file and speed, so voices share folders.
     """
     digest = hashlib.sha256(to_json([text, settings]).encode()).hexdigest()
-    lowest, highest = settings["speeds"][0], settings["speeds"][-1]
+    lowest, highest = settings["speeds"]
     fraction = int(digest[-8:], 16) / (1 << 32)
     return {
         "path": f"{digest[:2]}/{digest[:24]}.flac",

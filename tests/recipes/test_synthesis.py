@@ -399,7 +399,7 @@ def test_lines_become_clips_with_a_table_to_train_on(
     assert speak_lines("--speeds", "0.9", "1.1") == FILES_FAILED
     assert "some.txt, line 2: left out. The text is empty." in caplog.text
     assert "some.txt, line 4: left out. No training clip of this voice has ω." in caplog.text
-    assert capsys.readouterr().out.endswith(" of speech; 2 lines left out\n")
+    assert capsys.readouterr().out.endswith(": 4 clips (0.0 min); 2 lines left out\n")
     rows = read_table(tmp_path / "clips/some.csv")
     assert rows.keys() == SPOKEN
     assert len({row["speed"] for row in rows.values()} | {"0.9", "1.1"}) == 6
@@ -451,7 +451,7 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
         (["--lines", "some.txt", "--out-dir", "new", "--speed", "2"], "`--speed` cannot be used"),
         (["--lines", "gone.txt", "--out-dir", "new"], "must be readable, but gone.txt is not"),
         (["--lines", "some.txt", "--out-dir", "new", "--part", "17/16"], "from 1 to N.* is 17/16"),
-        (["--lines", "some.txt", "--out-dir", "new", "--speeds", "0"], "0.25 to 4, but is 0"),
+        (["--lines", "some.txt", "--out-dir", "new", "--speeds", "0", "1"], "4, but is 0 1"),
         (["--lines", "some.txt", "--out-dir", "new", "--speeds", "1.1", "0.9"], "but is 1.1 0.9"),
         (["Hold.", "--part", "1/2", "--out", "hold.wav"], "`--part` cannot be used without"),
         (["Hold."], "needs --out FILE"),
