@@ -66,6 +66,10 @@ class ClipTable:
         """Return the items of this rank."""
         return items[self.rank :: self.num_ranks]
 
+    def unfinished(self, items: Sequence[str]) -> list[str]:
+        """Return the items of this rank that have to be done."""
+        return [item for item in self.share(items) if item not in self.rows]
+
     def add(self, item: str, rows: list[Row]) -> None:
         """Finish an item."""
         self.rows[item] = rows

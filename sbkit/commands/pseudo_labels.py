@@ -57,8 +57,8 @@ def write_pseudo_labels(options: Namespace) -> int:
         find_audio(options.files, options.raw_rate) as named_files,
         open_clip_table(options.out, settings) as table,
     ):
-        files = table.share(part.of(_recordings(named_files, options.segments)))
-        num_failed = table.gather(_transcribe(files, table, options))
+        files = table.unfinished(part.of(_recordings(named_files, options.segments)))
+        num_failed = table.gather(_transcribe(files, table, options) if files else 0)
         utterances = table.sorted_rows()
         kept = [row for row in utterances if row["confidence"] >= options.min_confidence]
         summary = _describe(utterances, kept, options.min_confidence, by_words=config.has_words)
@@ -138,24 +138,22 @@ def _recordings(files: Iterable[Path], segments: Path | None) -> list[str]:
 
 
 def _transcribe(files: Sequence[str], table: ClipTable, options: Namespace) -> int:
-    """Add the utterances of files that are not finished; return how many files failed."""
-    todo = [Path(file) for file in files if file not in table.rows]
-    if not todo:
-        return 0
+    """Add the utterances of files; return how many files failed."""
+    paths = [Path(file) for file in files]
     num_failed = 0
     with (
         open_errors(options.errors and file_of_rank(options.errors, table.rank)) as errors,
         open_transcriber(options, times=True) as transcriber,
-        show_seconds("transcribing", todo, quiet=options.quiet) as on_seconds,
+        show_seconds("transcribing", paths, quiet=options.quiet) as on_seconds,
     ):
-        results = transcriber.stream(todo, on_seconds=on_seconds)
-        for file, result in zip(todo, results, strict=True):
+        results = transcriber.stream(paths, on_seconds=on_seconds)
+        for file, result in zip(files, results, strict=True):
             if isinstance(result, SbkitError):
                 num_failed += 1
-                report_error(file, result, errors)
+                report_error(Path(file), result, errors)
             else:
                 spoken = [utterance for utterance in result.utterances if utterance.words]
-                table.add(str(file), [_to_row(str(file), utterance) for utterance in spoken])
+                table.add(file, [_to_row(file, utterance) for utterance in spoken])
     return num_failed
 
 

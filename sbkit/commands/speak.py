@@ -110,9 +110,9 @@ def _speak_lines(options: Namespace) -> int:
         "speeds": options.speeds or [1.0, 1.0],
     }
     with open_clip_table(folder / f"{options.lines.stem}{suffix}.csv", settings) as table:
-        texts = table.share(part.of([*lines]))
-        todo = [text for text in texts if text not in table.rows]
-        num_left_out = table.gather(_write_clips(todo, table, settings, options, lines))
+        texts = table.unfinished(part.of([*lines]))
+        own_left_out = _write_clips(texts, table, settings, options, lines) if texts else 0
+        num_left_out = table.gather(own_left_out)
         rows = table.sorted_rows()
         minutes = sum(row["duration"] for row in rows) / 60
         left_out = f"{plural(num_left_out, 'line')} left out"
@@ -137,8 +137,6 @@ def _write_clips(
     numbers: Mapping[str, int],
 ) -> int:
     """Add the clip of each text to a table; return how many texts the voice cannot speak."""
-    if not texts:
-        return 0
     num_left_out = 0
     with (
         Synthesizer.from_options(options) as voice,
