@@ -89,7 +89,7 @@ class ClipTable:
             if names:
                 raise ConfigError(
                     f"{self.file} was begun with another model or other options (different: "
-                    f"{', '.join(names).replace('_', ' ')}). Write another table."
+                    f"{', '.join(names).replace('_', ' ')}). Choose another name or folder."
                 )
             self.rows |= {entry["item"]: entry["rows"] for entry in entries[1:]}
 
@@ -134,8 +134,8 @@ def open_clip_table(file: Path, settings: Mapping[str, Any]) -> Iterator[ClipTab
     with _join_ranks() as (rank, num_ranks):
         if file.exists() and not _progress_files(file):
             raise ConfigError(
-                f"{file} exists, but no progress of it, so another program has written it. Write "
-                "another table."
+                f"{file} was not written by this command, because it has no progress file. Move "
+                "it, or choose another name or folder."
             )
         progress_file = file_of_rank(file.with_suffix(".progress.jsonl"), rank)
         with progress_file.open("ab") as progress:
