@@ -242,13 +242,15 @@ def test_estimated_wer_is_true_and_segments_are_trained_on(
     """The estimate follows the truth from all utterances to those that are probably right.
 
     The language model knows all sentences: otherwise a model of one minute has no right utterance.
+    It is an ARPA file, because the sentences of dev and test are left out of a text.
     """
     monkeypatch.setattr(fit, "NUM_TRIALS", 16)
     monkeypatch.setattr(fit, "MIN_SAMPLE_TOKENS", fit.MAX_SAMPLE_TOKENS)  # most of dev
     tables = write_tables(asterisk_english, tmp_path)
     manifests = [f"--manifest={split}={table}" for split, table in tables.items()]
-    run = tmp_path / "run"
-    options = [*SMALL, f"--output_folder={run}", f"--lm_text={tmp_path / 'all.txt'}"]
+    run, arpa = tmp_path / "run", tmp_path / "all.arpa"
+    sbkit(["lm", str(tmp_path / "all.txt"), "--language", "en", "--out", str(arpa)])
+    options = [*SMALL, f"--output_folder={run}", f"--lm_text={arpa}"]
     assert train_here(["train.py", "hparams/ctc.yaml", *manifests, *options], default_cache()) == 0
     references = {row["path"]: row["sentence"] for row in read_table(tables["test"])}
     true_wer, estimated_wer, counts = [], [], []
