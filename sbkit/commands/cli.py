@@ -20,7 +20,7 @@ from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
-from sbkit.commands.parts import parse_part
+from sbkit.commands.clip_table import parse_part
 from sbkit.logs.handlers import log_to_screen
 from sbkit.tasks.task import PRECISIONS, Task, import_object
 
@@ -30,17 +30,28 @@ AddCommand = Callable[..., Add]
 
 LOGS_TO_STDOUT = ("prepare", "tune")  # other commands print their result on standard output
 RECIPE_FOLDERS = ("asr", "classification", "codec", "synthesis", "vad")  # in recipes/, by task
+# Python 3.11 does not know TEXT in `speak VOICE --out FILE TEXT`, unless it parses options first.
+HAS_OPTIONAL_ARGUMENT = ("doctor", "score", "speak")
 TAKES_OVERRIDES = ("check", "config", "prepare")  # --KEY=VALUE for any key of a YAML
 
 
 class Parser(argparse.ArgumentParser):
-    """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by."""
+    """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by.
+
+    is_intermixed: whether options may precede an optional argument.
+    """
+
+    is_intermixed = False
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
         """Parse the arguments of this command; a subcommand's own parser gets the rest."""
-        return super().parse_known_args([*map(self._with_dashes, args)], namespace)
+        arguments = [*map(self._with_dashes, args)]
+        if not self.is_intermixed:
+            return super().parse_known_args(arguments, namespace)
+        self.is_intermixed = False  # in Python 3.11 the next line calls this method
+        return self.parse_known_intermixed_args(arguments, namespace)
 
     def _with_dashes(self, argument: str) -> str:
         name, *value = argument.split("=", 1)
@@ -73,9 +84,6 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = build_parser()
     options, unknown = parser.parse_known_args(arguments)
-    is_text = bool(unknown) and not unknown[0].startswith("-")
-    if options.command == "speak" and options.text is None and is_text:
-        options.text = unknown.pop(0)  # Python 3.11 ignores TEXT in `speak VOICE --out FILE TEXT`
     if unknown and options.command not in TAKES_OVERRIDES:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = unknown
@@ -229,6 +237,7 @@ def build_parser() -> Parser:
         abbreviates = name not in TAKES_OVERRIDES
         command = commands.add_parser(name, help=help, allow_abbrev=abbreviates)
         command.set_defaults(handler=handler)
+        command.is_intermixed = name in HAS_OPTIONAL_ARGUMENT
         for add_group in groups:
             add_group(command.add_argument)
         return command.add_argument
@@ -365,7 +374,7 @@ def _add_task_commands(add_command: AddCommand) -> None:
     add("--lines", metavar="FILE", type=Path, help=lines)
     add("--out-dir", metavar="DIR", type=Path, help="the folder of these clips")
     speeds = "the lowest and the highest speed of these clips; each has one between them"
-    add("--speeds", metavar="X", type=float, nargs="+", help=speeds)
+    add("--speeds", metavar=("LOW", "HIGH"), type=float, nargs=2, help=speeds)
     _part(add)
 
     declared = "run a command that the task of a bundle declares"

@@ -21,7 +21,6 @@ from sbkit.text.tokenizer import Tokenizer
 
 UTTERANCES = "utterances"  # the key of its fit, beside the fit of the words
 EXTRA_ERRORS = "extra_errors"
-MAX_EXTRA_ERRORS = 1e3
 FEATURES = ("product", "share", "length")
 
 
@@ -39,10 +38,8 @@ class UtteranceConfidence:
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> Self:
         """Read plain data; raise KeyError, TypeError or ValueError if it is invalid."""
-        extra_errors = float(values[EXTRA_ERRORS])
-        if not 0 <= extra_errors <= MAX_EXTRA_ERRORS:
-            raise ValueError(f"{EXTRA_ERRORS} is not between 0 and {MAX_EXTRA_ERRORS:g}")
-        return cls(Confidence.from_plain(values["weights"], FEATURES), extra_errors)
+        confidence = Confidence.from_plain(values["weights"], FEATURES)
+        return cls(confidence, float(values[EXTRA_ERRORS]))
 
     def __call__(
         self, word_confidences: Sequence[float], beam: Sequence[Hypothesis], tokenizer: Tokenizer
@@ -55,7 +52,7 @@ class UtteranceConfidence:
     def expected_errors(self, confidence: float, word_confidences: Sequence[float]) -> float:
         """Return the expected edits between a text and its reference."""
         wrong_words = len(word_confidences) - sum(word_confidences)
-        return (1 - confidence) * (1 + self.extra_errors * wrong_words)
+        return round((1 - confidence) * (1 + self.extra_errors * wrong_words), 4)
 
 
 def text_share(beam: Sequence[Hypothesis], tokenizer: Tokenizer) -> float:

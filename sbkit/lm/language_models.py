@@ -65,18 +65,17 @@ class LmText(NamedTuple):
     source: str  # identifies the contents
 
     @classmethod
-    def from_knob(cls, value: object) -> "LmText":
+    def from_knob(cls, value: Any) -> "LmText":
         """Sort the files: null, a path or a list of paths; raises SbkitError if one is unusable."""
-        names = value if isinstance(value, list) else [] if value is None else [value]
-        files = [Path(str(name)).expanduser() for name in names]
+        names = value if isinstance(value, list) else [value]
+        files = [Path(name).expanduser() for name in names if name is not None]
         arpa = next(filter(is_arpa, files), None)
         if arpa is not None and len(files) > 1:
             raise ConfigError(
                 f"`lm_text` names the ARPA file {arpa} with other files. Name it alone, or only "
                 "texts."
             )
-        source = " ".join(map(checksum, files))
-        return cls(files if arpa is None else [], arpa, source)
+        return cls(files if arpa is None else [], arpa, " ".join(map(checksum, files)))
 
 
 # ---- the file
@@ -309,19 +308,16 @@ def read_sentences(files: Iterable[Path], language: str) -> Iterator[str]:
         try:
             if file.suffix in TABLE_DIALECTS:
                 rows = csv.DictReader(lines, **TABLE_DIALECTS[file.suffix])
-                _require_column(file, rows.fieldnames or ())
+                if SENTENCE_COLUMN not in (rows.fieldnames or ()):
+                    raise DataError(
+                        f"A table of sentences needs a column `{SENTENCE_COLUMN}`, but {file} has "
+                        f"{listed(rows.fieldnames or ())}. Rename one, or write a .txt with a "
+                        "sentence on each line."
+                    )
                 lines = (row[SENTENCE_COLUMN] or "" for row in rows)
             yield from filter(None, (normalize(line, language) for line in lines))
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
-
-
-def _require_column(file: Path, names: Sequence[str]) -> None:
-    if SENTENCE_COLUMN not in names:
-        raise DataError(
-            f"A table of sentences needs a column `{SENTENCE_COLUMN}`, but {file} has "
-            f"{listed(names)}. Rename one, or write a .txt with a sentence on each line."
-        )
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
