@@ -38,7 +38,7 @@ from sbkit.decoding.fit import (
 )
 from sbkit.decoding.greedy import merge_repeats
 from sbkit.decoding.words import GREEDY, WordAligner
-from sbkit.evaluate.wer import FrameCounts, ScoredUtterance
+from sbkit.evaluate.wer import GreedyCounts, ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import separates_words
@@ -146,19 +146,12 @@ class RunDecoding:
         rows = [row[:count] for row, count in zip(best, frames.tolist(), strict=True)]
         tokens = [merge_repeats(row, blank) for row in rows]
         scored = self._score([Recognition(tokenizer.decode(ids)) for ids in tokens], batch)
-        references = batch.token_lengths.tolist()
-        return [
-            replace(
-                utterance,
-                frames=FrameCounts(
-                    frames=len(row),
-                    blanks=int((row == blank).sum()),
-                    written=len(ids),
-                    tokens=reference,
-                ),
-            )
-            for utterance, row, ids, reference in zip(scored, rows, tokens, references, strict=True)
+        counts = [
+            GreedyCounts(len(row), int((row == blank).sum()), len(ids), expected)
+            for row, ids, expected in zip(rows, tokens, batch.token_lengths.tolist(), strict=True)
         ]
+        pairs = zip(scored, counts, strict=True)
+        return [replace(utterance, counts_of_greedy=count) for utterance, count in pairs]
 
     def score(
         self, batch: TextBatch, log_probs: Tensor, frames: Tensor, states: Tensor

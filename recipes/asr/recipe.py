@@ -14,17 +14,15 @@ from sbkit.audio.augment import Augmentation
 from sbkit.audio.draws import seeded_views
 from sbkit.config.ranges import NON_NEGATIVE, SHARE, Range, Text
 from sbkit.data.batch import TextBatch
-from sbkit.data.splits import read_transcripts
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,
     TOKENS_WRITTEN,
     ScoredUtterance,
-    total_frames,
+    greedy_shares,
     total_scores,
 )
 from sbkit.evaluate.wer_report import (
     describe_results,
-    describe_silence,
     slice_figures,
     write_results,
 )
@@ -34,9 +32,9 @@ from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc, view_divergence
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
-from sbkit.train.advice import Cause, RunFacts, advise_recognizer, find_causes
+from sbkit.train.advice import advise_recognizer, find_causes
 from sbkit.train.brain import Brain
-from sbkit.train.evaluation import length_of
+from sbkit.train.evaluation import Cause
 from sbkit.train.recipe import Recipe
 
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
@@ -172,38 +170,13 @@ class AsrBrain(Brain):
         rates = {"CER": scores.cer}
         if self.decoding.by_words:
             rates["WER"] = scores.wer
-        frames = total_frames(results)
-        return rates | (frames.shares() if frames.frames else {})
+        return rates | greedy_shares(results)
 
     def advise(self, values: Mapping[str, float]) -> str | None:
-        if BLANK_FRAMES not in values:  # a subclass measures something else
-            return None
-        metrics = self.training_metrics
-        return advise_recognizer(
-            values,
-            step=self.optimizer_step,
-            first_loss=metrics.first.loss,
-            epoch_loss=metrics.so_far.loss,
-            read_facts=self.facts,
-        )
+        return advise_recognizer(self, values)
 
-    def likely_causes(self) -> list[Cause]:
-        return find_causes(self.facts())
-
-    def facts(self) -> RunFacts:
-        """Return facts that show why the run may not learn."""
-        loaders = self.loaders
-        steps = None if loaders is None else length_of(loaders.train)
-        optimizers = (self.optimizers_dict or {}).values()
-        return RunFacts(
-            knobs=dict(self.hparams.knobs.items()),  # marks no key as read
-            train=None
-            if loaders is None
-            else read_transcripts(loaders.splits.train, self.tokenizer),
-            optimizer=next(iter(optimizers), None),
-            progress=self.hparams.epoch_counter.current / self.hparams.epoch_counter.limit,
-            steps_per_epoch=None if steps is None else -(-steps // self.grad_accumulation_factor),
-        )
+    def likely_causes(self) -> Sequence[Cause]:
+        return find_causes(self)
 
     def seconds_after_training(self, test_share: float) -> float:
         """Estimate the time to fit the decoder and to decode the test sets."""
@@ -219,12 +192,9 @@ class AsrBrain(Brain):
         self, split: str, results: Sequence[ScoredUtterance], folder: Path
     ) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the figures and notes."""
-        figures = {**write_results(folder, split, results), "decoder": self.decoding.decoder_type}
-        notes = [*self.decoding.notes, *describe_silence(results)]
-        notes += [figures["suspicious"]] if "suspicious" in figures else []
-        if notes:
-            figures["notes"] = notes
-        return figures
+        figures = write_results(folder, split, results)
+        notes = [*self.decoding.notes, *figures["notes"]]
+        return {**figures, "decoder": self.decoding.decoder_type, "notes": notes}
 
 
 ASR = Recipe(

@@ -13,7 +13,7 @@ from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
-from sbkit.data.report import Facts, measure_data
+from sbkit.data.report import Facts, implausible_rows, measure_data
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.shard import read_clips
 from sbkit.data.splits import TextLabels, Transcripts, read_transcripts, sample_counts, spread_rows
@@ -28,7 +28,6 @@ MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
 MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
 MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
 COLUMN_NOUNS = {"audio": "clip", "text": "sentence", "speaker": "speaker"}  # not to be shared
-MAX_SHOWN_CHARACTERS = 40  # of a transcript
 MAX_SHARED_SHARE = 0.5  # clips of a set that were trained on; with more, its score is worthless
 MAX_OUTSIDE_SHARE = 0.01  # rows of train that `min_seconds` and `max_seconds` usually leave out
 MAX_SAMPLED_CLIPS = 500  # evenly spread over a split; their audio is read
@@ -38,7 +37,7 @@ MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
-Rows = npt.NDArray[np.int64]
+Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
 def text_labels(planned: PlannedRun) -> TextLabels:
@@ -214,27 +213,15 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )
-    yield from _check_plausibility(planned, facts)
+    rate = planned.knobs["sample_rate"]
+    yield from _finding_of_rows(
+        planned,
+        {name: implausible_rows(split, rate) for name, split in splits.named().items()},
+        problem="Transcripts can hardly belong to their clips, by their lengths",
+        fix="Listen to these clips, and correct or remove them.",
+    )
     for shared in facts["shared"]:
         yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)
-
-
-def _check_plausibility(planned: PlannedRun, facts: Facts) -> Iterator[Finding]:
-    """Find transcripts that are far too long or too short for their clips."""
-    for name, split in facts["splits"].items():
-        if rows := split["implausible"]:
-            examples = (
-                f"{row['id']} ({row['seconds']:.1f} s, {row['text'][:MAX_SHOWN_CHARACTERS]!r})"
-                for row in rows
-            )
-            yield planned.finding(
-                "data_folder",
-                problem=f"{name} has {plural(len(rows), 'transcript')} that can hardly belong to "
-                f"the clip, by its length: {listed(examples)}",
-                fix="Listen to them in data_report.html, and correct or remove them.",
-                stops=False,
-                ids=tuple(row["id"] for row in rows),
-            )
 
 
 def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from sbkit.base.messages import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import CHECKS, check_planned_run, summary
 from sbkit.check.cost import COST_STEP
-from sbkit.check.learn import LEARN_STEP, LearningTest, check_learning
+from sbkit.check.learn import LEARN_STEP, check_learning
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import INITIAL_WEIGHTS
 from sbkit.config.overrides import parse_overrides
@@ -37,7 +37,7 @@ def check(options: Namespace) -> int:
         if cost is not None:
             record["cost"] = asdict(cost)
         if test is not None:
-            record["learn"] = test.as_record()
+            record["learn"] = asdict(test)
         print(printable_json(to_json(record)))
     else:
         lines = planned.results.get(INITIAL_WEIGHTS, [])
@@ -45,15 +45,9 @@ def check(options: Namespace) -> int:
         if cost is not None:
             print(cost)
         if options.learn:
-            print(describe_learning(test))
+            not_tried = "--learn: not tried, because no step can run: see the errors above."
+            print(not_tried if test is None else f"--learn {test.outcome}: {test.description}")
     return exit_code(findings, strict=options.strict)
-
-
-def describe_learning(test: LearningTest | None) -> str:
-    """Write the result of `--learn` for the screen."""
-    if test is None:
-        return "--learn: not tried, because no step can run: see the errors above."
-    return f"--learn {test.outcome}: {test}"
 
 
 def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:

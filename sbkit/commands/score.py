@@ -36,7 +36,7 @@ from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
-from sbkit.export.test_sets import prepare_sets, read_whole_clips
+from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
@@ -76,8 +76,8 @@ def score(options: Namespace) -> None:
             note = f", without {num_empty} whose {label} is empty" if num_empty else ""
             line = f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{note}"
             print(printable(line), flush=True)
-            if suspicion := entries.get(name, {}).get("suspicious"):
-                print(printable(f"{name}: {suspicion}"), flush=True)
+            for text in entries.get(name, {}).get("notes", []):
+                print(printable(f"{name}: {text}"), flush=True)
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, options.model)
         scores = {
@@ -195,7 +195,9 @@ def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, dat
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, **column_options)) for name, file in sources)
-    for name, rows in prepared if names else prepare_sets(options.model, options.split).items():
+    for name, rows in (
+        prepared if names else prepare_test_sets(options.model, options.split).items()
+    ):
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})
         if options.label and options.label not in columns:

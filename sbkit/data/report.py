@@ -128,6 +128,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
     )
     letters = Counter({char: count for char, count in letters.items() if char.isalpha()})
     examples = split.select(spread_rows(len(split), MAX_TRANSCRIPTS))
+    implausible = split.select(implausible_rows(split, sample_rate))
     num_words = sum(len(text.split()) for texts in read_texts(split) for text in texts)
     return {
         "utterances": len(split),
@@ -136,7 +137,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
         "words": num_words if has_words else None,
         "seconds": _measure_seconds(samples / sample_rate),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
-        "implausible": _implausible_transcripts(split, sample_rate),
+        "implausible": take_columns(implausible, "id", "text", "samples").to_pylist(),
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common(MAX_CHARACTERS)),
         "distinct_characters": len(counts),
@@ -163,34 +164,24 @@ def _measure_sources(splits: Splits, sample_rate: int) -> Iterator[Facts]:
         }
 
 
-def _implausible_transcripts(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
-    """Return the clips whose transcripts are far too long or too short for them, the worst first.
+def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
+    """Return the rows whose transcripts are far too long or too short for the clip, worst first.
 
     A second of audio at the median rate is added to every clip, because a single word may take
     several times as long as the same letters in a sentence, with silence around it.
     """
-    columns = take_columns(split, "id", "text", "samples")
-    characters = np.array([len(text) for text in columns["text"].to_pylist()])
-    seconds = columns["samples"].to_numpy() / sample_rate
-    rows = np.flatnonzero((characters > 0) & (seconds > 0))
+    characters = np.array([len(text) for texts in read_texts(split) for text in texts])
+    samples = sample_counts(split)
+    rows = np.flatnonzero((characters > 0) & (samples > 0))
     if len(rows) < MIN_COMPARED_CLIPS:
         return []
-    characters, seconds = characters[rows], seconds[rows]
-    median_rate = np.median(characters / seconds)
-    ratios = np.log((characters / median_rate + 1) / (seconds + 1))
+    median_rate = np.median(characters[rows] / samples[rows])
+    ratios = np.log((characters[rows] / median_rate + sample_rate) / (samples[rows] + sample_rate))
     distances = np.abs(ratios - np.median(ratios))
     deviation = 1.4826 * np.median(distances)  # of a normal distribution
     limit = max(np.log(IMPLAUSIBLE_FACTOR), IMPLAUSIBLE_DEVIATIONS * deviation)
-    worst_first = [index for index in np.argsort(-distances) if distances[index] > limit]
-    return [
-        {
-            "id": columns["id"][int(rows[index])].as_py(),
-            "text": columns["text"][int(rows[index])].as_py(),
-            "seconds": float(seconds[index]),
-            "characters_per_second": float(characters[index] / seconds[index]),
-        }
-        for index in worst_first
-    ]
+    worst_first = np.argsort(-distances)
+    return [int(rows[index]) for index in worst_first if distances[index] > limit]
 
 
 def _measure_levels(split: datasets.Dataset) -> Facts:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from rapidfuzz.distance import Levenshtein
 from rich.cells import cell_len, set_cell_size
@@ -95,36 +95,13 @@ class Scores:
         return {"CER": self.characters}
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrameCounts:
-    """The frames and the tokens of greedy CTC decoding.
+class GreedyCounts(NamedTuple):
+    """Frames and tokens of greedy CTC decoding."""
 
-    Attributes:
-        frames: all frames.
-        blanks: frames whose best token is the blank.
-        written: the tokens that remain once repeats are merged and blanks dropped.
-        tokens: the tokens of the transcripts.
-    """
-
-    frames: int = 0
-    blanks: int = 0
-    written: int = 0
-    tokens: int = 0
-
-    def __add__(self, other: "FrameCounts") -> "FrameCounts":
-        return FrameCounts(
-            frames=self.frames + other.frames,
-            blanks=self.blanks + other.blanks,
-            written=self.written + other.written,
-            tokens=self.tokens + other.tokens,
-        )
-
-    def shares(self) -> dict[str, float]:
-        """Return the blanks per frame, and the written tokens per token of the transcripts."""
-        return {
-            BLANK_FRAMES: self.blanks / max(self.frames, 1),
-            TOKENS_WRITTEN: self.written / max(self.tokens, 1),
-        }
+    frames: int
+    blanks: int  # frames whose best token is the blank
+    written: int  # tokens
+    expected: int  # tokens of the transcript
 
 
 @dataclass(frozen=True)
@@ -137,7 +114,7 @@ class ScoredUtterance:
         seconds: of audio, None if unknown.
         words: the timed words of the hypothesis, if they were aligned.
         by_words: False for a language without spaces between words, which has no WER.
-        frames: of greedy decoding in a validation.
+        counts_of_greedy: in a validation.
     """
 
     id: str
@@ -149,7 +126,7 @@ class ScoredUtterance:
     seconds: float | None = None
     words: tuple[Word, ...] = ()
     by_words: bool = True
-    frames: FrameCounts | None = None
+    counts_of_greedy: GreedyCounts | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -200,10 +177,16 @@ def total_scores(scored: Iterable[ScoredUtterance]) -> Scores:
     return sum((utterance.scores for utterance in scored), Scores())
 
 
-def total_frames(scored: Iterable[ScoredUtterance]) -> FrameCounts:
-    """Add the frames of all utterances that have them."""
-    frames = (utterance.frames for utterance in scored if utterance.frames is not None)
-    return sum(frames, FrameCounts())
+def greedy_shares(scored: Iterable[ScoredUtterance]) -> dict[str, float]:
+    """Return the share of blank frames, and the tokens written per token of the transcripts.
+
+    Empty if nothing was counted.
+    """
+    counts = [u.counts_of_greedy for u in scored if u.counts_of_greedy is not None]
+    if not counts:
+        return {}
+    frames, blanks, written, expected = map(sum, zip(*counts, strict=True))
+    return {BLANK_FRAMES: blanks / max(frames, 1), TOKENS_WRITTEN: written / max(expected, 1)}
 
 
 def count_errors(reference: str, hypothesis: str) -> Scores:

@@ -52,19 +52,24 @@ MAX_RELIABLE_CER = 0.4
 
 
 def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> FigureDict:
-    """Write the utterances of a test set for people and for programs; return the figures."""
+    """Write the utterances of a test set for people and for programs; return figures and notes.
+
+    Suspicious transcripts are ranked in a table of their own.
+    """
     write_wer(folder / f"wer_{split}.txt", scored)
     write_utterances(utterances_file(folder, split), scored)
-    figures = figures_of_test_set(scored)
+    notes = [*describe_silence(scored)]
+    table = folder / f"suspicious_{split}.tsv"
+    table.unlink(missing_ok=True)  # of an earlier test
     suspects = suspicious_transcripts(scored)
     if suspects:
-        _write_suspects(folder / f"suspicious_{split}.tsv", suspects)
+        _write_suspects(table, suspects)
         ids = listed(printable(utterance.id) for utterance in suspects)
-        figures["suspicious"] = (
+        notes.append(
             f"{plural(len(suspects), 'transcript')} may be wrong, since the model hears another "
-            f"text (suspicious_{split}.tsv): {ids}"
+            f"text ({table.name}): {ids}"
         )
-    return figures
+    return {**figures_of_test_set(scored), "notes": notes}
 
 
 def suspicious_transcripts(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
@@ -75,20 +80,15 @@ def suspicious_transcripts(scored: Sequence[ScoredUtterance]) -> list[ScoredUtte
     """
     if not scored or total_scores(scored).cer > MAX_RELIABLE_CER:
         return []
-    confidences = {utterance.key: mean_confidence(utterance) for utterance in scored}
-    min_confidence = MIN_CONFIDENCE_SHARE * median(confidences.values())
+    min_confidence = MIN_CONFIDENCE_SHARE * median(map(mean_confidence, scored))
     suspects = [
         utterance
         for utterance in scored
         if utterance.scores.cer >= MIN_SUSPICIOUS_CER
         and len(utterance.hypothesis) >= MIN_SUSPICIOUS_CHARACTERS
-        and confidences[utterance.key] >= min_confidence > 0
+        and mean_confidence(utterance) >= min_confidence > 0
     ]
-
-    def rank(utterance: ScoredUtterance) -> tuple[float, str]:
-        return -utterance.scores.cer * confidences[utterance.key], utterance.id
-
-    return sorted(suspects, key=rank)
+    return sorted(suspects, key=lambda u: (-u.scores.cer * mean_confidence(u), u.id))
 
 
 def mean_confidence(utterance: ScoredUtterance) -> float:
@@ -98,10 +98,9 @@ def mean_confidence(utterance: ScoredUtterance) -> float:
 
 
 def _write_suspects(path: Path, suspects: Iterable[ScoredUtterance]) -> None:
-    lines = ["id\tCER\tconfidence\tseconds\treference\thypothesis"]
+    lines = ["id\tCER\tconfidence\treference\thypothesis"]
     for utterance in suspects:
-        seconds = "" if utterance.seconds is None else f"{utterance.seconds:.2f}"
-        rates = (f"{utterance.scores.cer:.3f}", f"{mean_confidence(utterance):.3f}", seconds)
+        rates = (f"{utterance.scores.cer:.3f}", f"{mean_confidence(utterance):.3f}")
         texts = (utterance.reference, utterance.hypothesis)
         lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
     write_text_atomically(path, "\n".join(lines) + "\n")

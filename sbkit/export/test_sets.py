@@ -11,7 +11,7 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.sampler import EvalSampler
-from sbkit.data.splits import Splits, sample_counts
+from sbkit.data.splits import sample_counts
 from sbkit.train.recipe import load_recipe
 
 BATCH_SECONDS = 120.0  # of padded audio
@@ -30,31 +30,22 @@ def read_whole_clips(
         yield dict(zip(indices, reader.__getitems__(batch), strict=True))
 
 
-def prepare_test_sets(run: Path) -> Mapping[str, datasets.Dataset]:
-    """Prepare the test sets that a run's YAML names, as training does.
+def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
+    """Prepare the test sets of a run, or one split such as `train`, as training does.
 
     Raises:
-        SbkitError: the data is missing, or the run has no test sets.
+        SbkitError: the data is missing, or the run has no test sets, or no such split.
     """
-    test_sets = _prepare_splits(run).test
-    if not test_sets:
+    knobs = read_knobs(run / RESOLVED_YAML, {})
+    splits = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs)
+    if split is not None:
+        named = splits.named()
+        if split not in named:
+            raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(named)}.")
+        return {split: named[split]}
+    if not splits.test:
         raise DataError(
             f"{run} has no test sets to score or compare models on. Name data of your own: sbkit "
             f"score {run} test.csv"
         )
-    return test_sets
-
-
-def prepare_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
-    """Prepare a split of a run, such as `train`, or its test sets; raises SbkitError."""
-    if split is None:
-        return prepare_test_sets(run)
-    splits = _prepare_splits(run).named()
-    if split not in splits:
-        raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(splits)}.")
-    return {split: splits[split]}
-
-
-def _prepare_splits(run: Path) -> Splits:
-    knobs = read_knobs(run / RESOLVED_YAML, {})
-    return load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs)
+    return splits.test

@@ -54,7 +54,7 @@ from sbkit.train.evaluation import (
     mean_over_ranks,
     seconds_after_training,
 )
-from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics, profiled
+from sbkit.train.metrics import FIRST_STEPS, NO_TOTALS, MetricTotals, TrainingMetrics, profiled
 from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_normalization
 from sbkit.train.nonfinite import explained_memory, ids_of
 from sbkit.train.optimizers import (
@@ -347,6 +347,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.training_metrics.meter.add(as_loss(objective), seconds, sources)
             if self.optimizer_step > steps_before:
                 self._freeze_parts()
+                if self.optimizer_step == FIRST_STEPS:
+                    self.training_metrics.keep_first_loss()
                 if self.optimizer_step % log_every == 0:
                     self._log_step(epoch, live=show_progress)
             if self.debug and self.step >= self.debug_batches:
@@ -737,7 +739,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _read_metrics(self) -> MetricTotals:
         """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
-        reading = self.training_metrics.read(self.optimizer_step)
+        reading = self.training_metrics.read()
         self.avg_train_loss = self.training_metrics.so_far.loss
         return reading
 

@@ -30,11 +30,20 @@ from sbkit.logs.curves import draw_curves
 from sbkit.logs.metric import LOSS, Metrics, describe_values
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.models.loss import Loss
-from sbkit.train.advice import Cause
 
 logger = logging.getLogger(__name__)
 
 Results = Mapping[str, list[Any]]  # by split, one for every utterance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """What may keep a run from learning, and what to try."""
+
+    key: str  # of the YAML
+    problem: str  # a sentence without its period
+    fix: str
+    is_evident: bool = False  # whether the settings or the data of the run show the problem
 
 
 class EvaluationHooks:
@@ -72,10 +81,7 @@ class EvaluationHooks:
         return self.measure(results)
 
     def advise(self, values: Mapping[str, float]) -> str | None:
-        """Return advice if the metrics of a validation show that the run does not learn.
-
-        It is logged once in a run.
-        """
+        """Return advice, to be logged once, if a validation shows that the run does not learn."""
         return None
 
     def likely_causes(self) -> Sequence[Cause]:

@@ -181,7 +181,7 @@ class TrainingMetrics:
         train_seconds, audio_seconds: sums of the whole run.
         validations: all validations of the run, for a schedule that follows them.
         sources: names of the training sources of a mix; none without.
-        first: the sum of the readings up to step `FIRST_STEPS`, or of the first reading.
+        first_loss: the mean of the first `FIRST_STEPS` steps.
         is_advised: whether the run has been advised that it does not learn.
     """
 
@@ -192,7 +192,7 @@ class TrainingMetrics:
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
         self.validations: list[Validation] = []
-        self.first = NO_TOTALS
+        self.first_loss = float("nan")
         self.is_advised = False
         self._log: RunLog | None = None  # of the first rank
         self._progress = TrainingProgress(total_epochs=0, total_steps=0)
@@ -241,12 +241,14 @@ class TrainingMetrics:
         """Pause the progress: no training follows until the next epoch."""
         self._progress.pause()
 
-    def read(self, step: int) -> MetricTotals:
-        """Read the meter after a step, and add the reading to the sums."""
+    def keep_first_loss(self) -> None:
+        """Keep the mean loss of this epoch so far."""
+        self.first_loss = (self.so_far + self.meter.peek()).loss
+
+    def read(self) -> MetricTotals:
+        """Read the meter, and add the reading to the sums."""
         reading = self.meter.read()
         self.so_far += reading
-        if step <= FIRST_STEPS or not self.first.labels:
-            self.first += reading
         self.train_seconds += reading.wall_seconds
         self.audio_seconds += reading.audio_seconds
         return reading
@@ -317,7 +319,7 @@ class TrainingMetrics:
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
             "validations": self.validations,
-            "first": vars(self.first),
+            "first_loss": self.first_loss,
             "is_advised": self.is_advised,
         }
 
@@ -328,7 +330,7 @@ class TrainingMetrics:
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
         self.validations = [Validation(*values) for values in state.get("validations", ())]
-        self.first = MetricTotals(**state.get("first", vars(NO_TOTALS)))
+        self.first_loss = state.get("first_loss", float("nan"))
         self.is_advised = state.get("is_advised", False)
 
 
