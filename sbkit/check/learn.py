@@ -46,8 +46,8 @@ MIN_FLAT_SHARE = 0.97  # of the first loss
 LEARNED_LOSS_SHARE = 0.02  # of the first loss; training then stops early
 MAX_BETTER_SHARE = 0.7  # of the loss at the run's own rate, for another rate to be better
 GOOD_LOSS_SHARE = 1.1  # of the best loss of a sweep; the lowest such rate is suggested
-# Keys of a YAML that are set to null or 0.
-NULL_KEYS = ("spec_augment", "wave_augment", "lr_schedule")
+# Keys of a YAML whose objects are taken out, and keys that are set to 0.
+NULL_OBJECTS = {"spec_augment", "wave_augment", "lr_schedule"}
 ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "consistency_weight", "ema_decay")
 
 
@@ -111,9 +111,9 @@ class Learner:
     """A second Brain of a planned run, with its initial weights, that trains on a few clips."""
 
     def __init__(self, planned: PlannedRun) -> None:
-        off = {**dict.fromkeys(NULL_KEYS), **dict.fromkeys(ZERO_KEYS, 0.0)}
-        run = planned.plan_again({key: off[key] for key in off.keys() & planned.document.root})
+        run = planned.plan_again({key: 0.0 for key in ZERO_KEYS if key in planned.document.root})
         self._hparams = run.build_hparams()
+        self._hparams.update(dict.fromkeys(self._hparams.keys() & NULL_OBJECTS))
         run.load_initial_weights()
         self._brain = run.make_brain(grad_accumulation_factor=1, compile=False, noprogressbar=True)
         loaders = planned.make_loaders()

@@ -250,7 +250,6 @@ INTERFACES = [
     mutation(
         "a learning rate of 25",
         error("learning_rate", "lr", "at a learning rate of 25 raise", "Lower `lr`"),
-        note("causes", "lr", "25,000 times too high", "--lr=0.001"),
         options=("--lr=25",),
     ),
 ]
