@@ -35,7 +35,7 @@ def test_learning_is_tried_and_printed_without_touching_the_run(
         assert sbkit(["check", *command, "--learn", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)["learn"]
     assert record["outcome"] == "passed"
-    assert record["CER"] <= 0.2
+    assert record["values"]["CER"] <= 0.2
     assert record["losses"][-1] < record["losses"][0] / 2
     assert not (tmp_path / "run").exists()
 

@@ -11,8 +11,12 @@ import pytest
 import soundfile
 
 from sbkit.audio.augment import SpecAugment
+from sbkit.check.check import check_planned_run
+from sbkit.check.data import check_alignment
+from sbkit.check.learn import check_causes
 from sbkit.text.tokenizer import ensure_tokenizer
 from sbkit.train.advice import masked_share
+from tests.check.harness import planned_run
 from tests.runs import Workplace, make_workplace, records_of, rows_of, stopped_after, write_tsv
 
 COUNTS = {"train": 1, "dev": 4, "test": 2}
@@ -118,3 +122,13 @@ def test_share_of_masks_counts_all_of_them() -> None:
     masks = SpecAugment(time_masks=0, freq_masks=1, freq_width=80)
     assert masked_share({"spec_augment": masks, "n_mels": 80}) == pytest.approx(0.5, abs=0.1)
     assert masked_share({"spec_augment": None}) == 0
+
+
+@pytest.mark.slow(10)
+def test_check_names_shuffled_transcripts_once(speech: Workplace, tmp_path: Path) -> None:
+    with planned_run(shuffle(speech, tmp_path), tmp_path / "run") as planned:
+        (finding,) = check_planned_run(planned, (check_alignment, check_causes))
+        (cause,) = check_planned_run(planned, (check_causes,))
+    assert finding.stops
+    assert "CTC cannot align" in finding.problem
+    assert "do not seem to belong to their clips" in cause.problem
