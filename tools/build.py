@@ -46,7 +46,8 @@ def build(out: Path) -> None:
         subprocess.run([*command, "--sdist", source], check=True, env=environment)
         (archive,) = out.glob("*.tar.gz")
         rewrite(archive, int(time))
-        shutil.unpack_archive(archive, source / "unpacked", filter="data")
+        (source / "unpacked").mkdir()
+        subprocess.run(["tar", "-xzf", archive, "-C", source / "unpacked"], check=True)
         (unpacked,) = (source / "unpacked").iterdir()
         subprocess.run([*command, "--wheel", unpacked], check=True, env=environment)
 
