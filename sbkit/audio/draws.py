@@ -59,8 +59,8 @@ def seeded_views(count: int) -> Iterator[None]:
     The numbers of the first view are those of a single one; each other view has numbers of its own.
     """
     utterances = _batch.utterances
-    others = (_mix(utterances ^ np.uint64(view)) for view in range(1, count))
-    _batch.utterances = np.concatenate([utterances, *others])
+    other_views = (_mix(utterances ^ np.uint64(view)) for view in range(1, count))
+    _batch.utterances = np.concatenate([utterances, *other_views])
     try:
         yield
     finally:

@@ -60,12 +60,14 @@ def write_pseudo_labels(options: Namespace) -> int:
         files = table.unfinished(part.of(_recordings(named_files, options.segments)))
         num_failed = table.gather(_transcribe(files, table, options) if files else 0)
         utterances = table.sorted_rows()
-        kept = [row for row in utterances if row["confidence"] >= options.min_confidence]
-        summary = _describe(utterances, kept, options.min_confidence, by_words=config.has_words)
+        confident = [row for row in utterances if row["confidence"] >= options.min_confidence]
+        summary = _describe(
+            utterances, confident, options.min_confidence, by_words=config.has_words
+        )
         if options.segments is None:
-            table.write(COLUMNS, kept, summary)
+            table.write(COLUMNS, confident, summary)
         else:
-            clips = _write_segments(kept, table, options.segments, config.sample_rate)
+            clips = _write_segments(confident, table, options.segments, config.sample_rate)
             table.write(SEGMENT_COLUMNS, clips, summary)
     return FILES_FAILED if num_failed else 0
 
@@ -199,19 +201,19 @@ def _write_segments(
 
 
 def _describe(
-    utterances: Sequence[Row], kept: Sequence[Row], min_confidence: float, *, by_words: bool
+    utterances: Sequence[Row], confident: Sequence[Row], min_confidence: float, *, by_words: bool
 ) -> str:
-    """Return how many utterances are kept, and their estimated WER or CER."""
+    """Return how many utterances are confident, and their estimated WER or CER."""
     minutes = sum(row["duration"] for row in utterances) / 60
-    kept_minutes = sum(row["duration"] for row in kept) / 60
+    kept_minutes = sum(row["duration"] for row in confident) / 60
     counts = (
-        f"{len(kept)} of {plural(len(utterances), 'utterance')} ({kept_minutes:.1f} of "
+        f"{len(confident)} of {plural(len(utterances), 'utterance')} ({kept_minutes:.1f} of "
         f"{minutes:.1f} min) with a confidence of at least {min_confidence:g}"
     )
-    if not kept:
+    if not confident:
         return counts
-    num_units = sum(len(split_units(row["text"], by_words=by_words)) for row in kept)
-    rate = sum(row["expected_errors"] for row in kept) / num_units
+    num_units = sum(len(split_units(row["text"], by_words=by_words)) for row in confident)
+    rate = sum(row["expected_errors"] for row in confident) / num_units
     name, units = ("WER", "words") if by_words else ("CER", "characters")
     return (
         f"{counts}; their estimated {name} is {100 * rate:.1f} % (expected errors, calibrated on "

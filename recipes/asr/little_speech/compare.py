@@ -68,7 +68,7 @@ def write_table(file: Path, clips: Iterable[Clip]) -> None:
         table.writerows([clip.id, clip.path, clip.sentence] for clip in clips)
 
 
-class Comparison:
+class LittleSpeechStudy:
     """The folder of a comparison: its tables, recognizers and results."""
 
     def __init__(
@@ -102,16 +102,19 @@ class Comparison:
             if sum(seconds[clip.id] for clip in labeled) < 60 * self._minutes:
                 labeled.append(train[index])
         labeled_ids = {clip.id for clip in labeled}
-        rest = [clip for clip in train if clip.id not in labeled_ids]
+        unlabeled = [clip for clip in train if clip.id not in labeled_ids]
         for name, table in (("full", train), ("labeled", labeled)):
             write_table(self._folder / f"{name}.csv", table)
         for role, name in (("valid", "dev"), ("test", "test")):
             write_table(self._folder / f"{name}.csv", clips[role])
-        texts = {"text": (clip.sentence for clip in train), "new": (clip.sentence for clip in rest)}
+        texts = {
+            "text": (clip.sentence for clip in train),
+            "new": (clip.sentence for clip in unlabeled),
+        }
         for name, sentences in texts.items():
             text = "".join(f"{sentence}\n" for sentence in sentences)
             write_text_atomically(self._folder / f"{name}.txt", text)
-        paths = [str(clip.path) for clip in rest]
+        paths = [str(clip.path) for clip in unlabeled]
         sizes = {"full": sum(seconds[clip.id] for clip in train)}
         sizes["labeled"] = sum(seconds[clip.id] for clip in labeled)
         facts = json.dumps({"seconds": sizes, "unlabeled": paths})
@@ -207,17 +210,17 @@ def main() -> None:
     parser.add_argument("--voice-epochs", type=int, default=80, help="of each voice")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=[*ROWS])
     options, overrides = parser.parse_known_args()
-    comparison = Comparison(
+    study = LittleSpeechStudy(
         options.out.absolute(),
         overrides,
         minutes=options.minutes,
         voice_epochs=options.voice_epochs,
     )
-    comparison.prepare()
+    study.prepare()
     for seed in options.seeds:
         for row in options.rows:
-            comparison.train(row, seed)
-            print(comparison.table(options.rows, options.seeds), flush=True)
+            study.train(row, seed)
+            print(study.table(options.rows, options.seeds), flush=True)
 
 
 if __name__ == "__main__":
