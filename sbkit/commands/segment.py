@@ -19,6 +19,7 @@ from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sbkit.audio.levels import WINDOWS_PER_SECOND
 from sbkit.base.arrays import Float64s, LogProbs
@@ -44,11 +45,18 @@ MAX_SENTENCE_SECONDS = 20.0  # a longer sentence is split, at the average speed 
 MAX_LETTERS = 300  # of a sentence: a text that belongs to more recordings looks fast
 PAUSE_TOLERANCE = 0.3  # seconds between the time of a token and the pause beside it
 MIN_PAUSE_SECONDS = 0.1  # shorter ones are part of consonants
-_CLOSING = "\"'»”’)\\]』」"
-# Chinese and Japanese sentences end without a space.
-_SENTENCE_END = re.compile(rf"(?:[.!?…।؟۔።]+[{_CLOSING}]*(?=\s)|[。！？]+[{_CLOSING}]*)\s*")
+_CLOSING = "\"'\xbb\u201d\u2019)\\]\u300d\u300f"  # quotes and brackets
+# Sentences of Chinese and Japanese end without a space, and those of Indic languages with a danda.
+_SENTENCE_END = re.compile(
+    rf"(?:[.!?\u2026\u0964\u061f\u06d4\u0589\u1362]+[{_CLOSING}]*(?=\s)"
+    r"|[\u3002\uff01\uff1f]+[\u201d\u300d\u300f]*)\s*"
+)
 _ABBREVIATION = re.compile(r"\b(?:[^\W\d_]|[A-Z][a-z]{1,2})\.\s*$")  # J. Mr. St.
-_CLAUSE_ENDS = (re.compile(r"[,;:—、，；؛،]\s*"), re.compile(r"\s+"), re.compile(""))
+_CLAUSE_ENDS = (
+    re.compile(r"[,;:\u2014\u3001\uff0c\uff1b\u061b\u060c]\s*"),
+    re.compile(r"\s+"),
+    re.compile(""),
+)
 
 
 def segment_recording(options: Namespace) -> int:
@@ -125,7 +133,7 @@ def _hear(transcriber: Transcriber, bundle: Bundle, options: Namespace) -> Heard
     rate = bundle.config.sample_rate
     frame_seconds = samples_to_seconds(bundle.model.samples_per_frame, rate)
     pauses = Pauses(open_detector(options), rate)
-    starts: list[Float64s] = []
+    starts: list[npt.NDArray[np.floating]] = []
     windows: list[list[float]] = []
     seconds = 0.0
     with (
@@ -168,11 +176,11 @@ def _join_pauses(pauses: Sequence[Sequence[float]]) -> Float64s:
 
 
 def split_text(text: str, seconds: float) -> list[str]:
-    """Split a text, which takes about ``seconds`` to speak, into sentences and long ones in parts.
+    r"""Split a text that takes ``seconds`` to speak into sentences, and long ones into parts.
 
     An empty line ends a sentence; other line ends do not.
 
-    >>> split_text("Mr. Wu came\\nhome. It rained.", 4)
+    >>> split_text("Mr. Wu came\nhome. It rained.", 4)
     ['Mr. Wu came home.', 'It rained.']
     """
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
@@ -268,7 +276,8 @@ def _time(
             span[1] = min(after.mean(), after[0] + MARGIN_SECONDS)
     overlaps = spans[1:, 0] < spans[:-1, 1]
     spans[1:, 0][overlaps] = spans[:-1, 1][overlaps]
-    return spans.tolist()
+    times: list[list[float]] = spans.tolist()
+    return times
 
 
 def _nearest_pause(pauses: Float64s, time: float, *, edge: int) -> Float64s | None:

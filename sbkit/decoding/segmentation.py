@@ -1,6 +1,6 @@
 """CTC segmentation: find the utterances of a text in a long recording (Kürzinger et al., 2020).
 
-log-probabilities of the recording, tokens of each utterance -> best path -> frames and score of each
+log-probabilities of a recording, tokens of its utterances -> best path -> their frames and scores
 
 The path visits the tokens of all utterances in order. Unlike in the paper, it may leave audio or
 text out: before, between and after the utterances it may stay in a gap, where any token is heard at
