@@ -82,6 +82,10 @@ def segment_recording(options: Namespace) -> int:
             heard = _hear(transcriber, bundle, options)
             sentences = lines if options.lines else split_text("\n".join(lines), heard.seconds)
             rows = _align(bundle, heard, sentences, recording)
+            if not rows:
+                raise DataError(
+                    f"{options.transcript} has no words. Write the text of the recording into it."
+                )
             if all(row["score"] is None for row in rows):
                 raise DataError(
                     f"None of {plural(len(rows), 'sentence')} of {options.transcript} is heard in "
