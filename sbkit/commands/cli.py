@@ -362,8 +362,8 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     add("--out", metavar="DIR", type=Path, required=True, help="the folder of the table")
     lines = "each line is an utterance (default: each sentence)"
     add("--lines", action="store_true", help=lines)
-    score = "leave out utterances with a lower score (default: -2)"
-    add("--min-score", metavar="LN_P", type=float, default=-2.0, help=score)
+    score = "leave out utterances with a lower score (default: -3)"
+    add("--min-score", metavar="LN_P", type=float, default=-3.0, help=score)
 
     groups = [_bundle, _files, _quiet, _import]
     add = add_command("classify", _classify, "print the class of audio files", *groups)

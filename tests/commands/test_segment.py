@@ -93,12 +93,12 @@ def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture
     assert [row["text"] for row in rows] == [SENTENCES[0], SENTENCES[2]]
     assert_spans(rows, [talk.spans[0], talk.spans[2]])
     assert (
-        "out/segments.csv: 2 of 4 utterances (0.1 min) with a score of at least -2; 1 are not "
+        "out/segments.csv: 2 of 4 utterances (0.1 min) with a score of at least -3; 1 are not "
         "heard, and 1 have a lower score (out/left_out.tsv)"
     ) in capsys.readouterr().out
     left_out = [line.split("\t") for line in Path("out/left_out.tsv").read_text().splitlines()]
     assert [line[3] for line in left_out[1:]] == [lines[1], lines[3]]
-    assert float(left_out[2][2]) < -2
+    assert float(left_out[2][2]) < -3
 
 
 def test_recordings_are_added_and_none_is_heard_again(talk: Talk) -> None:
@@ -107,7 +107,7 @@ def test_recordings_are_added_and_none_is_heard_again(talk: Talk) -> None:
     talk.record("second.wav", SENTENCES[:2])
     talk.segment("\n".join(SENTENCES[:2]), "--lines", recording="second.wav")
     talk.model.batches.clear()
-    assert len(talk.segment(text, "--lines", "--min-score", "-3")) == 6
+    assert len(talk.segment(text, "--lines", "--min-score", "-2")) == 6
     assert talk.model.batches == []
     assert len(talk.segment(SENTENCES[1], "--lines")) == 3  # another text of the first recording
     assert talk.model.batches != []
