@@ -19,6 +19,7 @@ from sbkit.data.sources import (
     read_manifests,
 )
 from sbkit.data.tables import TableOptions
+from sbkit.data.tars import TAR_SUFFIXES
 from sbkit.text.languages import single_language_tag
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -58,8 +59,8 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     other_sources = [source for source in sources if source not in table_folders]
     if other_sources:
         raise DataError(
-            f"`{key}` cannot mix table folders and URLs, such as {table_folders[0]}, with other "
-            f"sources, such as {other_sources[0]}. Make two splits of them, or convert "
+            f"`{key}` cannot mix table folders, tars and URLs, such as {table_folders[0]}, with "
+            f"other sources, such as {other_sources[0]}. Make two splits of them, or convert "
             f"{other_sources[0]} to parquet or JSON Lines (.jsonl) in a folder."
         )
     files: list[str] = []
@@ -67,16 +68,16 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
         tables = list_tables(folder)
         if not tables:
             raise DataError(
-                f"`{key}`: {folder} has neither parquet nor JSON Lines (.jsonl) files. Correct the "
-                "address, check that it can be reached, or name each file."
+                f"`{key}`: {folder} has neither tars nor parquet or JSON Lines (.jsonl) files. "
+                "Correct the address, check that it can be reached, or name each file."
             )
         files += tables
     return TableFolders(tuple(files), options)
 
 
 def _is_table_folder(source: str) -> bool:
-    """Check whether a source is a folder of tables; a URL always counts as one."""
-    if "://" in source:
+    """Check whether a source is a folder of tables; a tar and a URL always count as one."""
+    if "://" in source or source.endswith(TAR_SUFFIXES):
         return True
     folder = Path(source)
     if not folder.is_dir() or is_arrow_dataset(folder) or is_kaldi(folder):

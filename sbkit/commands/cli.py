@@ -353,6 +353,18 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     add = add_command("serve", _serve, serve, *groups)
     add("bundles", metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices")
 
+    groups = [_runtime, _vad, _quiet, _import]
+    add = add_command("segment", _segment, "cut a long recording into utterances", *groups)
+    add("recording", metavar="RECORDING", type=Path, help="an audio file of any length")
+    add("transcript", metavar="TRANSCRIPT", type=Path, help="its text, in UTF-8")
+    model = "a bundle or a run folder that recognizes the language"
+    add("--model", dest="bundle", metavar="BUNDLE|RUN", type=Path, required=True, help=model)
+    add("--out", metavar="DIR", type=Path, required=True, help="the folder of the table")
+    lines = "each line is an utterance (default: each sentence)"
+    add("--lines", action="store_true", help=lines)
+    score = "leave out utterances with a lower score (default: -3)"
+    add("--min-score", metavar="LN_P", type=float, default=-3.0, help=score)
+
     groups = [_bundle, _files, _quiet, _import]
     add = add_command("classify", _classify, "print the class of audio files", *groups)
     add("--format", choices=("text", "json"), default="text")
@@ -483,6 +495,11 @@ def _transcribe(options: Namespace) -> int:
         if options.format == "manifest" and not options.live:
             path = "pseudo_labels.write_pseudo_labels"
         return _imported(path)(options) or 0
+
+
+def _segment(options: Namespace) -> int:
+    with _with_bundle(options) as options:
+        return _imported("segment.segment_recording")(options) or 0
 
 
 def _classify(options: Namespace) -> int:

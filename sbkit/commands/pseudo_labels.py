@@ -163,9 +163,8 @@ def _to_row(file: str, utterance: Recognition) -> Row:
     """Return an utterance without long silence at its ends; no other one has its id."""
     start = max(utterance.start, utterance.words[0].start - MARGIN_SECONDS)
     end = min(utterance.start + utterance.seconds, utterance.words[-1].end + MARGIN_SECONDS)
-    digest = hashlib.sha256(file.encode()).hexdigest()[:8]
     return {
-        "id": f"{Path(file).stem[:MAX_STEM]}-{digest}-{round(1000 * start):09d}",
+        "id": utterance_id(file, start),
         "path": file,
         "offset": round(start, 3),
         "duration": round(end - start, 3),
@@ -173,6 +172,12 @@ def _to_row(file: str, utterance: Recognition) -> Row:
         "confidence": utterance.confidence,
         "expected_errors": utterance.expected_errors,
     }
+
+
+def utterance_id(file: str, start: float) -> str:
+    """Return the id of the utterance that starts at a time in seconds of a recording."""
+    digest = hashlib.sha256(file.encode()).hexdigest()[:8]
+    return f"{Path(file).stem[:MAX_STEM]}-{digest}-{round(1000 * start):09d}"
 
 
 def _write_segments(

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
+
 from sbkit.base.errors import DataError
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import MAX_OVERLAP, Clip, Excluded
@@ -33,7 +35,7 @@ def is_cut_manifest(source: Path) -> bool:
     if not source.name.endswith(SUFFIXES) or not source.is_file():
         return False
     try:
-        first = next((values for _, values in _read_objects(source)), None)
+        first = next((values for _, values in read_json_lines(str(source))), None)
     except DataError:
         if source.name.endswith(COMPRESSED):
             raise
@@ -47,11 +49,13 @@ def is_cut_manifest(source: Path) -> bool:
     return is_cut
 
 
-def _read_objects(source: Path) -> Iterator[tuple[int, object]]:
-    """Yield the number and the value of each line; a line that is not JSON is an error."""
-    open_file = gzip.open if source.name.endswith(COMPRESSED) else open
+def read_json_lines(source: str) -> Iterator[tuple[int, object]]:
+    """Yield the number and the value of each line; a line that is not JSON is an error.
+
+    source: a file or a URL, compressed if it ends in .gz.
+    """
     try:
-        with open_file(source, "rt", encoding="utf-8-sig") as lines:
+        with fsspec.open(source, "rt", encoding="utf-8-sig", compression="infer") as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
@@ -65,19 +69,19 @@ def _read_objects(source: Path) -> Iterator[tuple[int, object]]:
 
 def read_cuts(source: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
     """Yield the clips of a cut manifest; relative paths are relative to its folder."""
-    for number, cut in _read_objects(source):
+    for number, cut in read_json_lines(str(source)):
         try:
             if not isinstance(cut, Mapping):
                 raise TypeError(str(cut))
-            yield from [*_read_cut(cut, source.parent, options)]
+            yield from [*read_cut(cut, _find_file(cut, source.parent), options)]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             detail = f"{type(error).__name__}: {error}"
             yield Excluded(f"row {number}", "not a cut of Lhotse", detail)
 
 
-def _read_cut(cut: Cut, folder: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
+def read_cut(cut: Cut, path: str | Excluded, options: TableOptions) -> Iterator[Clip | Excluded]:
+    """Yield the clips of a cut of the file at ``path``, or why there is none."""
     id = str(cut["id"])
-    path = _find_file(cut, folder)
     if isinstance(path, Excluded):
         yield replace(path, id=id)
         return

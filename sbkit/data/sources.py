@@ -1,7 +1,7 @@
 """Read manifests that a user names: tables, Kaldi folders, saved datasets and table folders.
 
-A source is one file or folder. A table folder has parquet or JSON Lines files, here or at a URL.
-They are read in batches, because such a corpus may fit neither into memory nor on the disk.
+A source is one file or folder. A table folder has tars, parquet or JSON Lines files, here or at a
+URL. They are read in batches, because such a corpus may fit neither into memory nor on the disk.
 """
 
 import hashlib
@@ -42,12 +42,13 @@ from sbkit.data.tables import (
     to_manifest,
     to_part,
 )
+from sbkit.data.tars import TAR_SUFFIXES, manifest_of, read_tar, select_tars
 
 KALDI_COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
 MAX_KALDI_BYTES = 1 << 31
 DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
-TABLE_REQUIREMENT = "be parquet or JSON Lines in UTF-8"
+TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
 
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
@@ -343,6 +344,11 @@ class TableFolders:
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
+            if file.endswith(TAR_SUFFIXES):
+                batches = read_tar(file, audio_folder, self.options, BATCH_ROWS)
+                for manifest in islice(batches, start_batch, None):
+                    yield _name_excluded(manifest, file)
+                return
             for table in self._read_batches(file, audio_folder, start_batch):
                 yield self._to_manifest(table, file, audio_folder)
                 shutil.rmtree(audio_folder, ignore_errors=True)
@@ -368,21 +374,28 @@ class TableFolders:
             manifest = to_manifest(table, self.options, find_audio)
         else:
             manifest = Manifest.of(table.excluded)
-        name = Path(file).name
-        excluded = (replace(row, id=f"{name} {row.id}") for row in manifest.excluded)
-        return replace(manifest, excluded=tuple(excluded))
+        return _name_excluded(manifest, file)
+
+
+def _name_excluded(manifest: Manifest, file: str) -> Manifest:
+    """Start the ids of excluded rows with the name of their file."""
+    name = Path(file).name
+    excluded = (replace(row, id=f"{name} {row.id}") for row in manifest.excluded)
+    return replace(manifest, excluded=tuple(excluded))
 
 
 def list_tables(source: str) -> list[str]:
-    """Return the parquet and JSON Lines files at a URL or in a folder."""
-    return Storage(source).list_files(TABLE_SUFFIXES)
+    """Return the tars at a URL or in a folder; if there are none, parquet and JSON Lines files."""
+    files = Storage(source).list_files((*TABLE_SUFFIXES, *TAR_SUFFIXES))
+    return select_tars(files) or files
 
 
 def file_version(file: str) -> str:
-    """Return text that changes when the file does, such as a hash of its size and time."""
+    """Return text that changes when the file or its manifest does, such as a hash of the times."""
     with parse_errors_as_sbkit_errors(file, TABLE_REQUIREMENT, fix="Correct it."):
         filesystem, path = fsspec.url_to_fs(file)
-        return str(filesystem.ukey(path))
+        manifest = manifest_of(file)
+        return " ".join(str(filesystem.ukey(part)) for part in (path, manifest) if part)
 
 
 def _write_audio(folder: Path, content: bytes, path: str) -> Path:

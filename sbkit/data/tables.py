@@ -204,14 +204,15 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
                 values = json.loads(line)
                 if not isinstance(values, dict) or not values:
                     raise ValueError("it is not an object with keys")
-                rows.append({name.strip(): _to_text(value) for name, value in values.items()})
+                rows.append({name.strip(): to_text(value) for name, value in values.items()})
                 numbers.append(number)
             except ValueError as error:
                 excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
         yield Table(file, pa.table(text_columns(rows)), numbers, excluded)
 
 
-def _to_text(value: object) -> str:
+def to_text(value: object) -> str:
+    """Return a value of JSON as text; null is empty."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -165,12 +165,16 @@ class WordOffsets:
         """Return the first sample of each word, and the sample after its last, without overlap."""
         first = np.array([word.first for word in words], np.float64)
         end = np.array([word.end for word in words], np.float64)
-        bounds = np.stack([first + self.start, end + self.end], axis=1)  # (W, 2)
-        overlap = bounds[1:, 0] < bounds[:-1, 1]
-        bounds[1:, 0][overlap] = bounds[:-1, 1][overlap] = ((end[:-1] + first[1:]) / 2)[overlap]
-        bounds = np.rint(step * bounds).clip(0, samples)
+        bounds = np.rint(step * self.extend(first, end)).clip(0, samples)
         spans = np.maximum.accumulate(bounds.ravel()).reshape(-1, 2)
         return [(int(start), int(end)) for start, end in spans]
+
+    def extend(self, first: Float64s, end: Float64s) -> Float64s:
+        """Return the starts and ends of words in frames, without overlap: (W,), (W,) -> (W, 2)."""
+        bounds = np.stack([first + self.start, end + self.end], axis=1)
+        overlap = bounds[1:, 0] < bounds[:-1, 1]
+        bounds[1:, 0][overlap] = bounds[:-1, 1][overlap] = ((end[:-1] + first[1:]) / 2)[overlap]
+        return bounds
 
 
 # ---- confidences

@@ -443,6 +443,21 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                     recognized = []
                     last_character = ""
 
+    def encode(self, audio: AudioSource) -> Iterator[tuple[Segment, DecoderInput]]:
+        """Yield the segments of a source with their log-probabilities, and decode nothing.
+
+        Raises:
+            SbkitError: the source cannot be read.
+        """
+        frames_to_skip = 0
+        for batch in _batches(self._read([audio], None), self._rate, self._read_ahead_seconds):
+            inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, ())
+            for item, decoder_input in zip(batch, inputs, strict=False):
+                assert isinstance(item.segment, Segment)  # an error is the last item
+                yield item.segment, decoder_input
+            if isinstance(batch[-1].segment, SbkitError):
+                raise batch[-1].segment
+
     def close(self) -> None:
         self._decoder_pool.close()
         self._model.close()

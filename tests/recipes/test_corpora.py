@@ -239,11 +239,13 @@ def test_table_folders_and_other_sources_are_not_mixed(tmp_path: Path) -> None:
     manifest = {"train": ["memory://somewhere", str(tmp_path / "a.csv")]}
     knobs = {"manifest": manifest, "language": "en"}
     with pytest.raises(
-        SbkitError, match=r"`manifest.train` cannot mix table folders and URLs.*a\.csv"
+        SbkitError, match=r"`manifest.train` cannot mix table folders, tars and URLs.*a\.csv"
     ):
         own_data.read(knobs, "train")
     manifest["train"].pop()
-    with pytest.raises(SbkitError, match="memory://somewhere has neither parquet nor JSON Lines"):
+    with pytest.raises(
+        SbkitError, match="memory://somewhere has neither tars nor parquet or JSON Lines"
+    ):
         own_data.read(knobs, "train")
 
 

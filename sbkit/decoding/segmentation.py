@@ -1,0 +1,201 @@
+"""CTC segmentation: find the utterances of a text in a long recording (Kürzinger et al., 2020).
+
+log-probabilities of a recording, tokens of its utterances -> best path -> their frames and scores
+
+The path visits the tokens of all utterances in order. Unlike in the paper, it may leave audio or
+text out: before, between and after the utterances it may stay in a gap, where any token is heard at
+GAP_PENALTY, and it may skip an utterance at SKIP_PENALTY. So text may be missing or added.
+
+Only WINDOW_STATES are compared in a frame, and the path is traced back block by block from the
+states at the start of each block. So time and memory grow with the frames, but not with the length
+of the text. The text that one frame may skip is limited to three quarters of a window.
+
+Legend: U frames, V vocabulary, N states: gap, tokens of an utterance, gap, ..., gap; W of them are
+in the window.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from sbkit.base.arrays import Counts, Float32s, LogProbs
+from sbkit.text.vocabulary import Vocabulary
+
+GAP_PENALTY = 3.5  # in ln p per frame with a token, of speech without text
+SKIP_PENALTY = 10.0  # in ln p, of an utterance without speech
+WINDOW_STATES = 16_384  # about 20 minutes of characters
+BLOCK_FRAMES = 250
+SCORE_FRAMES = 10  # 0.4 s, about a word: the 30 of the paper find fewer words that are missing
+# How a state was reached: from the same state, the one before, over a gap, from the gap before.
+STAY, NEXT, OVER_GAP, SKIP = range(4)
+
+
+class AlignedUtterance(NamedTuple):
+    """Where an utterance is spoken: its first frame, the frame after its last, and its score.
+
+    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames.
+    """
+
+    first: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class _States:
+    """The states of a text, and the column of `_emissions` that each is scored by."""
+
+    columns: Counts  # (N,)
+    gaps: Counts  # the states that are gaps, in order
+    blank: int
+
+    @classmethod
+    def of(cls, utterances: Sequence[Sequence[int]], vocabulary: Vocabulary) -> "_States":
+        unknown, gap = vocabulary.size, vocabulary.size + 1
+        columns = np.array([gap, *chain.from_iterable([*u, gap] for u in utterances)])
+        columns[columns == vocabulary.unk] = unknown
+        return cls(columns, np.flatnonzero(columns == gap), vocabulary.blank)
+
+
+def _emissions(log_probs: LogProbs, silent: Collection[int]) -> Float32s:
+    """Add the scores of a character that the tokens cannot spell, and of a gap: -> (U, V + 2)."""
+    any_token = log_probs.max(1) - GAP_PENALTY
+    gap = np.maximum(any_token, log_probs[:, list(silent)].max(1))
+    return np.column_stack([log_probs, any_token, gap]).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """The states of a window, and their scores before the first frame of a block: (W,)."""
+
+    first: int
+    scores: Float32s
+
+
+class _Window:
+    """Runs the frames of a block in the window of states that starts at ``first``."""
+
+    def __init__(self, states: _States, first: int) -> None:
+        self._columns = states.columns[first : first + WINDOW_STATES]
+        gaps = states.gaps[np.searchsorted(states.gaps, first) :] - first
+        self._gaps = gaps[gaps < len(self._columns)]
+        self._starts = self._gaps[(self._gaps > 0) & (self._gaps + 1 < len(self._columns))] + 1
+        self._skip_costs = SKIP_PENALTY * np.arange(len(self._gaps), dtype=np.float32)
+        self._blank = states.blank
+
+    def advance(self, scores: Float32s, frame: Float32s) -> tuple[Float32s, Counts]:
+        """Return the scores after a frame, and how each state was reached: (W,), (V + 2,)."""
+        stay = scores + np.maximum(frame, frame[self._blank])[self._columns]
+        entered = np.empty_like(scores)
+        entered[0] = -np.inf
+        entered[1:] = scores[:-1]
+        over_gap = scores[self._starts - 2] > entered[self._starts]
+        entered[self._starts[over_gap]] = scores[self._starts[over_gap] - 2]
+        entered += frame[self._columns]
+        steps = (entered > stay).astype(np.int8)
+        over = self._starts[over_gap]
+        steps[over] *= OVER_GAP
+        scores = np.maximum(stay, entered)
+        in_gaps = scores[self._gaps]
+        skipping = np.maximum.accumulate(in_gaps + self._skip_costs) - self._skip_costs
+        is_skipped = np.zeros(len(in_gaps), np.bool_)
+        is_skipped[1:] = skipping[:-1] - SKIP_PENALTY > in_gaps[1:]
+        skipped = self._gaps[is_skipped]
+        scores[skipped] = skipping[is_skipped]
+        steps[skipped] = SKIP
+        return scores, steps
+
+    def previous_gap(self, gap: int) -> int:
+        return int(self._gaps[np.searchsorted(self._gaps, gap) - 1])
+
+
+def segment(
+    log_probs: LogProbs,
+    utterances: Sequence[Sequence[int]],
+    *,
+    vocabulary: Vocabulary,
+    silent: Collection[int],
+) -> list[AlignedUtterance | None]:
+    """Find utterances, lists of tokens, in the frames of a recording (U, V); None: not spoken.
+
+    silent: the tokens without sound, blank and space.
+    """
+    states = _States.of(utterances, vocabulary)
+    blocks, last_state = _run_forward(states, log_probs, silent)
+    path, emissions = _trace_back(states, log_probs, silent, blocks, last_state)
+    aligned: list[AlignedUtterance | None] = []
+    for start, end in zip(states.gaps[:-1] + 1, states.gaps[1:], strict=True):
+        first, last, after = np.searchsorted(path, [start, end - 1, end]).tolist()
+        if first == after or start == end:
+            aligned.append(None)
+            continue
+        token = utterances[len(aligned)][-1]
+        is_token = log_probs[last + 1 : after, token] > log_probs[last + 1 : after, states.blank]
+        end_frame = last + 1 + int(np.logical_and.accumulate(is_token).sum())
+        aligned.append(AlignedUtterance(first, end_frame, _score(emissions[first:end_frame])))
+    return aligned
+
+
+def _score(emissions: Float32s) -> float:
+    width = min(SCORE_FRAMES, len(emissions))
+    sums = np.concatenate([[0.0], np.cumsum(emissions, dtype=np.float64)])
+    return float((sums[width:] - sums[:-width]).min() / width)
+
+
+def _run_forward(
+    states: _States, log_probs: LogProbs, silent: Collection[int]
+) -> tuple[list[_Block], int]:
+    """Return the scores before each block, and the gap in which the best path ends."""
+    num_states = len(states.columns)
+    scores = np.full(min(WINDOW_STATES, num_states), -np.inf, np.float32)
+    scores[0] = 0.0
+    first = 0
+    blocks: list[_Block] = []
+    for start in range(0, len(log_probs), BLOCK_FRAMES):
+        best = first + int(scores.argmax())
+        shift = max(0, min(best - WINDOW_STATES // 4, num_states - WINDOW_STATES) - first)
+        added = np.full(shift, -np.inf, np.float32)
+        scores = np.concatenate([scores[shift:], added]) - scores.max()
+        first += shift
+        blocks.append(_Block(first, scores))
+        window = _Window(states, first)
+        for frame in _emissions(log_probs[start : start + BLOCK_FRAMES], silent):
+            scores, _ = window.advance(scores, frame)
+    gaps = states.gaps[(states.gaps >= first) & (states.gaps < first + len(scores))]
+    return blocks, int(gaps[scores[gaps - first].argmax()])
+
+
+def _trace_back(
+    states: _States,
+    log_probs: LogProbs,
+    silent: Collection[int],
+    blocks: Sequence[_Block],
+    state: int,
+) -> tuple[Counts, Float32s]:
+    """Return the state of each frame on the best path that ends in a state, and its ln p: (U,)."""
+    path = np.zeros(len(log_probs), np.int64)
+    emitted = np.zeros(len(log_probs), np.float32)
+    for number in range(len(blocks) - 1, -1, -1):
+        block = blocks[number]
+        start = number * BLOCK_FRAMES
+        emissions = _emissions(log_probs[start : start + BLOCK_FRAMES], silent)
+        window = _Window(states, block.first)
+        scores = block.scores
+        steps = np.empty((len(emissions), len(scores)), np.int8)
+        for index, frame in enumerate(emissions):
+            scores, steps[index] = window.advance(scores, frame)
+        for index in range(len(emissions) - 1, -1, -1):
+            while steps[index, state - block.first] == SKIP:
+                state = block.first + window.previous_gap(state - block.first)
+            frame = emissions[index]
+            step = int(steps[index, state - block.first])
+            column = states.columns[state]
+            path[start + index] = state
+            emitted[start + index] = frame[column]
+            if step == STAY:
+                emitted[start + index] = max(frame[column], frame[states.blank])
+            state -= step
+    return path, emitted

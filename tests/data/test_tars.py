@@ -1,0 +1,252 @@
+"""Tars of WebDataset, NeMo and Lhotse Shar become shards; broken and hostile ones are refused."""
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from sbkit.audio.io import read_audio
+from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
+from sbkit.data import sources
+from sbkit.data.filesystem import Storage
+from sbkit.data.shard import read_rows
+from sbkit.data.sharded_corpus import ShardOptions, write_shards
+from sbkit.data.sharded_corpus import read as read_shards
+from sbkit.data.sources import TableFolders, list_tables
+from sbkit.data.splits import prepare_split
+from sbkit.data.tables import TableOptions
+from tests.runs import rows_of
+
+OPTIONS = ShardOptions(sample_rate=16_000, store="flac", shard_bytes=10**9, seed=7)
+
+
+@pytest.fixture(scope="module")
+def clips(asterisk_english: Path) -> dict[Path, str]:
+    """Return seven real prompts and their texts."""
+    rows = rows_of(asterisk_english / "dev.tsv")[:7]
+    return {asterisk_english / "clips" / row["path"]: row["sentence"] for row in rows}
+
+
+def write_tar(file: Path, members: Iterable[tuple[str, bytes]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w:gz" if file.suffix == ".gz" else "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+def write_json_pairs(folder: Path, clips: Mapping[Path, str]) -> None:
+    """Write two tars as webdataset 1.0 does; the JSON has a path and an offset of its source."""
+    members = []
+    for clip, text in clips.items():
+        values = {"text": text, "speaker": "ann", "audio_filepath": "/gone.wav", "offset": 3.0}
+        members.append((f"x/{clip.name}", clip.read_bytes()))
+        members.append((f"x/{clip.stem}.json", json.dumps(values).encode()))
+    write_tar(folder / "shard-000000.tar", members[:8])
+    write_tar(folder / "shard-000001.tar", members[8:])
+
+
+def write_text_pairs(folder: Path, clips: Mapping[Path, str]) -> None:
+    members = []
+    for clip, text in clips.items():
+        wav = io.BytesIO()
+        soundfile.write(wav, read_audio(clip), 16_000, format="WAV")
+        members += [(f"{clip.stem}.txt", text.encode()), (f"{clip.stem}.wav", wav.getvalue())]
+    write_tar(folder / "clips.tar.gz", members)
+
+
+def write_nemo(folder: Path, clips: Mapping[Path, str]) -> None:
+    """Write two tars and a manifest for both, as NeMo 2.5 does."""
+    rows = []
+    for shard, names in enumerate(([*clips][:4], [*clips][4:])):
+        write_tar(folder / f"audio_{shard}.tar", [(f"d_{c.name}", c.read_bytes()) for c in names])
+        rows += [
+            {"audio_filepath": f"d_{clip.name}", "duration": 1.0, "text": clips[clip]}
+            | {"shard_id": shard, "speaker": "ann"}
+            for clip in names
+        ]
+    lines = map(json.dumps, rows)
+    (folder / "tarred_audio_manifest.json").write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_shar(folder: Path, clips: Mapping[Path, str]) -> None:
+    """Write a tar and its cuts as Lhotse 1.33 does, beside a field that has no audio of cuts."""
+    members = []
+    cuts = []
+    for clip, text in clips.items():
+        seconds = len(read_audio(clip)) / 16_000
+        source = {"type": "shar", "channels": [0], "source": ""}
+        recording = {"id": clip.stem, "sources": [source], "duration": seconds}
+        speech = {"id": clip.stem, "start": 0, "duration": seconds, "text": text, "speaker": "ann"}
+        cut = {"id": clip.stem, "start": 0, "duration": seconds, "supervisions": [speech]}
+        cuts.append({**cut, "recording": recording, "type": "MonoCut"})
+        members.append((clip.name, clip.read_bytes()))
+        members.append((f"{clip.stem}.json", json.dumps(recording).encode()))
+    write_tar(folder / "recording.000000.tar", members)
+    write_tar(folder / "features.000000.tar", [("a.llc", b"...")])
+    with gzip.open(folder / "cuts.000000.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(map(json.dumps, cuts)))
+
+
+def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
+    """Write a source as shards, and return the audio by text."""
+    tables = TableFolders(tuple(list_tables(str(source))), TableOptions(language="en"))
+    write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
+    manifest = read_shards({"data_folder": str(folder), "sample_rate": 16_000}, "train")
+    assert manifest.excluded == ()
+    split = prepare_split(
+        manifest,
+        split="train",
+        normalize=str,
+        sample_rate=16_000,
+        cache_folder=folder / "cache",
+        keep_empty=True,
+    ).dataset
+    return {row["sentence"]: row["audio"] for row in read_rows(split, range(len(split)))}
+
+
+@pytest.mark.parametrize("write", [write_json_pairs, write_text_pairs, write_nemo, write_shar])
+def test_tars_give_the_clips(
+    clips: dict[Path, str], tmp_path: Path, write: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BATCH_ROWS", 3)
+    assert callable(write)
+    write(tmp_path / "tars", clips)
+    audio = to_shards(tmp_path / "tars", tmp_path / "shards")
+    assert len(audio) == len(clips)
+    for clip, text in clips.items():
+        assert np.array_equal(audio[text], read_audio(clip))
+
+
+def test_tars_of_webdataset_and_lhotse_give_the_clips(
+    clips: dict[Path, str], tmp_path: Path
+) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    lhotse = pytest.importorskip("lhotse")
+    (tmp_path / "pairs").mkdir()
+    with webdataset.ShardWriter(str(tmp_path / "pairs/%06d.tar"), maxcount=3, verbose=0) as writer:
+        for clip, text in clips.items():
+            sample = {"__key__": clip.stem, "flac": clip.read_bytes(), "json": {"text": text}}
+            writer.write(sample)
+    cuts = []
+    for clip, text in clips.items():
+        cut = lhotse.Recording.from_file(clip).to_cut()
+        speech = lhotse.SupervisionSegment(cut.id, cut.recording_id, 0, cut.duration, text=text)
+        cut.supervisions = [speech]
+        cuts.append(cut)
+    (tmp_path / "shar").mkdir()
+    cut_set = lhotse.CutSet.from_cuts(cuts)
+    cut_set.to_shar(tmp_path / "shar", fields={"recording": "flac"}, shard_size=3)
+    for name in ("pairs", "shar"):
+        audio = to_shards(tmp_path / name, tmp_path / f"shards of {name}")
+        for clip, text in clips.items():
+            assert np.array_equal(audio[text], read_audio(clip))
+
+
+def test_nemo_has_parts_of_members_and_members_without_rows(
+    clips: dict[Path, str], tmp_path: Path
+) -> None:
+    clip = next(iter(clips))
+    write_tar(tmp_path / "audio_3.tar", [("a.flac", clip.read_bytes()), ("b.flac", b"unused")])
+    rows = [
+        {"audio_filepath": "a.flac", "offset": 0.0, "duration": 0.5, "text": "one"},
+        {"audio_filepath": "a-sub1.flac", "offset": 0.5, "duration": 0.5, "text": "two"},
+        {"audio_filepath": "a-sub2.flac", "offset": 0.5, "duration": 0.5, "text": "other shard"}
+        | {"shard_id": 4},
+    ]
+    (tmp_path / "sharded_manifests").mkdir()
+    manifest = tmp_path / "sharded_manifests/manifest_3.json"
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    audio = to_shards(tmp_path / "audio_3.tar", tmp_path / "shards")
+    samples = read_audio(clip)
+    assert audio.keys() == {"one", "two"}
+    assert np.array_equal(audio["one"], samples[:8000])
+    assert np.array_equal(audio["two"], samples[8000:16_000])
+
+
+def prepare(tar: Path, out: Path, *options: str) -> int:
+    tables = [f"--manifest={split}={tar}" for split in ("train", "dev")]
+    yaml = "hparams/ctc.yaml"
+    return sbkit(["prepare", yaml, *tables, "--shards", str(out), "--language=en", *options])
+
+
+def test_rows_that_a_tar_lacks_are_named_and_counted(
+    clips: dict[Path, str], tmp_path: Path
+) -> None:
+    write_json_pairs(tmp_path, clips)
+    tar = tmp_path / "shard-000000.tar"
+    with tarfile.open(tar) as file:
+        members = [(m.name, file.extractfile(m).read()) for m in file]  # type: ignore[union-attr]
+    write_tar(tar, [*members, ("lost.json", b"{}"), ("x.flac", members[0][1]), ("x.json", b"[")])
+    message = (
+        r"2 of 6 rows of train are unusable \(1 no audio file, 1 not a JSON object or UTF-8 text\)"
+        r".*shard-000000.tar lost: only .json; shard-000000.tar x: "
+    )
+    with pytest.raises(SbkitError, match=message):
+        prepare(tar, tmp_path / "shards")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("absolute", r"its member '/a.flac' leads out of its folder. Get it from"),
+        ("outside", r"its member '../a.flac' leads out of its folder"),
+        ("link", r"its member 'b.flac' is a link or a device. Write the tar with files"),
+        ("truncated", r"bad.tar is truncated, or not a tar file \(unexpected end of data\). Copy"),
+        ("cut between members", r"bad.tar is truncated, or not a tar file \(empty header\)"),
+        ("damaged header", r"bad.tar is truncated, or not a tar file \(invalid header\)"),
+        ("no tar", r"bad.tar is truncated, or not a tar file"),
+        ("no text", r"bad.tar has no .json or .txt beside a.flac, and beside the tar there is no"),
+    ],
+)
+def test_hostile_and_broken_tars_are_refused(
+    clips: dict[Path, str], tmp_path: Path, fault: str, message: str
+) -> None:
+    tar = tmp_path / "bad.tar"
+    audio = next(iter(clips)).read_bytes()
+    name = {"absolute": "/a.flac", "outside": "../a.flac"}.get(fault, "a.flac")
+    text = "a.cls" if fault == "no text" else "a.txt"
+    write_tar(tar, [(name, audio), (text, b"hello"), ("b.flac", audio), ("b.txt", b"hello")])
+    content = tar.read_bytes()
+    with tarfile.open(tar) as file:
+        third = [member.offset for member in file][2]
+    if fault == "link":
+        with tarfile.open(tar, "w") as file:
+            link = tarfile.TarInfo("b.flac")
+            link.type = tarfile.SYMTYPE
+            link.linkname = "/etc/passwd"
+            file.addfile(link)
+    elif fault == "truncated":
+        tar.write_bytes(content[: third + 2000])
+    elif fault == "cut between members":
+        tar.write_bytes(content[:third])
+    elif fault == "damaged header":
+        tar.write_bytes(content[:third] + b"x" * 512 + content[third + 512 :])
+    elif fault == "no tar":
+        tar.write_bytes(b"hello " * 1000)
+    with pytest.raises(SbkitError, match=message):
+        prepare(tar, tmp_path / "shards")
+
+
+def test_interrupted_shards_go_on_in_the_tar(
+    clips: dict[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "BATCH_ROWS", 2)
+    write_text_pairs(tmp_path / "tars", clips)
+    assert prepare(tmp_path / "tars", tmp_path / "shards", "--shard-size=1kB") == 0
+    tables = sorted((tmp_path / "shards").glob("train-*.parquet"))
+    assert len(tables) == 4
+    contents = {table.name: table.read_bytes() for table in tables}
+    for table in tables[2:]:
+        table.unlink()
+    assert prepare(tmp_path / "tars", tmp_path / "shards", "--shard-size=1kB") == 0
+    assert {table.name: table.read_bytes() for table in tables} == contents
+    assert [*tmp_path.glob("shards/.*")] == []
