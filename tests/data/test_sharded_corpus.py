@@ -487,7 +487,7 @@ def test_impossible_shard_options_are_refused(
         write(str(tmp_path / "file" / "shards"), clips)
     write_sources(tmp_path / "source")
     cut_short(tmp_path / "source/part1.parquet")
-    with pytest.raises(SbkitError, match="parquet or JSON Lines in UTF-8, but cannot be read"):
+    with pytest.raises(SbkitError, match="parquet, JSON Lines in UTF-8 or tar, but cannot be read"):
         write_tables(str(tmp_path / "other"), tmp_path / "source")
 
 
