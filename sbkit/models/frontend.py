@@ -1,34 +1,39 @@
-"""The CNN before the encoder: it turns features into a quarter as many frames.
+"""The CNN before the encoder: it turns features into a quarter or an eighth as many frames.
 
-Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, C channels, D
-model width.
+Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms or ceil(T / 8) of 80 ms, M
+mel bins, C channels, D model width, N convolutions.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from itertools import pairwise
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.streaming import EncoderState, last_frames
 
-KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
+KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio, and three 29 frames, 305 ms
 STRIDE = 2
+NUM_CONVS = {4: 2, 8: 3}  # for each subsampling
 PAST_FRAMES = KERNEL - STRIDE  # a causal convolution sees these before the STRIDE new frames
 
 
 class ConvFrontEnd(nn.Module):
-    """Subsample by four with two strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
+    """Subsample with strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
 
     It masks the padding before every convolution, so an utterance does not depend on its batch
     (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
 
-    streaming: the encoder's option. Unless it is null, a frame sees no features after its own
-        four, for any chunk size: each convolution is padded by three frames before and one after,
+    subsampling: features of a frame: 4 with two convolutions, or 8 with three. With 8, attention
+        has half as many frames, and CTC can write half as many tokens per second.
+    streaming: the encoder's option. Unless it is null, a frame sees no features after its own,
+        for any chunk size: each convolution is padded by three frames before and one after,
         instead of two and two.
 
     >>> norm = GlobalNorm(n_mels=80)
@@ -47,35 +52,52 @@ class ConvFrontEnd(nn.Module):
         n_mels: int,
         channels: int,
         d_model: int,
+        subsampling: int = 4,
         streaming: Mapping[str, int] | None = None,
     ) -> None:
+        if subsampling not in NUM_CONVS:
+            raise ConfigError(f"`subsampling` must be 4 or 8, but is {subsampling!r}.")
         super().__init__()
+        self.subsampling = subsampling
         self.normalize = normalize
         self.is_causal = streaming is not None
         padding = 0 if self.is_causal else KERNEL // 2
-        self.conv1 = FrameConv(n_mels, channels, KERNEL, STRIDE, padding=padding)
-        self.conv2 = FrameConv(channels, d_model, KERNEL, STRIDE, padding=padding)
+        channel_counts = [n_mels, *[channels] * (NUM_CONVS[subsampling] - 1), d_model]
+        for number, (inputs, outputs) in enumerate(pairwise(channel_counts), 1):
+            conv = FrameConv(inputs, outputs, KERNEL, STRIDE, padding=padding)
+            self.add_module(f"conv{number}", conv)
         self.norm = nn.LayerNorm(d_model)
 
+    @property
+    def convs(self) -> list[nn.Module]:
+        """The N convolutions, in order."""
+        numbers = range(1, NUM_CONVS[self.subsampling] + 1)
+        return [self.get_submodule(f"conv{number}") for number in numbers]
+
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.is_causal:
-            x = self.conv1(_mask_padding(self.normalize(features), lengths))
+        if self.is_causal:
+            start = self.start()
+            batch_size = features.shape[0]
+            past_features = start["features"].expand(batch_size, -1, -1)
+            past_hidden = start["hidden"].expand(batch_size, -1, -1)
+            x, lengths, *_ = self._convolve_causally(features, lengths, past_features, past_hidden)
+            return x, lengths
+        first_conv, *other_convs = self.convs
+        x = first_conv(_mask_padding(self.normalize(features), lengths))
+        lengths = _halve(lengths)
+        for conv in other_convs:
+            x = conv(_mask_padding(nn.functional.silu(x), lengths))
             lengths = _halve(lengths)
-            x = self.conv2(_mask_padding(nn.functional.silu(x), lengths))
-            return self.norm(x), _halve(lengths)
-        start = self.start()
-        batch_size = features.shape[0]
-        past_features = start["features"].expand(batch_size, -1, -1)
-        past_hidden = start["hidden"].expand(batch_size, -1, -1)
-        x, lengths, _, _ = self._convolve_causally(features, lengths, past_features, past_hidden)
-        return x, lengths
+        return self.norm(x), lengths
 
     def start(self) -> dict[str, Tensor]:
         """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
         zeros = self.norm.weight.new_zeros
+        first_conv, *other_convs = cast("list[FrameConv]", self.convs)
+        num_hidden = PAST_FRAMES * len(other_convs)
         return {
-            "features": zeros(1, PAST_FRAMES, self.conv1.in_channels),
-            "hidden": zeros(1, PAST_FRAMES, self.conv2.in_channels),
+            "features": zeros(1, PAST_FRAMES, first_conv.in_channels),
+            "hidden": zeros(1, num_hidden, first_conv.out_channels),
         }
 
     def forward_chunk(
@@ -84,7 +106,7 @@ class ConvFrontEnd(nn.Module):
         """Subsample a chunk of each session: (B, T, M), (B,) -> (B, U, D), (B,), state.
 
         lengths: features of each chunk. Only in the last chunk of a session they may be fewer than
-            T, or not a multiple of four.
+            T, or not a multiple of the subsampling.
         """
         x, lengths, past_features, past_hidden = self._convolve_causally(
             features, lengths, state.features, state.hidden
@@ -94,23 +116,29 @@ class ConvFrontEnd(nn.Module):
     def _convolve_causally(
         self, features: Tensor, lengths: Tensor, past_features: Tensor, past_hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Convolve after the past inputs of both convolutions, (B, PAST_FRAMES, M) and (..., C).
+        """Convolve after the past inputs of the convolutions.
+
+        past_features: of the first, (B, PAST_FRAMES, M).
+        past_hidden: of the others, one after the other, (B, (N - 1) * PAST_FRAMES, C).
 
         Returns frames (B, U, D), their lengths, and the past inputs for the next chunk.
         """
-        x = _mask_padding(self.normalize(features), lengths)
-        inputs1 = torch.cat([past_features, x], 1)
-        x = self.conv1(nn.functional.pad(inputs1, (0, 0, 0, 1)))  # (B, ceil(T/2), C)
-        lengths = _halve(lengths)
-        x = _mask_padding(nn.functional.silu(x), lengths)
-        inputs2 = torch.cat([past_hidden, x], 1)
-        x = self.conv2(nn.functional.pad(inputs2, (0, 0, 0, 1)))
-        past_features = last_frames(inputs1, PAST_FRAMES)
-        past_hidden = last_frames(inputs2, PAST_FRAMES)
-        return self.norm(x), _halve(lengths), past_features, past_hidden
+        past_inputs = [past_features, *torch.split(past_hidden, PAST_FRAMES, 1)]
+        new_past: list[Tensor] = []
+        x = self.normalize(features)
+        for conv, past in zip(self.convs, past_inputs, strict=True):
+            if new_past:
+                x = nn.functional.silu(x)
+            inputs = torch.cat([past, _mask_padding(x, lengths)], 1)
+            new_past.append(last_frames(inputs, PAST_FRAMES))
+            x = conv(nn.functional.pad(inputs, (0, 0, 0, 1)))
+            lengths = _halve(lengths)
+        return self.norm(x), lengths, new_past[0], torch.cat(new_past[1:], 1)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return _halve(_halve(lengths))
+        for _ in self.convs:
+            lengths = _halve(lengths)
+        return lengths
 
 
 def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
