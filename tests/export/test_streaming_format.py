@@ -18,7 +18,6 @@ from sbkit.runtime.torch_model import load_bundle
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_report
 
-
 EBRANCHFORMER = {"encoder_module": "ebranchformer", "num_encoder_layers": 2, "subsampling": 8}
 
 
