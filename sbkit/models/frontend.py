@@ -69,36 +69,23 @@ class ConvFrontEnd(nn.Module):
         self.norm = nn.LayerNorm(d_model)
 
     @property
-    def convs(self) -> list[nn.Module]:
+    def convs(self) -> list[FrameConv]:
         """The N convolutions, in order."""
         numbers = range(1, NUM_CONVS[self.subsampling] + 1)
-        return [self.get_submodule(f"conv{number}") for number in numbers]
+        return [cast("FrameConv", self.get_submodule(f"conv{number}")) for number in numbers]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        past_inputs: list[Tensor] | None = None
         if self.is_causal:
-            start = self.start()
             batch_size = features.shape[0]
-            past_features = start["features"].expand(batch_size, -1, -1)
-            past_hidden = start["hidden"].expand(batch_size, -1, -1)
-            x, lengths, *_ = self._convolve_causally(features, lengths, past_features, past_hidden)
-            return x, lengths
-        first_conv, *other_convs = self.convs
-        x = first_conv(_mask_padding(self.normalize(features), lengths))
-        lengths = _halve(lengths)
-        for conv in other_convs:
-            x = conv(_mask_padding(nn.functional.silu(x), lengths))
-            lengths = _halve(lengths)
-        return self.norm(x), lengths
+            past_inputs = [past.expand(batch_size, -1, -1) for past in self._first_inputs()]
+        x, lengths, _ = self._convolve(features, lengths, past_inputs)
+        return x, lengths
 
     def start(self) -> dict[str, Tensor]:
         """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
-        zeros = self.norm.weight.new_zeros
-        first_conv, *other_convs = cast("list[FrameConv]", self.convs)
-        num_hidden = PAST_FRAMES * len(other_convs)
-        return {
-            "features": zeros(1, PAST_FRAMES, first_conv.in_channels),
-            "hidden": zeros(1, num_hidden, first_conv.out_channels),
-        }
+        features, *hidden = self._first_inputs()
+        return {"features": features, "hidden": torch.cat(hidden, 1)}
 
     def forward_chunk(
         self, features: Tensor, lengths: Tensor, state: EncoderState
@@ -108,32 +95,35 @@ class ConvFrontEnd(nn.Module):
         lengths: features of each chunk. Only in the last chunk of a session they may be fewer than
             T, or not a multiple of the subsampling.
         """
-        x, lengths, past_features, past_hidden = self._convolve_causally(
-            features, lengths, state.features, state.hidden
-        )
-        return x, lengths, replace(state, features=past_features, hidden=past_hidden)
+        past_inputs = [state.features, *torch.split(state.hidden, PAST_FRAMES, 1)]
+        x, lengths, (past_features, *hidden) = self._convolve(features, lengths, past_inputs)
+        return x, lengths, replace(state, features=past_features, hidden=torch.cat(hidden, 1))
 
-    def _convolve_causally(
-        self, features: Tensor, lengths: Tensor, past_features: Tensor, past_hidden: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Convolve after the past inputs of the convolutions.
+    def _first_inputs(self) -> list[Tensor]:
+        """Return what precedes the first chunk at each convolution: N x (1, PAST_FRAMES, ...)."""
+        zeros = self.norm.weight.new_zeros
+        return [zeros(1, PAST_FRAMES, conv.in_channels) for conv in self.convs]
 
-        past_features: of the first, (B, PAST_FRAMES, M).
-        past_hidden: of the others, one after the other, (B, (N - 1) * PAST_FRAMES, C).
+    def _convolve(
+        self, features: Tensor, lengths: Tensor, past_inputs: list[Tensor] | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Convolve, causally if there are past inputs of the convolutions.
 
-        Returns frames (B, U, D), their lengths, and the past inputs for the next chunk.
+        past_inputs: N x (B, PAST_FRAMES, ...), or None.
+
+        Returns frames (B, U, D), their lengths, and the past inputs of the next chunk.
         """
-        past_inputs = [past_features, *torch.split(past_hidden, PAST_FRAMES, 1)]
         new_past: list[Tensor] = []
         x = self.normalize(features)
-        for conv, past in zip(self.convs, past_inputs, strict=True):
-            if new_past:
-                x = nn.functional.silu(x)
-            inputs = torch.cat([past, _mask_padding(x, lengths)], 1)
-            new_past.append(last_frames(inputs, PAST_FRAMES))
-            x = conv(nn.functional.pad(inputs, (0, 0, 0, 1)))
+        for index, conv in enumerate(self.convs):
+            x = _mask_padding(nn.functional.silu(x) if index else x, lengths)
+            if past_inputs is not None:
+                x = torch.cat([past_inputs[index], x], 1)
+                new_past.append(last_frames(x, PAST_FRAMES))
+                x = nn.functional.pad(x, (0, 0, 0, 1))
+            x = conv(x)
             lengths = _halve(lengths)
-        return self.norm(x), lengths, new_past[0], torch.cat(new_past[1:], 1)
+        return self.norm(x), lengths, new_past
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         for _ in self.convs:
