@@ -11,9 +11,8 @@ Sources: Gulati et al. 2020 (Conformer), Kim et al. 2022 (E-Branchformer), Peng 
 (convolutional gating MLP), Su et al. 2021 (rotary positions).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, cast
 
 import torch
@@ -79,17 +78,6 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         sizes = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
-        conv_sizes = {**sizes, "kernel_size": kernel_size}
-        blocks: dict[str, Callable[[], nn.Module]] = {
-            "conformer": partial(ConformerBlock, **conv_sizes, dropout=dropout),
-            "ebranchformer": partial(EBranchformerBlock, **conv_sizes, dropout=dropout),
-            "transformer": partial(TransformerBlock, **sizes, dropout=dropout),
-        }
-        if encoder_module not in blocks:
-            raise ConfigError(
-                "`encoder_module` must be conformer, ebranchformer or transformer, but is "
-                f"{encoder_module!r}."
-            )
         self.d_model = d_model
         self.nhead = nhead
         self.conv_context = 0 if encoder_module == "transformer" else kernel_size // 2
@@ -99,7 +87,10 @@ class Transformer(nn.Module):
         if streaming is not None:
             self.streaming = StreamingConfig.parse(streaming, frame_ms=self.frame_ms)
         self.dropout = Dropout(dropout)
-        self.encoder = nn.ModuleList(blocks[encoder_module]() for _ in range(num_encoder_layers))
+        self.encoder = nn.ModuleList(
+            make_block(encoder_module, sizes, kernel_size=kernel_size, dropout=dropout)
+            for _ in range(num_encoder_layers)
+        )
         self.encoder_norm = nn.LayerNorm(d_model)
         self.decoder = nn.ModuleList(
             DecoderBlock(**sizes, dropout=dropout) for _ in range(num_decoder_layers)
@@ -303,6 +294,22 @@ class TransformerBlock(nn.Module):
 
 
 EncoderBlock = ConformerBlock | EBranchformerBlock | TransformerBlock
+
+
+def make_block(
+    encoder_module: str, sizes: Mapping[str, int], *, kernel_size: int, dropout: float
+) -> EncoderBlock:
+    """Make a block of the encoder; raises ConfigError for an unknown `encoder_module`."""
+    if encoder_module == "transformer":
+        return TransformerBlock(**sizes, dropout=dropout)
+    if encoder_module == "conformer":
+        return ConformerBlock(**sizes, kernel_size=kernel_size, dropout=dropout)
+    if encoder_module == "ebranchformer":
+        return EBranchformerBlock(**sizes, kernel_size=kernel_size, dropout=dropout)
+    raise ConfigError(
+        "`encoder_module` must be conformer, ebranchformer or transformer, but is "
+        f"{encoder_module!r}."
+    )
 
 
 class DecoderBlock(nn.Module):
