@@ -32,7 +32,7 @@ from sbkit.commands.score import open_model, prepare_source
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
-from sbkit.models.streaming import FRAME_MS, StreamingConfig
+from sbkit.models.streaming import StreamingConfig
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.torch_model import TorchBundle
@@ -129,7 +129,7 @@ def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
         raise SbkitError(
             "This model only takes whole clips. Name a run of hparams/ctc_streaming.yaml."
         )
-    chunk_frames = None if chunk_ms is None else chunk_ms // FRAME_MS
+    chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
     encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
 
 

@@ -3,7 +3,7 @@
 log-probabilities of the validation sets -> weights of the decoder, confidences of words
 log-probabilities of a test set          -> texts, words with times and confidences -> errors
 
-Legend: B utterances, U frames of 40 ms, D model width, V vocabulary.
+Legend: B utterances, U frames, D model width, V vocabulary.
 """
 
 import os

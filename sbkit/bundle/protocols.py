@@ -3,7 +3,7 @@
 The models in torch and onnxruntime and the thread around them implement the protocols; this module
 imports neither library.
 
-Legend: B sessions, S samples, U frames of 40 ms, V tokens, D model width, N hypotheses, L tokens.
+Legend: B sessions, S samples, U frames, V tokens, D model width, N hypotheses, L tokens.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,7 +5,7 @@ attention decoder of the model may rescore, or a decoding graph. `ClipDecoder` d
 beam decoder, or greedily, and times the words. Beam search is written in Python, which runs one
 thread at a time, so `DecoderPool` decodes many clips in several processes.
 
-Legend: U frames of 40 ms, V vocabulary, N sequences, L tokens.
+Legend: U frames, V vocabulary, N sequences, L tokens.
 """
 
 import os

@@ -226,7 +226,7 @@ def _topology(tokens: Iterable[int], blank: int, marks: Marks) -> Any:
     return _compile(0, arcs, [(state, 0.0) for state in range(2 + 2 * len(states))])
 
 
-# ---- decoding; U frames of 40 ms, V vocabulary
+# ---- decoding; U frames, V vocabulary
 
 
 class GraphDecoder:

@@ -2,7 +2,7 @@
 
 Greedy decoding takes the best token of each frame, merges repeats and drops blanks.
 
-Legend: U frames of 40 ms, V vocabulary.
+Legend: U frames, V vocabulary.
 """
 
 from collections.abc import Sequence

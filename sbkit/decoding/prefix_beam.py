@@ -5,7 +5,7 @@ end in its last token, after Graves (2012, "Sequence transduction with recurrent
 and Hannun et al. (2014, arXiv 1408.2873). Scorers, such as language models, add a score that
 depends only on the prefix.
 
-Legend: U frames of 40 ms, V vocabulary.
+Legend: U frames, V vocabulary.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence

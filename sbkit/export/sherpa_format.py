@@ -12,9 +12,10 @@ int16. A decoding graph of the bundle is written as `HLG.fst`. Texts of sherpa-o
 tokens such as <unk>, which sbkit omits.
 
 Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary. In a streaming
-model: L frames of left context, N blocks, H heads, D model width, K frames of a convolution.
+model: L frames of left context, N blocks, H heads, D model width, C columns of conv_cache.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +38,6 @@ from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, Case, RunBatch, join
 from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, trace
 from sbkit.models.asr import AsrModel, StreamingAsrModel
-from sbkit.models.frontend import PAST_FRAMES, STRIDE
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.models.streaming import EncoderState, streaming_network
@@ -54,7 +54,6 @@ WENET = "wenet_ctc"
 BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
 N_MELS = 80  # of FIRE_RED
 SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encoder adds MODEL_EPS
-SUBSAMPLING = STRIDE**2
 WENET_INPUTS = ("x", "offset", "required_cache_size", "attn_cache", "conv_cache", "attn_mask")
 WENET_OUTPUTS = ("log_probs", "next_attn_cache", "next_conv_cache")
 
@@ -77,7 +76,7 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     """Write the model and its tokens, and the decoding graph of the bundle, if it has one.
 
     Raises:
-        BundleError: sherpa-onnx cannot compute the features of the model, or cannot hold the state
+        BundleError: sherpa-onnx cannot compute the features of the model, or cannot run the chunks
             of the streaming model.
     """
     sherpa = require_package("sherpa_onnx", extra="export")
@@ -292,9 +291,10 @@ def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> Batch
 # Streaming models: WENET. WeNet's model has two caches of N + 1 blocks:
 #
 # attn_cache  (N + 1, H, L, 2 D/H)  keys before rotation, and values
-# conv_cache  (N + 1, 1, D, K)      the last frames before each convolution
+# conv_cache  (N + 1, 1, D, C)      the last frames before the convolutions, as numbers in a row
 #
-# The last block of conv_cache holds the past frames of the front-end. sherpa-onnx decodes only
+# The last block of conv_cache holds the past frames of the front-end. C is as small as the numbers
+# of a block allow; the rest of a block is zero. sherpa-onnx decodes only
 # whole chunks, and each only once one more frame is available, so audio must end with silence
 # (sherpa #411). Its features equal sbkit's only with the settings of `load_online`.
 
@@ -315,13 +315,15 @@ class WenetModel(nn.Module):
         self.left_frames = left_frames
         self.heads = heads
         self.head_dim = head_dim
-        _, _, past_frames, d_model = self.initial_state.convolution.shape
-        self.past_frames = past_frames  # of a convolution
-        self.d_model = d_model
+        self.d_model = heads * head_dim
         self.n_mels = self.initial_state.features.shape[2]
-        self.channels = self.initial_state.hidden.shape[2]
+        self.subsampling = model.samples_per_frame // shift_samples(SAMPLE_RATE)
         self.feature_frames = stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)
-        self.chunk_frames = self.feature_frames // SUBSAMPLING
+        self.chunk_frames = self.feature_frames // self.subsampling
+        front_end = (self.initial_state.features, self.initial_state.hidden)
+        block_numel = self.initial_state.convolution[0, 0].numel()
+        cache_numel = max(block_numel, sum(state.numel() for state in front_end))
+        self.columns = math.ceil(cache_numel / self.d_model)
 
     def metadata(self) -> dict[str, object]:
         """Return the sizes of the caches, which sherpa-onnx reads."""
@@ -330,9 +332,9 @@ class WenetModel(nn.Module):
             "head": self.heads,
             "num_blocks": self.blocks + 1,
             "output_size": self.d_model,
-            "cnn_module_kernel": self.past_frames + 1,
-            "right_context": SUBSAMPLING - 1,  # so that chunks share no frame
-            "subsampling_factor": SUBSAMPLING,
+            "cnn_module_kernel": self.columns + 1,
+            "right_context": self.subsampling - 1,  # so that chunks share no frame
+            "subsampling_factor": self.subsampling,
         }
 
     def example(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -361,33 +363,37 @@ class WenetModel(nn.Module):
 
     def _unpack(self, attn_cache: Tensor, conv_cache: Tensor, attn_mask: Tensor) -> EncoderState:
         """Read the encoder's state from WeNet's caches."""
-        front_end_numel = PAST_FRAMES * (self.n_mels + self.channels)
-        front_end = conv_cache[-1].flatten()[:front_end_numel].view(1, PAST_FRAMES, -1)
+        initial = self.initial_state
+        *blocks, front_end = conv_cache.flatten(1)
+        num_features = initial.features.numel()
+        num_front_end = num_features + initial.hidden.numel()
+        block_shape = initial.convolution.shape[2:]
+        convolution = torch.stack([block[: block_shape.numel()] for block in blocks])
         attention = attn_cache[:-1].reshape(
             self.blocks, self.heads, self.left_frames, 2, self.head_dim
         )
         return EncoderState(
             frames=attn_mask[:, 0, : self.left_frames].sum(-1),
-            features=front_end[..., : self.n_mels],
-            hidden=front_end[..., self.n_mels :],
+            features=front_end[:num_features].view(initial.features.shape),
+            hidden=front_end[num_features:num_front_end].view(initial.hidden.shape),
             attention=attention.permute(0, 2, 3, 1, 4).unsqueeze(0),
-            convolution=conv_cache[:-1, 0].transpose(1, 2).unsqueeze(0),
+            convolution=convolution.view(initial.convolution.shape),
         )
 
     def _pack(self, state: EncoderState) -> tuple[Tensor, Tensor]:
         """Write the encoder's state into WeNet's caches."""
         attention = state.attention[0].permute(0, 3, 1, 2, 4).flatten(3)  # (N, H, L, 2 D/H)
-        convolution = state.convolution[0].transpose(1, 2).unsqueeze(1)  # (N, 1, D, K)
-        front_end = torch.cat([state.features, state.hidden], 2).flatten()
-        num_unused = self.d_model * self.past_frames - front_end.shape[0]
-        front_end = nn.functional.pad(front_end, (0, num_unused))
-        last_block = front_end.view(1, 1, self.d_model, self.past_frames)
-        attn_cache = torch.cat([attention, torch.zeros_like(attention[:1])])
-        return attn_cache, torch.cat([convolution, last_block])
+        front_end = torch.cat([state.features.flatten(), state.hidden.flatten()])
+        cache_rows = [
+            nn.functional.pad(numbers, (0, self.d_model * self.columns - numbers.shape[0]))
+            for numbers in (*state.convolution[0].flatten(1), front_end)
+        ]
+        conv_cache = torch.stack(cache_rows).view(-1, 1, self.d_model, self.columns)
+        return torch.cat([attention, torch.zeros_like(attention[:1])]), conv_cache
 
 
 def make_wenet_model(bundle: TorchBundle) -> WenetModel:
-    """Make the streaming model; raise BundleError if WeNet's caches cannot hold its state."""
+    """Make the streaming model; raise BundleError if sherpa-onnx cannot run its chunks."""
     network = bundle.model.network
     stream = streaming_network(network)
     assert isinstance(stream, StreamingAsrModel)
@@ -398,14 +404,6 @@ def make_wenet_model(bundle: TorchBundle) -> WenetModel:
             "sherpa-onnx's online recognizer needs left_ms to be a multiple of chunk_ms, but they "
             f"are {model.left_frames * frame_ms} and {model.chunk_frames * frame_ms}. Change them, "
             "or leave the format out."
-        )
-    front_end_numel = PAST_FRAMES * (model.n_mels + model.channels)
-    block_numel = model.past_frames * model.d_model
-    if front_end_numel > block_numel:
-        raise BundleError(
-            "sherpa-onnx's online recognizer keeps the state of the front-end, "
-            f"{PAST_FRAMES} * (n_mels + cnn_channels) = {front_end_numel} numbers, in a cache of "
-            f"kernel_size // 2 * d_model = {block_numel}. Change these, or leave the format out."
         )
     return model
 

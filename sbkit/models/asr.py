@@ -18,9 +18,9 @@ from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
-from sbkit.models.frontend import STRIDE, ConvFrontEnd
+from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.parts import token_embedding
-from sbkit.models.streaming import EncoderState
+from sbkit.models.streaming import SHIFT_MS, EncoderState
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -78,6 +78,7 @@ class AsrModel(AcousticModel):
         for name, head in (("ctc_lin", ctc_lin), ("seq_lin", seq_lin)):
             if head is not None:
                 vocabulary.check_head(name=name, outputs=head_size(head))
+        require_frame_length(CNN, Transformer)
         backbone = self.encoder.backbone
         embedding = token_embedding(backbone.module)
         if embedding is not None:
@@ -202,7 +203,7 @@ class StreamingAsrModel:
         self._encoder = encoder
         shift = shift_samples(features.sample_rate)
         self.min_samples = window_samples(features.sample_rate)
-        self.chunk_shift_samples = chunk_frames * STRIDE**2 * shift
+        self.chunk_shift_samples = chunk_frames * front_end.subsampling * shift
         self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
     def start(self) -> EncoderState:
@@ -225,6 +226,18 @@ class StreamingAsrModel:
         x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
         states, state = self._encoder.forward_chunk(x, lengths, state)
         return self._model.ctc_log_probs(states), lengths, state
+
+
+def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None) -> None:
+    """Raise ConfigError if the encoder counts `streaming` in frames of another length."""
+    if not isinstance(front_end, ConvFrontEnd) or not isinstance(encoder, Transformer):
+        return
+    frame_ms = SHIFT_MS * front_end.subsampling
+    if encoder.streaming is not None and encoder.frame_ms != frame_ms:
+        raise ConfigError(
+            f"`Transformer` counts `streaming` in frames of {encoder.frame_ms} ms, but those of "
+            f"`CNN` have {frame_ms} ms. Add `subsampling: !ref <subsampling>` to both."
+        )
 
 
 def head_size(head: nn.Module) -> int:

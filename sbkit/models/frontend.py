@@ -1,34 +1,39 @@
-"""The CNN before the encoder: it turns features into a quarter as many frames.
+"""The CNN before the encoder: it turns features into a quarter or an eighth as many frames.
 
-Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms, M mel bins, C channels, D
-model width.
+Legend: B utterances, T frames of 10 ms, U = ceil(T / 4) frames of 40 ms or ceil(T / 8) of 80 ms, M
+mel bins, C channels, D model width, N convolutions.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from itertools import pairwise
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import length_mask
+from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.streaming import EncoderState, last_frames
 
-KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio
+KERNEL = 5  # frames; two layers see 13 frames, 145 ms of audio, and three 29 frames, 305 ms
 STRIDE = 2
+NUM_CONVS = {4: 2, 8: 3}  # for each subsampling
 PAST_FRAMES = KERNEL - STRIDE  # a causal convolution sees these before the STRIDE new frames
 
 
 class ConvFrontEnd(nn.Module):
-    """Subsample by four with two strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
+    """Subsample with strided convolutions: (B, T, M), (B,) -> (B, U, D), (B,).
 
     It masks the padding before every convolution, so an utterance does not depend on its batch
     (SpeechBrain issue #924: WER 2.8 at batch 1, 20.3 at batch 8).
 
-    streaming: the encoder's option. Unless it is null, a frame sees no features after its own
-        four, for any chunk size: each convolution is padded by three frames before and one after,
+    subsampling: features of a frame: 4 with two convolutions, or 8 with three. With 8, attention
+        has half as many frames, and CTC can write half as many tokens per second.
+    streaming: the encoder's option. Unless it is null, a frame sees no features after its own,
+        for any chunk size: each convolution is padded by three frames before and one after,
         instead of two and two.
 
     >>> norm = GlobalNorm(n_mels=80)
@@ -47,36 +52,40 @@ class ConvFrontEnd(nn.Module):
         n_mels: int,
         channels: int,
         d_model: int,
+        subsampling: int = 4,
         streaming: Mapping[str, int] | None = None,
     ) -> None:
+        if subsampling not in NUM_CONVS:
+            raise ConfigError(f"`subsampling` must be 4 or 8, but is {subsampling!r}.")
         super().__init__()
+        self.subsampling = subsampling
         self.normalize = normalize
         self.is_causal = streaming is not None
         padding = 0 if self.is_causal else KERNEL // 2
-        self.conv1 = FrameConv(n_mels, channels, KERNEL, STRIDE, padding=padding)
-        self.conv2 = FrameConv(channels, d_model, KERNEL, STRIDE, padding=padding)
+        channel_counts = [n_mels, *[channels] * (NUM_CONVS[subsampling] - 1), d_model]
+        for number, (inputs, outputs) in enumerate(pairwise(channel_counts), 1):
+            conv = FrameConv(inputs, outputs, KERNEL, STRIDE, padding=padding)
+            self.add_module(f"conv{number}", conv)
         self.norm = nn.LayerNorm(d_model)
 
+    @property
+    def convs(self) -> list[FrameConv]:
+        """The N convolutions, in order."""
+        numbers = range(1, NUM_CONVS[self.subsampling] + 1)
+        return [cast("FrameConv", self.get_submodule(f"conv{number}")) for number in numbers]
+
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.is_causal:
-            x = self.conv1(_mask_padding(self.normalize(features), lengths))
-            lengths = _halve(lengths)
-            x = self.conv2(_mask_padding(nn.functional.silu(x), lengths))
-            return self.norm(x), _halve(lengths)
-        start = self.start()
-        batch_size = features.shape[0]
-        past_features = start["features"].expand(batch_size, -1, -1)
-        past_hidden = start["hidden"].expand(batch_size, -1, -1)
-        x, lengths, _, _ = self._convolve_causally(features, lengths, past_features, past_hidden)
+        past_inputs: list[Tensor] | None = None
+        if self.is_causal:
+            batch_size = features.shape[0]
+            past_inputs = [past.expand(batch_size, -1, -1) for past in self._first_inputs()]
+        x, lengths, _ = self._convolve(features, lengths, past_inputs)
         return x, lengths
 
     def start(self) -> dict[str, Tensor]:
         """Return the front-end's fields of a session's `EncoderState` before the first chunk."""
-        zeros = self.norm.weight.new_zeros
-        return {
-            "features": zeros(1, PAST_FRAMES, self.conv1.in_channels),
-            "hidden": zeros(1, PAST_FRAMES, self.conv2.in_channels),
-        }
+        features, *hidden = self._first_inputs()
+        return {"features": features, "hidden": torch.cat(hidden, 1)}
 
     def forward_chunk(
         self, features: Tensor, lengths: Tensor, state: EncoderState
@@ -84,33 +93,42 @@ class ConvFrontEnd(nn.Module):
         """Subsample a chunk of each session: (B, T, M), (B,) -> (B, U, D), (B,), state.
 
         lengths: features of each chunk. Only in the last chunk of a session they may be fewer than
-            T, or not a multiple of four.
+            T, or not a multiple of the subsampling.
         """
-        x, lengths, past_features, past_hidden = self._convolve_causally(
-            features, lengths, state.features, state.hidden
-        )
-        return x, lengths, replace(state, features=past_features, hidden=past_hidden)
+        past_inputs = [state.features, *torch.split(state.hidden, PAST_FRAMES, 1)]
+        x, lengths, (past_features, *hidden) = self._convolve(features, lengths, past_inputs)
+        return x, lengths, replace(state, features=past_features, hidden=torch.cat(hidden, 1))
 
-    def _convolve_causally(
-        self, features: Tensor, lengths: Tensor, past_features: Tensor, past_hidden: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Convolve after the past inputs of both convolutions, (B, PAST_FRAMES, M) and (..., C).
+    def _first_inputs(self) -> list[Tensor]:
+        """Return what precedes the first chunk at each convolution: N x (1, PAST_FRAMES, ...)."""
+        zeros = self.norm.weight.new_zeros
+        return [zeros(1, PAST_FRAMES, conv.in_channels) for conv in self.convs]
 
-        Returns frames (B, U, D), their lengths, and the past inputs for the next chunk.
+    def _convolve(
+        self, features: Tensor, lengths: Tensor, past_inputs: list[Tensor] | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Convolve, causally if there are past inputs of the convolutions.
+
+        past_inputs: N x (B, PAST_FRAMES, ...), or None.
+
+        Returns frames (B, U, D), their lengths, and the past inputs of the next chunk.
         """
-        x = _mask_padding(self.normalize(features), lengths)
-        inputs1 = torch.cat([past_features, x], 1)
-        x = self.conv1(nn.functional.pad(inputs1, (0, 0, 0, 1)))  # (B, ceil(T/2), C)
-        lengths = _halve(lengths)
-        x = _mask_padding(nn.functional.silu(x), lengths)
-        inputs2 = torch.cat([past_hidden, x], 1)
-        x = self.conv2(nn.functional.pad(inputs2, (0, 0, 0, 1)))
-        past_features = last_frames(inputs1, PAST_FRAMES)
-        past_hidden = last_frames(inputs2, PAST_FRAMES)
-        return self.norm(x), _halve(lengths), past_features, past_hidden
+        new_past: list[Tensor] = []
+        x = self.normalize(features)
+        for index, conv in enumerate(self.convs):
+            x = _mask_padding(nn.functional.silu(x) if index else x, lengths)
+            if past_inputs is not None:
+                x = torch.cat([past_inputs[index], x], 1)
+                new_past.append(last_frames(x, PAST_FRAMES))
+                x = nn.functional.pad(x, (0, 0, 0, 1))
+            x = conv(x)
+            lengths = _halve(lengths)
+        return self.norm(x), lengths, new_past
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return _halve(_halve(lengths))
+        for _ in self.convs:
+            lengths = _halve(lengths)
+        return lengths
 
 
 def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Streaming: what the frames of a chunk see, and the state that sessions keep between chunks.
 
-Legend: B utterances or sessions, S samples, U frames of 40 ms, L frames of left context, N blocks,
-K frames that a convolution sees to one side, H heads, D model width, M mel bins, C channels, V
-tokens.
+Legend: B utterances or sessions, S samples, U frames of the encoder, L frames of left context, N
+blocks, K frames that a convolution sees to one side, H heads, D model width, M mel bins, C channels
+of the front-end, C' channels of the convolutions of a block, V tokens.
 
 Attention sees the L frames before a chunk and all of the chunk. A convolution sees K frames back
 and K ahead, but none past the end of the chunk. A chunk therefore needs nothing that follows it,
@@ -22,7 +22,7 @@ from torch import Tensor
 from sbkit.audio.draws import draw_for_step
 from sbkit.base.errors import ConfigError
 
-FRAME_MS = 40  # a frame of the front-end: four shifts of 10 ms
+SHIFT_MS = 10  # from one frame of features to the next
 WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 
@@ -37,7 +37,7 @@ class ChunkMask(NamedTuple):
 class StreamingConfig:
     """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips.
 
-    >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560})
+    >>> StreamingConfig.parse({"chunk_ms": 640, "left_ms": 2560}, frame_ms=40)
     StreamingConfig(chunk_frames=16, left_frames=64)
     """
 
@@ -45,19 +45,19 @@ class StreamingConfig:
     left_frames: int
 
     @classmethod
-    def parse(cls, declared: Mapping[str, object]) -> Self:
-        """Read `streaming` of a YAML; raises ConfigError if it is invalid."""
+    def parse(cls, declared: Mapping[str, object], *, frame_ms: int) -> Self:
+        """Read `streaming` of a YAML, in frames of ``frame_ms``; raises ConfigError if invalid."""
         match declared:
             case {"chunk_ms": int(chunk_ms), "left_ms": int(left_ms), **rest} if (
                 rest in ({}, {"lookahead_ms": 0})  # no frame sees past its chunk
-                and chunk_ms % FRAME_MS == left_ms % FRAME_MS == 0
+                and chunk_ms % frame_ms == left_ms % frame_ms == 0
                 and chunk_ms > 0
                 and left_ms >= 0
             ):
-                return cls(chunk_ms // FRAME_MS, left_ms // FRAME_MS)
+                return cls(chunk_ms // frame_ms, left_ms // frame_ms)
         raise ConfigError(
             "`streaming` must be {chunk_ms: .., left_ms: .., lookahead_ms: 0} with multiples of "
-            f"the {FRAME_MS} ms of a frame and a chunk_ms above 0, but is {dict(declared)}. "
+            f"the {frame_ms} ms of a frame and a chunk_ms above 0, but is {dict(declared)}. "
             "Correct it; for more context to the right, raise chunk_ms."
         )
 
@@ -94,7 +94,7 @@ class BlockState(NamedTuple):
     """The state of an encoder block."""
 
     attention: Tensor  # (B, L, 2, H, D/H)
-    convolution: Tensor  # (B, K, D)
+    convolution: Tensor  # (B, K, C')
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class EncoderState(NetworkState):
 
     frames: Tensor  # (B,): encoded so far
     features: Tensor  # (B, 3, M): the last ones, normalized
-    hidden: Tensor  # (B, 3, C): the last frames between the two convolutions of the front-end
+    hidden: Tensor  # (B, 3 or 6, C): the last frames between the convolutions of the front-end
     attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values
-    convolution: Tensor  # (B, N, K, D): the last frames after the gate of each block
+    convolution: Tensor  # (B, N, K, C'): the last inputs of the convolutions of each block
 
 
 class StreamingNetwork(Protocol):

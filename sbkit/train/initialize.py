@@ -255,7 +255,7 @@ def _config_of(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
         )
     config = read_encoder_config(folder)
     if declared is None:
-        check_weights(find_folder(folder), config)
+        check_weights(find_folder(folder), config, layers=knobs.get("layers"))
     elif declared != config:
         raise ConfigError(
             f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}`, but {folder} has other "

@@ -16,20 +16,38 @@ from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.traced import TrainedModel
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
-from tests.runtime.bundles import ROOT, make_bundle, make_live_run, parity_report
+from tests.runtime.bundles import ROOT, WITHOUT_DATA, make_bundle, make_live_run, parity_report
+
+EBRANCHFORMER: dict[str, Any] = {
+    **{"encoder_module": "ebranchformer", "subsampling": 8},
+    **{"num_encoder_layers": 2, "kernel_size": 5},
+}
 
 
 @pytest.mark.slow(20)
+@pytest.mark.parametrize("knobs", [{"d_model": 64, "cnn_channels": 24}, EBRANCHFORMER])
 def test_sherpa_online_recognizer_writes_the_same_words(
-    asterisk_english: Path, tmp_path: Path
+    knobs: dict[str, Any], asterisk_english: Path, tmp_path: Path
 ) -> None:
-    run = make_live_run(tmp_path / "run", d_model=64, cnn_channels=24)
+    run = make_live_run(tmp_path / "run", **knobs)
     grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
     report = parity_report(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
     assert report["written"] and report["test_sets"]["utterances"] == 65
     assert report["test_sets"]["utterances_with_other_tokens"] == 0
     assert report["test_sets"]["transcripts_with_other_words"] == 0
+
+
+@pytest.mark.slow(20)
+def test_ebranchformer_of_80_ms_equals_torch_in_every_format(tmp_path: Path) -> None:
+    run = make_live_run(tmp_path / "run", **EBRANCHFORMER, **WITHOUT_DATA)
+    formats = ["onnx", "sherpa-onnx", "torch"]
+    grid = Grid(batches=(1, 2), seconds=(0.2, 0.655, 1.3))
+    export_run(run, tmp_path / "bundle", formats=formats, grid=grid)
+    for name in formats:
+        for precision, report in parity_report(tmp_path / "bundle", name).items():
+            if "int8" not in precision:  # which needs the test sets
+                assert report["written"] and report["grid"]["largest_difference"] < 1e-4
 
 
 @pytest.mark.slow(20)
@@ -59,18 +77,12 @@ def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
         StreamingRecognizer.load(make_bundle(tmp_path), runtime="onnx")
 
 
-@pytest.mark.parametrize(
-    ("knobs", "match"),
-    [
-        ({}, r"3 \* \(n_mels \+ cnn_channels\) = 264 numbers, in a cache of .* = 112"),
-        ({"streaming": {"chunk_ms": 640, "left_ms": 1000}}, "but they are 1000 and 640"),
-    ],
-)
-def test_streaming_model_that_sherpa_onnx_cannot_hold_is_refused_before_it_is_written(
-    tmp_path: Path, knobs: dict[str, Any], match: str
+def test_streaming_model_that_sherpa_onnx_cannot_run_is_refused_before_it_is_written(
+    tmp_path: Path,
 ) -> None:
-    export_run(make_live_run(tmp_path / "run", **knobs), tmp_path / "bundle")
-    with pytest.raises(SbkitError, match=match):
+    streaming = {"chunk_ms": 640, "left_ms": 1000}
+    export_run(make_live_run(tmp_path / "run", streaming=streaming), tmp_path / "bundle")
+    with pytest.raises(SbkitError, match="but they are 1000 and 640"):
         write_sherpa(TrainedModel(load_bundle(tmp_path / "bundle")), tmp_path)
     assert not (tmp_path / "model.onnx").exists()
 

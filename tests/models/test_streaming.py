@@ -10,39 +10,52 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
-from sbkit.models.asr import AsrModel, StreamingAsrModel
+from sbkit.models.asr import AsrModel, StreamingAsrModel, require_frame_length
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.streaming import EncoderState, StreamingConfig, streaming_network
-from sbkit.models.transformer import Transformer
+from sbkit.models.transformer import GatedMlp, Transformer
 from sbkit.text.vocabulary import Vocabulary
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 3}
 
 
-def make_model(streaming: dict[str, int] | None, **changes: Any) -> AsrModel:
-    """Make a small recognizer with distinct outputs, in eval mode."""
+def make_model(
+    streaming: dict[str, int] | None, *, subsampling: int = 4, **changes: Any
+) -> AsrModel:
+    """Make a small recognizer with distinct outputs and random gates, in eval mode."""
     torch.manual_seed(0)
     norm = GlobalNorm(n_mels=20)
     norm.mean.fill_(5)
     norm.std.fill_(4)
     parts: dict[str, nn.Module] = {
         "CNN": ConvFrontEnd(
-            normalize=norm, n_mels=20, channels=12, d_model=16, streaming=streaming
+            normalize=norm,
+            n_mels=20,
+            channels=12,
+            d_model=16,
+            subsampling=subsampling,
+            streaming=streaming,
         ),
-        "Transformer": Transformer(**{**SIZES, "streaming": streaming, **changes}),
+        "Transformer": Transformer(
+            **{**SIZES, "subsampling": subsampling, "streaming": streaming, **changes}
+        ),
         "ctc_lin": nn.Linear(16, 9),
     }
     parts["ctc_lin"].weight.data *= 10
+    for module in parts["Transformer"].modules():
+        if isinstance(module, GatedMlp):
+            nn.init.normal_(module.gate_conv.weight)
     vocabulary = Vocabulary(size=9, blank=0, unk=1, bos=2, eos=3)
     model = nn.ModuleList(parts.values()).eval()
     features = Fbank(n_mels=20).eval()
     return AsrModel(model=model, vocabulary=vocabulary, compute_features=features, **parts)
 
 
-def declared(chunk: int, left_frames: int) -> dict[str, int]:
+def declared(chunk: int, left_frames: int, subsampling: int = 4) -> dict[str, int]:
     """Return `streaming` of a YAML for a chunk and a left context in frames."""
-    return {"chunk_ms": 40 * chunk, "left_ms": 40 * left_frames, "lookahead_ms": 0}
+    frame_ms = 10 * subsampling
+    return {"chunk_ms": frame_ms * chunk, "left_ms": frame_ms * left_frames, "lookahead_ms": 0}
 
 
 def streaming_of(model: AsrModel) -> StreamingAsrModel:
@@ -70,15 +83,21 @@ def noise(samples: int, seed: int = 0) -> Tensor:
     return 3000 * drawn * torch.arange(samples).div(1500).sin()
 
 
-@pytest.mark.parametrize("block", ["conformer", "transformer"])
+@pytest.mark.parametrize(
+    ("block", "subsampling"),
+    [("conformer", 4), ("transformer", 4), ("ebranchformer", 4), ("ebranchformer", 8)],
+)
 @pytest.mark.parametrize(
     ("chunk", "left_frames", "kernel"), [(4, 8, 5), (1, 3, 7), (3, 0, 3), (40, 2, 15)]
 )
 @torch.inference_mode()
 def test_chunks_equal_the_whole_clip_under_a_mask(
-    block: str, chunk: int, left_frames: int, kernel: int
+    block: str, subsampling: int, chunk: int, left_frames: int, kernel: int
 ) -> None:
-    model = make_model(declared(chunk, left_frames), encoder_module=block, kernel_size=kernel)
+    options: dict[str, Any] = {"encoder_module": block, "kernel_size": kernel}
+    streaming = declared(chunk, left_frames, subsampling)
+    model = make_model(streaming, subsampling=subsampling, **options)
+    assert model.samples_per_frame == 160 * subsampling
     stream = streaming_of(model)
     for seconds in (0.01, 0.026, 0.1, 0.64, 0.655, 1.234, 3.0):
         clip = noise(round(16_000 * seconds))
@@ -119,7 +138,7 @@ def test_frames_do_not_depend_on_later_chunks() -> None:
 
 
 def test_training_draws_chunk_sizes_and_sometimes_whole_clips() -> None:
-    streaming = StreamingConfig.parse(declared(16, 64))
+    streaming = StreamingConfig.parse(declared(16, 64), frame_ms=40)
     torch.manual_seed(0)
     drawn = [streaming.draw().chunk_frames for _ in range(400)]
     chunks = [chunk for chunk in drawn if chunk is not None]
@@ -148,5 +167,12 @@ def test_invalid_streaming_options_are_refused() -> None:
     )
     for options in invalid:
         with pytest.raises(ConfigError, match=r"multiples of the 40 ms .* raise chunk_ms"):
-            StreamingConfig.parse(options)
+            StreamingConfig.parse(options, frame_ms=40)
+    with pytest.raises(ConfigError, match="multiples of the 80 ms of a frame"):
+        make_model(declared(3, 8), subsampling=8)
+    with pytest.raises(ConfigError, match="in frames of 40 ms, but those of `CNN` have 80 ms"):
+        require_frame_length(
+            make_model(None, subsampling=8).encoder.modules["CNN"],
+            make_model(declared(4, 8)).encoder.modules["Transformer"],
+        )
     assert streaming_network(make_model(None)) is None

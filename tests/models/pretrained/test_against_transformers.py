@@ -14,10 +14,15 @@ from transformers import (
     AutoModel,
     AutoModelForCTC,
     ParakeetFeatureExtractor,
+    ParakeetForTDT,
     SeamlessM4TFeatureExtractor,
+    Wav2Vec2BertModel,
     Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForPreTraining,
 )
 
+from sbkit.base.errors import SbkitError
+from sbkit.models.pretrained import fairseq2
 from sbkit.models.pretrained.folder import DEFAULTS, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, encode, make_folder, make_parts
@@ -37,6 +42,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 SMALL = {
     **dict.fromkeys(("scale_input", "attention_bias", "convolution_bias"), False),
     **{"subsampling_factor": 4, "conv_kernel_size": 9},
+}
+TDT = {  # the keys of parakeet-tdt-0.6b-v3 that differ from the defaults
+    **dict.fromkeys(("scale_input", "attention_bias", "convolution_bias"), False),
+    "num_mel_bins": 128,
 }
 
 
@@ -72,41 +81,52 @@ def test_states_equal_those_of_transformers(
         torch.testing.assert_close(states, expected, rtol=0.0, atol=1e-5)
 
 
-def save_recognizer(path: Path, model_type: str, **config: Any) -> Any:
-    """Save a tiny recognizer with random weights in shards, and return its encoder."""
+def save_model(path: Path, name: str, **config: Any) -> Any:
+    """Save a tiny model with random weights in shards, and return its encoder."""
+    model_type = "wav2vec2-bert" if name.startswith("wav2vec2-bert") else "parakeet_encoder"
     sizes = {**CONFIGS[model_type], **config}
-    if model_type == "parakeet_encoder":
-        model_config = AutoConfig.for_model("parakeet_ctc", encoder_config=sizes, vocab_size=7)
+    extractor = PREPROCESSORS[model_type]
+    if name == "wav2vec2-bert, no head":  # the form of w2v-BERT 2.0
+        model = Wav2Vec2BertModel(AutoConfig.for_model(model_type, **sizes))
+    elif name == "parakeet_tdt":  # Parakeet TDT v3, with its 128 mel bins
+        head = {"vocab_size": 7, "blank_token_id": 6, "decoder_hidden_size": 8}
+        model = ParakeetForTDT(AutoConfig.for_model(name, encoder_config=sizes, **head))
+        extractor = ParakeetFeatureExtractor(feature_size=sizes["num_mel_bins"]).to_dict()
+    elif name == "parakeet_ctc":
+        model_config = AutoConfig.for_model(name, encoder_config=sizes, vocab_size=7)
+        model = AutoModelForCTC.from_config(model_config)
     else:
-        model_config = AutoConfig.for_model(model_type, **sizes, vocab_size=7)
-    recognizer = AutoModelForCTC.from_config(model_config).eval()
+        model = AutoModelForCTC.from_config(AutoConfig.for_model(name, **sizes, vocab_size=7))
     torch.manual_seed(0)
-    for tensor in recognizer.state_dict().values():  # including the statistics of batch norm
+    for tensor in model.eval().state_dict().values():  # including the statistics of batch norm
         tensor += (0.1 * torch.randn(tensor.shape)).to(tensor.dtype)
-    recognizer.save_pretrained(path, max_shard_size="20KB")
-    (path / "preprocessor_config.json").write_text(json.dumps(PREPROCESSORS[model_type]))
-    return getattr(recognizer, "encoder", recognizer.base_model)
+    model.save_pretrained(path, max_shard_size="20KB")
+    (path / "preprocessor_config.json").write_text(json.dumps(extractor))
+    return getattr(model, "encoder", None) if "parakeet" in name else model.base_model
 
 
 @pytest.mark.parametrize(
-    ("model_type", "config", "atol"),
+    ("name", "config", "unused", "atol"),
     [
-        ("wav2vec2-bert", {}, 1e-5),
-        ("parakeet_encoder", {}, 1e-4),  # its extractor computes spectra in float32
-        ("parakeet_encoder", SMALL, 1e-4),
+        ("wav2vec2-bert", {}, "lm_head.bias, lm_head.weight", 1e-5),
+        ("wav2vec2-bert, no head", {}, None, 1e-5),
+        # Parakeet's extractor computes spectra in float32.
+        ("parakeet_ctc", {}, "ctc_head.bias, ctc_head.weight", 1e-4),
+        ("parakeet_ctc", SMALL, "ctc_head.bias, ctc_head.weight", 1e-4),
+        ("parakeet_tdt", TDT, "decoder.", 1e-4),
     ],
 )
 @torch.no_grad()
 def test_features_and_states_of_saved_conformers_equal_transformers(
-    model_type: str, config: dict[str, Any], atol: float, tmp_path: Path
+    name: str, config: dict[str, Any], unused: str | None, atol: float, tmp_path: Path
 ) -> None:
-    theirs = save_recognizer(tmp_path, model_type, **config)
+    theirs = save_model(tmp_path, name, **config)
     extract = AutoFeatureExtractor.from_pretrained(tmp_path)
     encoder_config = read_encoder_config(tmp_path)
     features = PretrainedFeatures(config=encoder_config).eval()
     front_end, encoder = make_parts(encoder_config)
     line = load_weights(tmp_path, [front_end, encoder])
-    assert re.search(r"; not used: \w+_head.bias, \w+_head.weight", line), line
+    assert (f"; not used: {unused}" in line) if unused else line.endswith(" tensors."), line
     for samples in (5000, 16_000, 24_321):
         audio = clip(samples) * torch.linspace(1, 30, samples).sin()
         inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
@@ -120,3 +140,78 @@ def test_features_and_states_of_saved_conformers_equal_transformers(
         assert x.shape[1] == frames == mask.sum()
         expected = output.last_hidden_state[:, : int(frames)]
         torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)
+
+
+FAIRSEQ2 = (  # fairseq2's names of the tensors that Hugging Face names otherwise
+    ("wav2vec2.feature_extractor.conv_layers", "encoder_frontend.feature_extractor.layers"),
+    ("wav2vec2.feature_projection.layer_norm", "encoder_frontend.post_extract_layer_norm"),
+    ("wav2vec2.feature_projection.projection", "encoder_frontend.model_dim_proj"),
+    ("wav2vec2.encoder.pos_conv_embed", "encoder_frontend.pos_encoder"),
+    ("wav2vec2.encoder", "encoder"),
+    ("wav2vec2.masked_spec_embed", "masker.temporal_mask_embed"),
+    ("parametrizations.weight.original0", "weight_g"),
+    ("parametrizations.weight.original1", "weight_v"),
+    ("attention.out_proj", "self_attn.output_proj"),
+    (".attention", ".self_attn"),
+    (".final_layer_norm", ".ffn_layer_norm"),
+    ("feed_forward.intermediate_dense", "ffn.inner_proj"),
+    ("feed_forward.output_dense", "ffn.output_proj"),
+    ("project_hid", "final_proj"),
+)
+
+
+def fairseq2_checkpoint(path: Path) -> Any:
+    """Save a tiny wav2vec 2.0 with its pretraining heads in omniASR's layout; return the model."""
+    config = {**CONFIGS["wav2vec2"], **LARGE, "conv_dim": [16] * 7}
+    config |= {"conv_kernel": [10, 3, 3, 3, 3, 2, 2], "conv_stride": [5, 2, 2, 2, 2, 2, 2]}
+    torch.manual_seed(0)
+    model = Wav2Vec2ForPreTraining(AutoConfig.for_model("wav2vec2", **config)).eval()
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        for old, new in FAIRSEQ2:
+            name = name.replace(old, new)
+        if name.startswith("encoder.layers"):
+            name = re.sub(r"(\.\d+)\.layer_norm", r"\1.self_attn_layer_norm", name)
+        tensors[name] = tensor
+    torch.save({"model": tensors, "fs2": True}, path)
+    return model.wav2vec2
+
+
+@torch.no_grad()
+def test_converted_fairseq2_checkpoint_has_the_states_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, folder = tmp_path / "omniASR-W2V-300M.pt", tmp_path / "omniasr"
+    theirs = fairseq2_checkpoint(checkpoint)
+    with pytest.raises(SbkitError, match=r"is a file\..*pretrained\.fairseq2 .*300M\.pt FOLDER"):
+        read_encoder_config(checkpoint)
+    monkeypatch.setattr("sys.argv", ["", str(checkpoint), str(folder), "--heads=4"])
+    fairseq2.main()
+    assert "3 layers of width 24, taken to have 4 heads" in capsys.readouterr().out
+    config = read_encoder_config(folder)
+    parts = [part(config=config).eval() for part in (PretrainedFrontEnd, PretrainedEncoder)]
+    assert load_weights(folder, parts).endswith(f"loaded {len(theirs.state_dict())} tensors.")
+    audio = clip(8000)
+    normal = (audio - audio.mean()) / (audio.var(correction=0) + 1e-7).sqrt()
+    states = encode(config, parts, audio, 8000)
+    torch.testing.assert_close(states, theirs(normal).last_hidden_state, rtol=0.0, atol=1e-5)
+
+
+def test_other_fairseq2_checkpoints_are_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "model.pt"
+    fairseq2_checkpoint(checkpoint)
+    tensors = torch.load(checkpoint)["model"]
+    stacked = {
+        n.replace("pos_encoder.conv", "pos_encoder.layers.0.conv"): tensors[n] for n in tensors
+    }
+    conformer = {name: tensors[name] for name in tensors if ".ffn." not in name}
+    for state, missing in ((stacked, r"encoder\.pos_conv_embed"), (conformer, "encoder.layers.0")):
+        torch.save({"model": state}, checkpoint)
+        with pytest.raises(
+            SbkitError, match=f"layout of omniASR's wav2vec 2.0: {missing}.* missing"
+        ):
+            fairseq2.convert(checkpoint, tmp_path / "folder", heads=4)
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(SbkitError, match="must be a whole checkpoint, but cannot be read"):
+        fairseq2.convert(checkpoint, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()

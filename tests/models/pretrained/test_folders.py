@@ -201,9 +201,20 @@ def test_model_larger_than_the_memory_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = read_encoder_config(folder)
-    monkeypatch.setattr(folder_module, "available_memory", lambda: 1 << 10)
+    config_of_one = {**config, "num_hidden_layers": 1}
+    one_layer = sum(t.numel() for part in make_parts(config_of_one) for t in part.parameters())
+    monkeypatch.setattr(folder_module, "available_memory", lambda: 4 * one_layer)
+    check_weights(folder, config, layers=1)
     with pytest.raises(DeviceError, match=r"but only 0.0 GiB of memory are free"):
         check_weights(folder, config)
+    with pytest.raises(ConfigError, match="`layers` must be a whole number from 1 to 3, but is 4"):
+        check_weights(folder, config, layers=4)
+
+
+def test_cut_encoder_loads_only_its_layers(folder: Path) -> None:
+    config = read_encoder_config(folder)
+    parts = [PretrainedFrontEnd(config=config), PretrainedEncoder(config=config, layers=2)]
+    assert "; not used: encoder.layers.2." in load_weights(folder, parts)
 
 
 def test_model_id_finds_the_hub_cache_with_its_links(
