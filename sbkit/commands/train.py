@@ -24,6 +24,7 @@ from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import splits_of
 from sbkit.data.filesystem import Storage
+from sbkit.data.filters import filter_rows, parse_where
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 from sbkit.data.splits import shard_numbers
@@ -168,6 +169,10 @@ def write_run_as_shards(run: Run, destination: str, shard_size: str) -> None:
         seed=run.knobs["seed"],
     )
     roles = splits_of(corpus, run.knobs)
-    sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
+    where = parse_where(run.knobs.get("where"))
+    sources = {
+        name: filter_source(corpus.read(run.knobs, name), where, name)
+        for name in chain(*roles.values())
+    }
     if write_shards(Storage(destination), options, sources, roles) is not None:
         logger.info(f"Train with --data_folder={destination}")
