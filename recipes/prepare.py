@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -27,7 +28,7 @@ from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, splits_of
-from sbkit.data.filters import filter_rows, parse_where
+from sbkit.data.filters import filter_rows, parse_where, skip_rows
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import Shares, read_shares, sources_of
 from sbkit.data.sampler import TrainSampler
@@ -93,9 +94,10 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
     raise DataError(
-        "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/, or "
-        "ss-corpus-LANGUAGE.tsv and audios/) or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), a .tar.gz of one, or a "
-        f"folder or URL of shards (sbkit-shards.json), but {data_folder} {state}. Pass "
+        "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/, "
+        "or ss-corpus-LANGUAGE.tsv and audios/) or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/"
+        "*.trans.txt), a .tar.gz of one, or a folder or URL of shards (sbkit-shards.json), but "
+        f"{data_folder} {state}. Pass "
         "--data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
     )
 
@@ -181,12 +183,16 @@ def _prepare(
     mix = read_shares(knobs.get("mix"), splits_by_role["train"])
     store = require_store(knobs.get("audio_store", "pcm"))
 
+    manifests = {
+        name: read_manifest(corpus, knobs, name) for name in chain(*splits_by_role.values())
+    }
+    manifests = skip_rows(manifests, knobs.get("skip_quality_tags"))
+
     def prepare(name: str, role: str) -> PreparedSplit:
-        manifest = read_manifest(corpus, knobs, name)
         if not keep_empty:
-            check_locale(manifest, knobs["language"])
+            check_locale(manifests[name], knobs["language"])
         return prepare_split(
-            manifest,
+            manifests[name],
             split=name,
             normalize=normalize,
             sample_rate=knobs["sample_rate"],

@@ -26,12 +26,12 @@ from sbkit.data.spontaneous import (
     SPLITS,
     TABLE_NAME,
     UNASSIGNED,
-    SpontaneousOptions,
     find_table,
     read_spontaneous,
 )
 from sbkit.data.tables import TableOptions, read_releases
 from sbkit.text.languages import check_language, language_tags
+from sbkit.text.tags import check_tag_names
 
 # Tables that do not list clips.
 OTHER_TABLES = {"clip_durations", "reported", "validated_sentences", "unvalidated_sentences"}
@@ -69,9 +69,9 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """
     options = TableOptions.from_knobs(knobs)
     if tables := _find_spontaneous(knobs):
-        spontaneous = SpontaneousOptions.from_knobs(knobs)
+        kept = check_tag_names(knobs.get("keep_tags"))
         parts = [
-            (tag, read_spontaneous(table, split, replace(options, language=tag), spontaneous))
+            (tag, read_spontaneous(table, split, replace(options, language=tag), kept))
             for tag, table in tables.items()
         ]
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))
@@ -98,33 +98,29 @@ def _without_evaluation(
     return replace(manifest.take(rows), filtered={"also in dev or test": int(is_evaluated.sum())})
 
 
-def about(knobs: KnobValues) -> Mapping[str, str | None]:
-    """Return the name and the license that the datasheet states, for a model card."""
-    name = Path(str(knobs["data_folder"])).name
+def about(knobs: KnobValues) -> Mapping[str, str]:
+    """Return the names and the licenses that the datasheets state, for a model card."""
     try:
-        folders = [table.parent for table in _find_spontaneous(knobs).values()]
+        tables = _find_spontaneous(knobs)
+        folders = [table.parent for table in tables.values()]
         folders = folders or [*_find_releases(knobs).values()]
-    except SbkitError:
-        return {"name": name, "license": None}
-    sheets = [folder / DATASHEET for folder in folders if (folder / DATASHEET).is_file()]
-    texts = [sheet.read_text(encoding="utf-8", errors="replace") for sheet in sheets]
-    titles = [match for text in texts if (match := _TITLE.search(text))]
-    names = [f"{title[2].replace('*', '')}, {title[3]} ({title[1]})" for title in titles]
-    paragraphs = [match[1] for text in texts if (match := _LICENSE.search(text))]
-    links = [_LINK.search(paragraph) for paragraph in paragraphs]
-    licenses = [
-        " ".join((link[1] if link else paragraph).split())
-        for link, paragraph in zip(links, paragraphs, strict=True)
-    ]
-    return {
-        "name": " and ".join(names) or name,
-        "license": " and ".join(dict.fromkeys(licenses)) or None,
-    }
+    except SbkitError:  # reading the corpus says what is wrong
+        return {}
+    names: list[str] = []
+    licenses: list[str] = []
+    for sheet in (folder / DATASHEET for folder in folders if (folder / DATASHEET).is_file()):
+        text = sheet.read_text(encoding="utf-8", errors="replace")
+        if title := _TITLE.search(text):
+            names.append(f"{title[2].replace('*', '')}, {title[3]} ({title[1]})")
+        if section := _LICENSE.search(text):
+            link = _LINK.search(section[1])
+            licenses.append(" ".join((link or section)[1].split()))
+    return {"name": " and ".join(names), "license": " and ".join(dict.fromkeys(licenses))}
 
 
 def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
     """Return the table of each language; none for a release of Scripted Speech."""
-    folder = unpack_corpus(knobs["data_folder"])
+    folder = unpack_corpus(knobs.get("data_folder"))
     others = sorted(folder.glob(TABLE_NAME.format("*")))
     tags = language_tags(knobs["language"])
     tables = {tag: find_table(folder, tag) for tag in tags}

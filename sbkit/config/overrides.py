@@ -78,7 +78,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
 
-    ``--manifest NAME=FILE`` and ``--where COLUMN=VALUE`` may be repeated; several values of one name
+    ``--manifest NAME=FILE`` and ``--where COLUMN=VALUE`` may be repeated; several values of a name
     become a list.
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])

@@ -31,12 +31,13 @@ class Corpus(Protocol):
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
     """Return the name and the license of a corpus, from its optional function ``about(knobs)``.
 
-    Without it, the module or folder is the name, and the license is None, unknown.
+    A name that it does not know is that of the module or folder, and such a license is None.
     """
-    if (about := getattr(corpus, "about", None)) is not None:
-        return {**about(knobs)}
     name = knobs.get("corpus") or knobs.get("data_folder")
-    return {"name": name and Path(str(name)).name, "license": None}
+    facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
+    about = getattr(corpus, "about", None)
+    known = {} if about is None else about(knobs)
+    return facts | {key: value for key, value in known.items() if value}
 
 
 class JoinedCorpora:
@@ -80,11 +81,11 @@ class JoinedCorpora:
             describe_corpus(corpus, {**knobs, "data_folder": folder})
             for _, folder, corpus in self._corpora
         ]
-        joined = {
-            key: " and ".join(dict.fromkeys(str(fact[key] or "unknown") for fact in facts))
-            for key in ("name", "license")
+        licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
+        return {
+            "name": " and ".join(str(fact["name"]) for fact in facts),
+            "license": " and ".join(licenses) if [*licenses] != ["unknown"] else None,
         }
-        return {**joined, "license": None if joined["license"] == "unknown" else joined["license"]}
 
 
 def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:

@@ -74,8 +74,7 @@ def write_data_report(
     """
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
     for name, split in splits.named().items():
-        if not any(audio["is_lazy"] for audio in split[:1][AUDIO]):  # nothing is decoded for it
-            facts["splits"][name] |= _measure_levels(split)
+        facts["splits"][name] |= _measure_levels(split)
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / f"{REPORT_NAME}.json"
     page = folder / f"{REPORT_NAME}.html"
@@ -205,8 +204,12 @@ def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Fac
 
 
 def _measure_levels(split: datasets.Dataset) -> Facts:
-    """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files."""
-    rows = spread_rows(len(split), MAX_LEVEL_CLIPS)
+    """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files.
+
+    With `audio_store: lazy`, no clip is decoded for it.
+    """
+    is_lazy = any(audio["is_lazy"] for audio in split[:1][AUDIO])
+    rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
     levels = []
     num_clipped = 0
     for samples in read_clips(split, rows):

@@ -8,17 +8,17 @@ https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech
 """
 
 import hashlib
+import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
 
-import numpy as np
 import pyarrow as pa
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.messages import plural
 from sbkit.data.manifest import Manifest, to_texts
 from sbkit.data.tables import (
     TEXT_COLUMNS,
@@ -29,35 +29,15 @@ from sbkit.data.tables import (
     read_table,
     to_manifest,
 )
-from sbkit.text.tags import check_tag_names, select_tags
+from sbkit.text.tags import select_tags
+
+logger = logging.getLogger(__name__)
 
 TABLE_NAME = "ss-corpus-{}.tsv"
 AUDIO_FOLDER = "audios"
 SPLITS = ("train", "dev", "test")
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
 EVALUATION_SHARE = 0.1  # of the rows whose split is chosen here, for each of dev and test
-QUALITY_TAGS = (  # those that release 5.0 documents
-    *("short-audio", "long-audio", "transcription-length", "speech-rate", "non-allowed-script"),
-    *("mixed-script-words", "mixed-script-transcription", "dataset-language-audio-mismatch"),
-)
-
-
-@dataclass(frozen=True)
-class SpontaneousOptions:
-    """Which tags stay in the transcriptions, and which rows are left out."""
-
-    keep_tags: Collection[str] = ()
-    skip_quality_tags: Sequence[str] = ()
-
-    @classmethod
-    def from_knobs(cls, knobs: Mapping[str, Any]) -> Self:
-        skipped = knobs.get("skip_quality_tags") or []
-        if not isinstance(skipped, list | tuple):
-            raise ConfigError(
-                f"`skip_quality_tags` must be a list of tags, such as [short-audio], but is "
-                f"{skipped!r}. Choose among {', '.join(QUALITY_TAGS)}."
-            )
-        return cls(check_tag_names(knobs.get("keep_tags")), tuple(map(str, skipped)))
 
 
 def find_table(folder: Path, language: str) -> Path | None:
@@ -69,46 +49,48 @@ def find_table(folder: Path, language: str) -> Path | None:
 
 
 def read_spontaneous(
-    file: Path, split: str | None, options: TableOptions, spontaneous: SpontaneousOptions
+    file: Path, split: str | None, options: TableOptions, kept_tags: Collection[str] = ()
 ) -> Manifest:
     """Read one split of a release, or all rows.
 
-    Rows without a transcription are left out, and so are rows with a quality tag to skip; both are
-    counted. A row without a split, and every row of a table that assigns none, gets the split that
+    Rows without a transcription are left out and counted; ``kept_tags`` stay in the others. A row
+    without a split, and every row of a table that assigns none, gets the split that
     `choose_splits` chooses.
 
     Raises:
-        ConfigError: a quality tag is unknown, or the table has no such split.
+        ConfigError: the table has no such split.
+        DataError: splits cannot be chosen.
     """
     table = read_table(file)
     rows = table.rows
-    is_filled = np.ones(len(rows), bool)
-    text = options.text_column or find_column(rows.column_names, None, TEXT_COLUMNS)
-    if options.text_column is not False and text in rows.column_names:
+    is_filled = [True] * len(rows)
+    text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)
+    if text and options.text_column is not False:
         texts = _read_column(table, text)
-        is_filled = np.array([bool(transcript.strip()) for transcript in texts])
-        texts = [select_tags(transcript, spontaneous.keep_tags) for transcript in texts]
+        is_filled = [bool(transcript.strip()) for transcript in texts]
+        texts = [select_tags(transcript, kept_tags) for transcript in texts]
         rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
-    quality = [tags.split("|") for tags in _read_column(table, "quality_tags")]
-    skipped = _skipped_tags(file, quality, spontaneous.skip_quality_tags)
-    is_used = is_filled & np.array([tag is None for tag in skipped], bool)
-    names = np.array(choose_splits(table, is_used))
-    if split is not None and split not in {*SPLITS, *names}:
-        raise ConfigError(
-            f"{file} has no split {split!r}. Choose among: {', '.join(sorted({*SPLITS, *names}))}."
-        )
-    is_of_split = names == split if split is not None else np.ones(len(rows), bool)
-    indices = np.flatnonzero(is_of_split & is_used)
-    filtered = Counter(
-        f"quality tag {skipped[row]}" if is_filled[row] else "not transcribed"
-        for row in np.flatnonzero(is_of_split & ~is_used)
+    splits = choose_splits(table, is_filled)
+    num_chosen = sum(
+        name in SPLITS and name != stated.strip()
+        for name, stated in zip(splits, _read_column(table, "split"), strict=True)
     )
+    if split == "train" and num_chosen:
+        logger.info(f"{file.name}: the splits of {plural(num_chosen, 'row')} are chosen by speaker")
+    if split is not None and split not in {*SPLITS, *splits}:
+        names = ", ".join(sorted({*SPLITS, *splits}))
+        raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
+    of_split = [row for row in range(len(rows)) if split in (None, splits[row])]
+    indices = [row for row in of_split if is_filled[row]]
+    num_empty = len(of_split) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag
         rows = rows.drop_columns(["language"])
     excluded = table.excluded if split in (None, "train") else ()  # they have no split
-    taken = Table(file, rows.take(pa.array(indices)), np.asarray(table.lines)[indices], excluded)
+    lines = [int(table.lines[row]) for row in indices]
+    chosen = Table(file, rows.take(pa.array(indices, pa.int64())), lines, excluded)
     audios = file.parent / AUDIO_FOLDER
-    manifest = to_manifest(taken, options, partial(locate_clip, audios), audios)
+    manifest = to_manifest(chosen, options, partial(locate_clip, audios), audios)
+    filtered = {"not transcribed": num_empty} if num_empty else {}
     return replace(manifest.distinct(audios), filtered=filtered)
 
 
@@ -119,46 +101,29 @@ def _read_column(table: Table, name: str) -> list[str]:
     return to_texts(table.rows[name].fill_null(""))
 
 
-def _skipped_tags(
-    file: Path, quality: Iterable[Sequence[str]], skipped: Sequence[str]
-) -> list[str | None]:
-    """Return for each row the first of its quality tags that is skipped, None without one."""
-    tags = [[tag.strip() for tag in row] for row in quality]
-    known = dict.fromkeys([*QUALITY_TAGS, *(tag for row in tags for tag in row if tag)])
-    for tag in skipped:
-        if tag not in known:
-            raise ConfigError(
-                f"`skip_quality_tags` names {tag!r}, which is neither a known quality tag nor in "
-                f"{file}. Choose among {', '.join(known)}."
-            )
-    return [next((tag for tag in row if tag in skipped), None) for row in tags]
-
-
-def choose_splits(table: Table, is_used: Sequence[bool]) -> list[str]:
+def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
     """Return the split of each row.
 
-    A used row that has none gets the split of its speaker's other rows. Other speakers are dealt
-    to test and dev in turn, those with the fewest rows first, while each has at most a tenth of the
-    rows; the rest is for training. If no row is in train, dev or test, the unassigned ones are
-    dealt, too.
+    A row that has none gets the split of its speaker's other rows. Other speakers with transcribed
+    rows are dealt to test and dev in turn, those with the fewest rows first, while each split has
+    at most a tenth of the rows; the rest is for training. If the table has no row in train, dev and
+    test, the unassigned ones are dealt, too.
 
     Raises DataError if there are fewer than three speakers to deal.
     """
     names = [name.strip() for name in _read_column(table, "split")]
     free = {""} if {*names} & {*SPLITS} else {"", UNASSIGNED}
     speakers = _read_column(table, "client_id")
-    pairs = [*zip(speakers, names, is_used, strict=True)]
-    split_of = {speaker: name for speaker, name, _ in pairs if name in SPLITS}
+    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in SPLITS}
     counts = Counter(
         speaker
-        for speaker, name, used in pairs
-        if used and name in free and speaker not in split_of
+        for speaker, name, filled in zip(speakers, names, is_filled, strict=True)
+        if filled and name in free and speaker not in assigned
     )
-    if counts:
-        split_of |= _deal(table.file, counts, is_needed=not split_of)
+    split_of = assigned | _deal(table.file, counts, is_needed=not assigned)
     return [
-        split_of.get(speaker, UNASSIGNED) if used and name in free else name or UNASSIGNED
-        for speaker, name, used in pairs
+        split_of.get(speaker, UNASSIGNED) if name in free else name
+        for speaker, name in zip(speakers, names, strict=True)
     ]
 
 

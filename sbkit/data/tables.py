@@ -397,21 +397,22 @@ def _add_durations(manifest: Manifest, file: Path, clips: Path) -> Manifest:
     rows = manifest.rows
     if not file.is_file() or DURATION_COLUMN in rows.column_names:
         return manifest
-    names, durations, *_ = [*read_table(file).rows.columns, None, None]
-    if durations is None:
+    columns: list[pa.ChunkedArray] = read_table(file).rows.columns
+    if len(columns) < 2:
         raise DataError(
             f"{file} must have the columns clip and duration[ms], but has only one. Download it "
             "again, or remove it: then clips are decoded to measure them."
         )
-    prefix = pa.scalar(os.fsencode(clips) + b"/", pa.binary())
-    empty = pa.scalar(b"", pa.binary())
-    paths = pc.binary_join_element_wise(prefix, names.cast(pa.binary()), empty)
+    folder = pa.scalar(os.fsencode(clips), pa.binary())
+    names = columns[0].cast(pa.binary())
+    paths = pc.binary_join_element_wise(folder, names, pa.scalar(b"/", pa.binary()))
     indices = pc.index_in(rows["audio"], value_set=paths.combine_chunks())
-    durations = durations.take(indices)
+    durations = columns[1].take(indices)
     return replace(manifest, rows=rows.append_column(DURATION_COLUMN, durations))
 
 
 def locate_clip(clips: Path, name: str) -> str | Excluded:
+    """Return the path of a clip that a release names, below its folder ``clips``."""
     if not name:
         return Excluded("", "no path", "the field of the path is empty")
     if name.startswith("/") or ".." in name.split("/"):

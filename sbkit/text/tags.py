@@ -77,7 +77,15 @@ def normalize_around_tags(
     """
     if not kept_names:
         return normalize(text)
-    pattern = "|".join(re.escape(f"[{name}]") for name in kept_names)
-    parts = re.split(f"({pattern})", text)
+    parts = re.split(f"({_pattern(kept_names)})", text)
     parts[::2] = [normalize(part).strip() for part in parts[::2]]
     return " ".join(filter(None, parts))
+
+
+def remove_tags(text: str, names: Collection[str]) -> str:
+    """Return a normalized text without its tags ``[name]``."""
+    return re.sub(_pattern(names), "", text) if names else text
+
+
+def _pattern(names: Collection[str]) -> str:
+    return "|".join(re.escape(f"[{name}]") for name in names)
