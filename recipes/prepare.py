@@ -28,7 +28,7 @@ from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, splits_of
-from sbkit.data.filters import filter_rows, parse_where, skip_rows
+from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import Shares, read_shares, sources_of
 from sbkit.data.sampler import TrainSampler
@@ -160,11 +160,7 @@ def prepare_audio(knobs: KnobValues) -> Splits:
 
 
 def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split, with the rows of the key ``where``.
-
-    Raises:
-        DataError: the split is in table folders, or no row is left.
-    """
+    """Return the manifest of one split, which must not be in table folders."""
     manifest = corpus.read(knobs, split)
     if isinstance(manifest, TableFolders):
         raise DataError(
@@ -172,7 +168,7 @@ def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
             "shards of it first, sbkit prepare YAML --shards FOLDER, and pass "
             "--data_folder=FOLDER."
         )
-    return filter_rows(manifest, parse_where(knobs.get("where")), split)
+    return manifest
 
 
 def _prepare(
@@ -186,7 +182,7 @@ def _prepare(
     manifests = {
         name: read_manifest(corpus, knobs, name) for name in chain(*splits_by_role.values())
     }
-    manifests = skip_rows(manifests, knobs.get("skip_quality_tags"))
+    manifests = filter_manifests(manifests, knobs)
 
     def prepare(name: str, role: str) -> PreparedSplit:
         if not keep_empty:

@@ -26,7 +26,7 @@ from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import splits_of
 from sbkit.data.filesystem import Storage
-from sbkit.data.filters import filter_rows, parse_where, skip_rows
+from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import Manifest
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.shard import LAZY
@@ -190,18 +190,14 @@ def filter_sources(
 
     Raises ConfigError for table folders, whose rows are not known yet.
     """
-    where = parse_where(run.knobs.get("where"))
-    skipped = run.knobs.get("skip_quality_tags")
-    manifests: dict[str, Manifest] = {}
-    for split, source in sources.items():
-        if isinstance(source, Manifest):
-            manifests[split] = filter_rows(source, where, split)
-        elif where or skipped:
-            raise ConfigError(
-                f"The table folders of {split} are written as shards with all rows. Take `where` "
-                "and `skip_quality_tags` out, and pass them to the training on the shards."
-            )
-    manifests = skip_rows(manifests, skipped)
+    manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
+    has_filters = run.knobs.get("where") or run.knobs.get("skip_quality_tags")
+    if has_filters and len(manifests) < len(sources):
+        raise ConfigError(
+            "Table folders are written as shards with all rows. Take `where` and "
+            "`skip_quality_tags` out, and pass them to the training on the shards."
+        )
+    manifests = filter_manifests(manifests, run.knobs)
     for split, manifest in manifests.items():
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,15 @@ def parse_where(where: object) -> Where:
             )
         values_by_column[str(column)] = tuple(map(str, values))
     return values_by_column
+
+
+def filter_manifests(
+    manifests: Mapping[str, Manifest], knobs: Mapping[str, Any]
+) -> dict[str, Manifest]:
+    """Apply the keys ``where`` and ``skip_quality_tags`` to the manifests of all splits."""
+    where = parse_where(knobs.get("where"))
+    kept = {split: filter_rows(manifest, where, split) for split, manifest in manifests.items()}
+    return skip_rows(kept, knobs.get("skip_quality_tags"))
 
 
 def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:

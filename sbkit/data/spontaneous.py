@@ -70,17 +70,15 @@ def read_spontaneous(
         is_filled = [bool(transcript.strip()) for transcript in texts]
         texts = [select_tags(transcript, kept_tags) for transcript in texts]
         rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
-    splits = choose_splits(table, is_filled)
-    num_chosen = sum(
-        name in SPLITS and name != stated.strip()
-        for name, stated in zip(splits, _read_column(table, "split"), strict=True)
-    )
-    if split == "train" and num_chosen:
-        logger.info(f"{file.name}: the splits of {plural(num_chosen, 'row')} are chosen by speaker")
-    if split is not None and split not in {*SPLITS, *splits}:
-        names = ", ".join(sorted({*SPLITS, *splits}))
-        raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
-    of_split = [row for row in range(len(rows)) if split in (None, splits[row])]
+    of_split = [*range(len(rows))]
+    if split is not None:
+        splits = choose_splits(table, is_filled)
+        of_split = [row for row, name in enumerate(splits) if name == split]
+        if split == "train":
+            _log_chosen(table, splits)
+        elif not of_split and split not in SPLITS:
+            names = ", ".join(sorted({*SPLITS, *splits}))
+            raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
     indices = [row for row in of_split if is_filled[row]]
     num_empty = len(of_split) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag
@@ -99,6 +97,17 @@ def _read_column(table: Table, name: str) -> list[str]:
     if name not in table.rows.column_names:
         return [""] * len(table.rows)
     return to_texts(table.rows[name].fill_null(""))
+
+
+def _log_chosen(table: Table, splits: Sequence[str]) -> None:
+    """Log how many rows belong to a split that the table does not name."""
+    names = _read_column(table, "split")
+    count = sum(
+        split in SPLITS and split != name.strip() for split, name in zip(splits, names, strict=True)
+    )
+    if count:
+        rows = plural(count, "row")
+        logger.info(f"{table.file.name}: the splits of {rows} are chosen by speaker")
 
 
 def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
