@@ -122,7 +122,7 @@ def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
     """Return the table of each language; none for a release of Scripted Speech."""
     folder = unpack_corpus(knobs.get("data_folder"))
     others = sorted(folder.glob(TABLE_NAME.format("*")))
-    tags = language_tags(knobs["language"])
+    tags = language_tags(knobs.get("language"))
     tables = {tag: find_table(folder, tag) for tag in tags}
     missing = [tag for tag, table in tables.items() if table is None]
     if missing and (others or len(missing) < len(tags)):
