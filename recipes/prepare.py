@@ -3,10 +3,12 @@
 import hashlib
 import importlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +27,8 @@ from sbkit.config.ranges import DAY, Range, Text
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
-from sbkit.data.corpus import Corpus, KnobValues, splits_of
+from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, splits_of
+from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import Shares, read_shares, sources_of
 from sbkit.data.sampler import TrainSampler
@@ -44,6 +47,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import normalize
+from sbkit.text.tags import check_tag_names, normalize_around_tags
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +59,11 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    **dict.fromkeys(("data_folder", "corpus", "path_column"), Text()),
+    **dict.fromkeys(("corpus", "path_column"), Text()),
+    "data_folder": Text(or_list=True),
     "text_column": Text(or_false=True),
 }
+ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 FOLDER_LAYOUTS = (librispeech, common_voice)  # the narrower layout first
 
 
@@ -68,6 +74,8 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     """Choose a corpus by the key ``corpus``, ``manifest`` or ``data_folder``, else the default."""
     # Read all three, so that `sbkit check` lists none of them as unread.
     module, manifest, data_folder = map(knobs.get, ("corpus", "manifest", "data_folder"))
+    if isinstance(data_folder, list) and not manifest:
+        return _join_corpora(knobs, data_folder)
     if module:
         return _import_corpus(str(module))
     if manifest:
@@ -86,11 +94,27 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     if "://" in str(data_folder):
         state = "has no such index, or cannot be reached"
     raise DataError(
-        "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/) "
-        "or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/*.trans.txt), a .tar.gz of one, or a "
-        f"folder or URL of shards (sbkit-shards.json), but {data_folder} {state}. Pass "
+        "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/, "
+        "or ss-corpus-LANGUAGE.tsv and audios/) or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/"
+        "*.trans.txt), a .tar.gz of one, or a folder or URL of shards (sbkit-shards.json), but "
+        f"{data_folder} {state}. Pass "
         "--data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
     )
+
+
+def _join_corpora(knobs: KnobValues, folders: Sequence[str]) -> JoinedCorpora:
+    """Join the corpora of several folders, each named by its last folder, or by the last two."""
+    parts = [re.sub(ARCHIVE_ENDING, "", folder.rstrip("/")).split("/") for folder in folders]
+    last_names = Counter(part[-1] for part in parts)
+    names = [part[-1] if last_names[part[-1]] == 1 else "-".join(part[-2:]) for part in parts]
+    names = [re.sub(r"[^\w.+-]+", "-", name).strip("-") for name in names]
+    if len({*names}) < len(names):
+        raise ConfigError(
+            f"`data_folder` lists {', '.join(folders)}, two of which have the same name, as splits "
+            "are called by it. Rename one, or name each folder once."
+        )
+    corpora = [corpus_of({**knobs, "data_folder": folder}) for folder in folders]
+    return JoinedCorpora([*zip(names, folders, corpora, strict=True)])
 
 
 def _import_corpus(name: str) -> Corpus:
@@ -122,7 +146,12 @@ def prepare_transcripts(knobs: KnobValues) -> Splits:
         SbkitError: `language` is not the tag of a language, or most of a split has another locale.
     """
     check_language(knobs["language"])
-    return _prepare(knobs, normalize=partial(normalize, language=knobs["language"]))
+    normalize_words = partial(normalize, language=knobs["language"])
+    tags = check_tag_names(knobs.get("keep_tags"))
+    return _prepare(
+        knobs,
+        normalize=partial(normalize_around_tags, normalize=normalize_words, kept_names=tags),
+    )
 
 
 def prepare_audio(knobs: KnobValues) -> Splits:
@@ -150,12 +179,16 @@ def _prepare(
     mix = read_shares(knobs.get("mix"), splits_by_role["train"])
     store = require_store(knobs.get("audio_store", "pcm"))
 
+    manifests = {
+        name: read_manifest(corpus, knobs, name) for name in chain(*splits_by_role.values())
+    }
+    manifests = filter_manifests(manifests, knobs)
+
     def prepare(name: str, role: str) -> PreparedSplit:
-        manifest = read_manifest(corpus, knobs, name)
         if not keep_empty:
-            check_locale(manifest, knobs["language"])
+            check_locale(manifests[name], knobs["language"])
         return prepare_split(
-            manifest,
+            manifests[name],
             split=name,
             normalize=normalize,
             sample_rate=knobs["sample_rate"],
@@ -197,6 +230,7 @@ def _assemble(
         unused=outside,
         fingerprints={name: split.fingerprint for name, split in splits.items()},
         mix=mix,
+        filtered={name: split.filtered for name, split in splits.items()},
     )
 
 
@@ -262,6 +296,9 @@ def log_data(splits: Splits, knobs: KnobValues) -> None:
     write_excluded(listing, excluded)
     for (name, reason), count in Counter((row.split, row.reason) for row in excluded).items():
         logger.info(f"{name}: {count} left out, {reason} (listed in {listing})")
+    for name, reasons in splits.filtered.items():
+        for reason, count in reasons.items():
+            logger.info(f"{name}: {count} left out, {reason}")
 
 
 def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:

@@ -37,6 +37,7 @@ NOT_RUN_HERE = (
     *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
     *(
         "python -m tools.build",
+        "python -m tools.fake_common_voice",
         "python -m tools.mutate",
         "python -m tools.show row",
         "python -m tools.talk",
@@ -101,6 +102,8 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Return a folder with a small release of Common Voice."""
     folder = tmp_path_factory.mktemp("data")
     release = make_workplace(asterisk_english, folder).release
+    durations = [(clip.name, soundfile.info(clip).duration) for clip in release.glob("clips/*")]
+    lines = ["clip\tduration[ms]", *(f"{name}\t{1000 * length:.0f}" for name, length in durations)]
     for table in release.glob("*.tsv"):
         rows = [
             {**row, "client_id": "ab"[n % 2], "gender": ("female", "male")[n % 2]}
@@ -110,6 +113,7 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
             writer = csv.DictWriter(file, list(rows[0]), delimiter="\t", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+    (release / "clip_durations.tsv").write_text("\n".join(lines) + "\n")
     return folder
 
 

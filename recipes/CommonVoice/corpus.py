@@ -1,38 +1,137 @@
 """The corpus of a Common Voice release, or of any folder of the same form.
 
-<data_folder>[/LANGUAGE]/train.tsv   and a TSV for each other split
-                         clips/      the audio files
+Scripted Speech:
+<data_folder>[/LANGUAGE]/train.tsv            and a TSV for each other split
+                         clips/               the audio files
+                         clip_durations.tsv   optional: their milliseconds
+
+Spontaneous Speech: see `sbkit.data.spontaneous`.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from sbkit.base.errors import ConfigError, DataError
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
 from sbkit.data.manifest import Manifest
+from sbkit.data.spontaneous import (
+    SPLITS,
+    TABLE_NAME,
+    UNASSIGNED,
+    find_table,
+    read_spontaneous,
+)
 from sbkit.data.tables import TableOptions, read_releases
 from sbkit.text.languages import check_language, language_tags
+from sbkit.text.tags import check_tag_names
+
+# Tables that do not list clips.
+OTHER_TABLES = {"clip_durations", "reported", "validated_sentences", "unvalidated_sentences"}
+VALIDATED = "validated"  # has the rows of train, dev and test, and others
+DATASHEET = "README.md"  # https://github.com/common-voice/cv-datasheets
+_TITLE = re.compile(
+    r"This datasheet is for (\S+) of the (Mozilla Common Voice [*\w ]+?) dataset for (.+?) \["
+)
+_LICENSE = re.compile(r"^#+ Licen[cs]e\s+(.+?)\s*(?:^#|\Z)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]+)\]\(")
 
 
 def recognizes(folder: Path) -> bool:
     """Check whether a folder has TSVs or ``clips/``, itself or in the folder of a language."""
-    return any(any(folder.glob(pattern)) for pattern in ("*.tsv", "clips", "*/clips"))
+    patterns = ("*.tsv", "clips", "*/clips", f"*/{TABLE_NAME.format('*')}")
+    return any(any(folder.glob(pattern)) for pattern in patterns)
 
 
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else train, dev and test."""
+    if _find_spontaneous(knobs):
+        available = [*SPLITS, UNASSIGNED]
+        return resolve_splits(knobs.get("splits"), USUAL_SPLITS, available)
     if not knobs.get("splits"):
         _find_releases(knobs, *chain.from_iterable(USUAL_SPLITS.values()))
         return USUAL_SPLITS
-    available = [_split_names(release) for release in _find_releases(knobs).values()]
-    return resolve_splits(knobs["splits"], USUAL_SPLITS, sorted(set.intersection(*available)))
+    names = [_split_names(release) for release in _find_releases(knobs).values()]
+    return resolve_splits(knobs["splits"], USUAL_SPLITS, sorted(set.intersection(*names)))
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split of the release, or of one release for each language of a list."""
-    return read_releases(_find_releases(knobs, split), split, TableOptions.from_knobs(knobs))
+    """Read one split of the release, or of one release for each language of a list.
+
+    Training on ``validated`` leaves out its rows that are in dev or test.
+    """
+    options = TableOptions.from_knobs(knobs)
+    if tables := _find_spontaneous(knobs):
+        kept = check_tag_names(knobs.get("keep_tags"))
+        parts = [
+            (tag, read_spontaneous(table, split, replace(options, language=tag), kept))
+            for tag, table in tables.items()
+        ]
+        return Manifest.join_named(parts, *(table.parent for table in tables.values()))
+    releases = _find_releases(knobs, split)
+    manifest = read_releases(releases, split, options)
+    if split == VALIDATED and split in splits(knobs)["train"]:
+        return _without_evaluation(manifest, releases, options)
+    return manifest
+
+
+def _without_evaluation(
+    manifest: Manifest, releases: Mapping[str, Path], options: TableOptions
+) -> Manifest:
+    """Leave out the rows whose clips are in dev or test, and count them."""
+    evaluated = [
+        read_releases({tag: release}, name, options).rows["audio"]
+        for tag, release in releases.items()
+        for name in ("dev", "test")
+        if (release / f"{name}.tsv").is_file()
+    ]
+    paths = pa.chunked_array([chunk for column in evaluated for chunk in column.chunks], "binary")
+    is_evaluated = pc.is_in(manifest.rows["audio"], value_set=paths).to_numpy()
+    rows = np.flatnonzero(~is_evaluated)
+    return replace(manifest.take(rows), filtered={"also in dev or test": int(is_evaluated.sum())})
+
+
+def about(knobs: KnobValues) -> Mapping[str, str]:
+    """Return the names and the licenses that the datasheets state, for a model card."""
+    try:
+        tables = _find_spontaneous(knobs)
+        folders = [table.parent for table in tables.values()]
+        folders = folders or [*_find_releases(knobs).values()]
+    except SbkitError:  # reading the corpus says what is wrong
+        return {}
+    names: list[str] = []
+    licenses: list[str] = []
+    for sheet in (folder / DATASHEET for folder in folders if (folder / DATASHEET).is_file()):
+        text = sheet.read_text(encoding="utf-8", errors="replace")
+        if title := _TITLE.search(text):
+            names.append(f"{title[2].replace('*', '')}, {title[3]} ({title[1]})")
+        if section := _LICENSE.search(text):
+            link = _LINK.search(section[1])
+            licenses.append(" ".join((link or section)[1].split()))
+    return {"name": " and ".join(names), "license": " and ".join(dict.fromkeys(licenses))}
+
+
+def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
+    """Return the table of each language; none for a release of Scripted Speech."""
+    folder = unpack_corpus(knobs.get("data_folder"))
+    others = sorted(folder.glob(TABLE_NAME.format("*")))
+    tags = language_tags(knobs.get("language"))
+    tables = {tag: find_table(folder, tag) for tag in tags}
+    missing = [tag for tag, table in tables.items() if table is None]
+    if missing and (others or len(missing) < len(tags)):
+        found = ", ".join(table.name for table in others) or "those of other languages"
+        raise DataError(
+            f"data_folder: {folder} has no {TABLE_NAME.format(missing[0])}, but {found}. Pass "
+            "--language=LANGUAGE with the language in its name."
+        )
+    return {tag: table for tag, table in tables.items() if table is not None}
 
 
 def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
@@ -70,4 +169,4 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
 
 
 def _split_names(release: Path) -> set[str]:
-    return {tsv.stem for tsv in release.glob("*.tsv")}
+    return {tsv.stem for tsv in release.glob("*.tsv")} - OTHER_TABLES

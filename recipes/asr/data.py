@@ -30,6 +30,7 @@ from sbkit.lm.language_models import (
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
 from sbkit.text.normalization import describe_normalizer, spoken_symbols_note
+from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
         texts=lambda: read_column(splits.train, "text"),
+        tags=check_tag_names(knobs.get("keep_tags")),
     )
     if "word_lm_order" in knobs:
         prepare_language_models(knobs, splits, tokenizer)

@@ -42,6 +42,7 @@ from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Labels, Task, load_task
 from sbkit.text.normalization import normalize
+from sbkit.text.tags import normalize_around_tags
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
@@ -223,7 +224,9 @@ class Bundle:
         """Return the text normalization that the training transcripts went through."""
         language = self.config.language or "und"
         table = self.config.normalizer
-        return partial(normalize, language=language, table=table)
+        normalize_words = partial(normalize, language=language, table=table)
+        tags = self.tokenizer.tags
+        return partial(normalize_around_tags, normalize=normalize_words, kept_names=tags)
 
     @property
     def blank(self) -> int:

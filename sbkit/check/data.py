@@ -15,8 +15,15 @@ from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.data.report import Facts, implausible_rows, measure_data
 from sbkit.data.sampler import fastest_percent
-from sbkit.data.shard import read_clips
-from sbkit.data.splits import TextLabels, Transcripts, read_transcripts, sample_counts, spread_rows
+from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
+from sbkit.data.splits import (
+    TextLabels,
+    Transcripts,
+    read_transcripts,
+    rows_of_other_durations,
+    sample_counts,
+    spread_rows,
+)
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
@@ -219,6 +226,13 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
         {name: implausible_rows(split, rate) for name, split in splits.named().items()},
         problem="Transcripts can hardly belong to their clips, by their lengths",
         fix="Listen to these clips, and correct or remove them.",
+    )
+    yield from _finding_of_rows(
+        planned,
+        {name: rows_of_other_durations(split, rate) for name, split in splits.named().items()},
+        problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms longer or shorter than their "
+        "corpus states",
+        fix="Download these clips again; they are used as they are.",
     )
     for shared in facts["shared"]:
         yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)

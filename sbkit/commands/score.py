@@ -28,6 +28,7 @@ from sbkit.data.cache import default_cache
 from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, sample_counts
+from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
@@ -230,6 +231,9 @@ def prepare_source(
     columns = TableOptions(path_column, text_column if has_text else False, language)
     if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
         manifest = read_release(source, columns)
+    elif source.match(TABLE_NAME.format("*")):
+        tags = bundle.tokenizer.tags if has_text else ()
+        manifest = read_spontaneous(source, None, columns, tags)
     else:
         manifest = read_manifests([source], columns)
     split = name_of(source)

@@ -6,7 +6,8 @@
 import logging
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from sbkit.base.allocator import describe_allocator
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
+from sbkit.base.messages import listed, plural
 from sbkit.base.openmp import describe_waiting
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training
@@ -24,8 +26,12 @@ from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import splits_of
 from sbkit.data.filesystem import Storage
+from sbkit.data.filters import filter_manifests
+from sbkit.data.manifest import Manifest
 from sbkit.data.report import measure_data, write_data_report
+from sbkit.data.shard import LAZY
 from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
+from sbkit.data.sources import TableFolders
 from sbkit.data.splits import shard_numbers
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
@@ -143,9 +149,12 @@ def prepare_data(options: Namespace) -> None:
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
         logger.info(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+        if clips := split["other_durations"]:
+            ids = listed(clip["id"] for clip in clips)
+            logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
     for group in facts["left_out"]:
         logger.info(f"{group['split']}: {group['utterances']} left out, {group['reason']}")
-    if not shard_numbers(splits.train).any():
+    if not shard_numbers(splits.train).any() and run.knobs.get("audio_store") != LAZY:
         logger.info(f"prepared audio: {default_cache()}")
     if report is not None:
         _, page = write_data_report(splits, report, sample_rate=rate, language=language)
@@ -168,6 +177,28 @@ def write_run_as_shards(run: Run, destination: str, shard_size: str) -> None:
         seed=run.knobs["seed"],
     )
     roles = splits_of(corpus, run.knobs)
-    sources = {name: corpus.read(run.knobs, name) for names in roles.values() for name in names}
+    sources = {name: corpus.read(run.knobs, name) for name in chain(*roles.values())}
+    sources = filter_sources(run, sources)
     if write_shards(Storage(destination), options, sources, roles) is not None:
         logger.info(f"Train with --data_folder={destination}")
+
+
+def filter_sources(
+    run: Run, sources: Mapping[str, Manifest | TableFolders]
+) -> dict[str, Manifest | TableFolders]:
+    """Leave out the rows that `where` and `skip_quality_tags` leave out, and log their number.
+
+    Raises ConfigError for table folders, whose rows are not known yet.
+    """
+    manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
+    has_filters = run.knobs.get("where") or run.knobs.get("skip_quality_tags")
+    if has_filters and len(manifests) < len(sources):
+        raise ConfigError(
+            "Table folders are written as shards with all rows. Take `where` and "
+            "`skip_quality_tags` out, and pass them to the training on the shards."
+        )
+    manifests = filter_manifests(manifests, run.knobs)
+    for split, manifest in manifests.items():
+        for reason, count in manifest.filtered.items():
+            logger.info(f"{split}: {count} left out, {reason}")
+    return {**sources, **manifests}

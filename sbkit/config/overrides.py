@@ -32,6 +32,7 @@ OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
+NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
 NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
 TYPE_NAMES: dict[type, str] = {
     type(None): "null",
@@ -77,7 +78,8 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
 
-    ``--manifest NAME=FILE`` may be repeated; several files of one name become a list.
+    ``--manifest NAME=FILE`` and ``--where COLUMN=VALUE`` may be repeated; several values of a name
+    become a list.
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
     {'lr': 1e-3, 'Transformer': {'dropout': 0}, 'compile': True}
@@ -95,8 +97,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
             next_argument = remaining[0] if remaining else "--"
             if not next_argument.startswith("-") or NEGATIVE_NUMBER.fullmatch(next_argument):
                 text = remaining.pop(0)
-        if option["path"] == "manifest" and text != "null" and not text.startswith("{"):
-            _add_manifest(overrides, argument, text)
+        if option["path"] in NAMED_VALUES and text != "null" and not text.startswith("{"):
+            _add_named_value(overrides, option["path"], text)
             continue
         keys = re.findall(r"[^.\[\]]+", option["path"])
         _set_nested(overrides, keys, _read_value(argument, text))
@@ -117,21 +119,21 @@ def _set_nested(overrides: dict[str, object], keys: Sequence[str], value: object
     parent[keys[-1]] = value
 
 
-def _add_manifest(overrides: dict[str, object], argument: str, text: str) -> None:
-    name, _, file = text.partition("=")
-    if not name or not file:
+def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
+    name, equals, value = text.partition("=")
+    if not name or not equals or (key == "manifest" and not value):
         raise ConfigError(
-            f"`{argument}` needs NAME=FILE, not {text!r}. Write --manifest train=a.csv."
+            f"`--{key}` needs NAME=VALUE, not {text!r}. Write --{key} {NAMED_VALUES[key]}."
         )
-    manifest = overrides.get("manifest")
-    earlier = manifest.get(name) if isinstance(manifest, dict) else None
+    mapping = overrides.get(key)
+    earlier = mapping.get(name) if isinstance(mapping, dict) else None
     if earlier is None:
-        files: object = file
+        values: object = value
     elif isinstance(earlier, list):
-        files = [*earlier, file]
+        values = [*earlier, value]
     else:
-        files = [earlier, file]
-    _set_nested(overrides, ("manifest", name), files)
+        values = [earlier, value]
+    _set_nested(overrides, (key, name), values)
 
 
 class AsWritten:

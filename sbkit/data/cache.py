@@ -24,14 +24,15 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
 from sbkit.audio.io import AudioError, AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
-from sbkit.base.messages import plural, printable
+from sbkit.base.messages import listed, plural, printable
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
-from sbkit.data.manifest import Manifest
+from sbkit.data.manifest import DURATION_COLUMN, Manifest, parse_durations
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
@@ -121,6 +122,7 @@ def cache_audio(
     shards.read_new()
     missing = {key for key in keys.values() if not shards.has(key)}
     if missing:
+        _log_durations(manifest, title)
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
@@ -131,6 +133,46 @@ def cache_audio(
             share_work(shards.folder, tasks)
             shards.read_new()
     return shards.locate(keys, errors)
+
+
+def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
+    """Locate clips without decoding one: their lengths are the durations that the corpus states.
+
+    Raises:
+        ConfigError: clips are parts of files, or have no duration.
+    """
+    rows = manifest.rows
+    seconds = np.full(len(rows), np.nan)
+    if DURATION_COLUMN in rows.column_names and not manifest.has_parts:
+        seconds = parse_durations(rows[DURATION_COLUMN])
+    unknown = np.flatnonzero(np.isnan(seconds))
+    if len(unknown):
+        raise ConfigError(
+            f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
+            f"in clip_durations.tsv of a Common Voice release, but {plural(len(unknown), 'clip')} "
+            f"of {len(rows):,} ({listed(rows['id'].take(unknown).to_pylist())}) have none. Choose "
+            "pcm, flac or none, which decode all clips first."
+        )
+    keys, errors = _file_keys(manifest)
+    samples = np.rint(seconds[[*keys]] * sample_rate).astype(np.int64)
+    locations = [
+        {"file": key.path, "shard": 0, "sample_rate": sample_rate, "is_lazy": True}
+        for key in keys.values()
+    ]
+    digests = [
+        f"{key.file_size} bytes, {count} samples"
+        for key, count in zip(keys.values(), samples.tolist(), strict=True)
+    ]
+    columns = {"samples": pa.array(samples), "digest": pa.array(digests, pa.string())}
+    return StoredAudio(pa.table({**columns, AUDIO: pa.array(locations, AUDIO_TYPE)}), errors)
+
+
+def _log_durations(manifest: Manifest, title: str) -> None:
+    """Log how much audio will be decoded, if the corpus states it."""
+    if DURATION_COLUMN in manifest.rows.column_names:
+        hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
+        clips = plural(len(manifest), "clip")
+        logger.info(f"{title}: {clips}, {hours:.2f} h by the durations that the corpus states")
 
 
 def _short_digest(identity: str) -> str:

@@ -31,12 +31,61 @@ class Corpus(Protocol):
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
     """Return the name and the license of a corpus, from its optional function ``about(knobs)``.
 
-    Without it, the module or folder is the name, and the license is None, unknown.
+    A name that it does not know is that of the module or folder, and such a license is None.
     """
-    if (about := getattr(corpus, "about", None)) is not None:
-        return {**about(knobs)}
     name = knobs.get("corpus") or knobs.get("data_folder")
-    return {"name": name and Path(str(name)).name, "license": None}
+    facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
+    about = getattr(corpus, "about", None)
+    known = {} if about is None else about(knobs)
+    return facts | {key: value for key, value in known.items() if value}
+
+
+class JoinedCorpora:
+    """The corpora of several data folders; their splits are named SPLIT-FOLDER.
+
+    corpora: the name of each folder, its path or URL, and its corpus.
+    """
+
+    def __init__(self, corpora: Sequence[tuple[str, str, Corpus]]) -> None:
+        self._corpora = corpora
+
+    def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
+        """Return the splits of all corpora, or those among them that the key ``splits`` names.
+
+        It may also name other splits of a corpus, such as ``validated-de``.
+        """
+        roles: dict[str, list[str]] = {role: [] for role in ROLES}
+        for name, folder, corpus in self._corpora:
+            own_roles = corpus.splits({**knobs, "data_folder": folder, "splits": None})
+            for role, splits in own_roles.items():
+                roles[role] += [f"{split}-{name}" for split in splits]
+        if not isinstance(chosen := knobs.get("splits"), Mapping):
+            return roles
+        named = [[value] if isinstance(value, str) else value or [] for value in chosen.values()]
+        endings = tuple(f"-{name}" for name, _, _ in self._corpora)
+        others = [str(split) for split in chain(*named) if str(split).endswith(endings)]
+        return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *others])])
+
+    def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
+        """Return the manifest of one split of one of the corpora."""
+        name, folder, corpus = next(c for c in self._corpora if split.endswith(f"-{c[0]}"))
+        train = [s.removesuffix(f"-{name}") for s in self.splits(knobs)["train"]]
+        own_split = split.removesuffix(f"-{name}")
+        own_knobs = {**knobs, "data_folder": folder}
+        own_knobs["splits"] = {"train": own_split} if own_split in train else None
+        return corpus.read(own_knobs, own_split)
+
+    def about(self, knobs: KnobValues) -> Mapping[str, str | None]:
+        """Return the names and the licenses of all corpora."""
+        facts = [
+            describe_corpus(corpus, {**knobs, "data_folder": folder})
+            for _, folder, corpus in self._corpora
+        ]
+        licenses = dict.fromkeys(str(fact["license"] or "unknown") for fact in facts)
+        return {
+            "name": " and ".join(str(fact["name"]) for fact in facts),
+            "license": " and ".join(licenses) if [*licenses] != ["unknown"] else None,
+        }
 
 
 def splits_of(corpus: Corpus, knobs: KnobValues) -> dict[str, tuple[str, ...]]:

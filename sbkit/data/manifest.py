@@ -33,6 +33,7 @@ RESERVED_COLUMNS = (
     *PART_COLUMNS,
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
+DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
 SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
@@ -75,6 +76,7 @@ class Manifest:
     rows: pa.Table  # id, audio (a path), sentence, and other columns, null where a clip has none
     excluded: tuple[Excluded, ...] = ()  # rows of the corpus that name no usable clip
     stored: pa.Table | None = None  # of audio that is in shards: samples, digest and location
+    filtered: Mapping[str, int] = field(default_factory=dict)  # rows left out by choice: why, count
 
     @classmethod
     def of(cls, rows: Iterable[Clip | Excluded], *bases: Path) -> Self:
@@ -102,10 +104,13 @@ class Manifest:
         """Return the rows of all parts, which may have different columns."""
         tables = [_SCHEMA.empty_table()]
         excluded = list[Excluded]()
+        filtered = Counter[str]()
         for part in parts:
             tables.append(part.rows)
             excluded += part.excluded
-        return cls(pa.concat_tables(tables, promote_options="default"), tuple(excluded))
+            filtered.update(part.filtered)
+        rows = pa.concat_tables(tables, promote_options="default")
+        return cls(rows, tuple(excluded), filtered=filtered)
 
     @classmethod
     def join_named(cls, parts: Sequence[tuple[str, Self]], *bases: Path) -> Self:
@@ -259,6 +264,13 @@ def decode_paths(column: pa.ChunkedArray) -> Iterator[str]:
     """Yield the paths of a column of bytes as strings."""
     for start in range(0, len(column), BATCH_ROWS):
         yield from map(os.fsdecode, column.slice(start, BATCH_ROWS).to_pylist())
+
+
+def parse_durations(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
+    """Return the column ``duration_ms`` as seconds, NaN where it is not a number above 0."""
+    numbers = pc.if_else(pc.match_substring_regex(texts, r"^\d+(\.\d+)?$"), texts, None)
+    seconds: npt.NDArray[np.float64] = numbers.cast(pa.float64()).to_numpy() / 1000
+    return np.where(seconds > 0, seconds, np.nan)
 
 
 def _relative_name(path: Path, bases: Sequence[Path]) -> str:

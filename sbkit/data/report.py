@@ -27,7 +27,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
-from sbkit.data.manifest import Excluded
+from sbkit.data.manifest import DURATION_COLUMN, Excluded
 from sbkit.data.mix import sources_of
 from sbkit.data.shard import AUDIO, read_clips
 from sbkit.data.splits import (
@@ -35,6 +35,7 @@ from sbkit.data.splits import (
     count_characters,
     read_column,
     read_texts,
+    rows_of_other_durations,
     sample_counts,
     spread_rows,
     take_columns,
@@ -114,7 +115,14 @@ def measure_data(
         "splits": {name: _measure(split, sample_rate, has_words) for name, split in named.items()},
         "sources": list(_measure_sources(splits, sample_rate)),
         "speakers": _count_speakers(named.values()),
-        "left_out": list(_group_excluded([*splits.excluded, *splits.out_of_range])),
+        "left_out": [
+            *_group_excluded([*splits.excluded, *splits.out_of_range]),
+            *(
+                {"split": split, "reason": reason, "utterances": count, "examples": []}
+                for split, reasons in splits.filtered.items()
+                for reason, count in reasons.items()
+            ),
+        ],
         "shared": list(_compare_splits(named)),
     }
 
@@ -138,6 +146,7 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
         "seconds": _measure_seconds(samples / sample_rate),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
         "implausible": take_columns(implausible, "id", "text", "samples").to_pylist(),
+        "other_durations": _list_other_durations(split, sample_rate),
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common(MAX_CHARACTERS)),
         "distinct_characters": len(counts),
@@ -184,9 +193,23 @@ def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
     return [int(rows[index]) for index in worst_first if distances[index] > limit]
 
 
+def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
+    """List the clips whose decoded length differs from the duration that their corpus states."""
+    rows = rows_of_other_durations(split, sample_rate)
+    if not len(rows):
+        return []
+    columns = take_columns(split.select(rows), "id", DURATION_COLUMN, "samples")
+    clips: list[Facts] = columns.to_pylist()
+    return clips
+
+
 def _measure_levels(split: datasets.Dataset) -> Facts:
-    """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files."""
-    rows = spread_rows(len(split), MAX_LEVEL_CLIPS)
+    """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files.
+
+    With `audio_store: lazy`, no clip is decoded for it.
+    """
+    is_lazy = any(audio["is_lazy"] for audio in split[:1][AUDIO])
+    rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
     levels = []
     num_clipped = 0
     for samples in read_clips(split, rows):

@@ -11,6 +11,8 @@ is checked when the clip is read.
 pcm   WAV of int16, never decoded again; 115 MB for an hour at 16 kHz
 flac  the same samples in 60 % of the space, decoded when they are read
 none  no audio; each time the clip is read, its own file is decoded
+lazy  the same, and no clip is decoded before it is read, not even to count its samples: its length
+      is the duration that the corpus states
 """
 
 import fcntl
@@ -25,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +49,9 @@ from sbkit.data.filesystem import Storage, read_ranges
 
 logger = logging.getLogger(__name__)
 
-STORES = ("pcm", "flac", "none")
+LAZY = "lazy"
+STORES = ("pcm", "flac", "none", LAZY)
+MAX_DURATION_ERROR = 0.05  # seconds; an MP3 encoder adds up to two frames, 48 ms at 48 kHz
 AUDIO = "audio"  # the column of a prepared split
 AUDIO_TYPE = pa.struct(
     {
@@ -56,6 +61,7 @@ AUDIO_TYPE = pa.struct(
         "size": pa.int64(),  # bytes
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples
+        "is_lazy": pa.bool_(),  # whether the length of the clip is a stated one
     }
 )
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
@@ -78,7 +84,8 @@ def require_store(name: object) -> str:
     if name not in STORES:
         raise ConfigError(
             f"`audio_store` must be one of {', '.join(STORES)}, but is {name!r}. Choose pcm for "
-            "speed, flac for 60 % of the disk space, none for no disk space."
+            "speed, flac for 60 % of the disk space, none for no disk space, lazy to decode "
+            "nothing in advance."
         )
     return str(name)
 
@@ -96,15 +103,28 @@ def read_rows(
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
-        columns[AUDIO] = _read_audio(columns[AUDIO])
-        for values in zip(*columns.values(), strict=True):
+        locations = columns[AUDIO]
+        columns[AUDIO] = _read_audio(locations)
+        for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
+            if location["is_lazy"]:
+                seconds, decoded = row["samples"] / location["sample_rate"], len(row[AUDIO])
+                _warn_of_duration(row["id"], seconds, decoded / location["sample_rate"])
+                row["samples"] = decoded
             if len(row[AUDIO]) != row["samples"]:
                 raise DataError(
                     f"{row['id']} had {row['samples']} samples when it was prepared, and has "
                     f"{len(row[AUDIO])} now. Start the run again: it prepares changed clips."
                 )
             yield row
+
+
+@lru_cache(maxsize=1 << 20)  # each clip once
+def _warn_of_duration(id: str, stated: float, decoded: float) -> None:
+    if abs(stated - decoded) > MAX_DURATION_ERROR:
+        logger.warning(
+            f"{id} lasts {decoded:.3f} s, but its corpus states {stated:.3f} s. Download it again."
+        )
 
 
 def read_clips(
@@ -399,6 +419,7 @@ def to_located_audio(table: pa.Table, files: pa.Array, *, shard: int, sample_rat
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
     columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
     columns["sample_rate"] = pa.repeat(sample_rate, len(table))
+    columns["is_lazy"] = pa.repeat(False, len(table))
     fields = list(AUDIO_TYPE)
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table(

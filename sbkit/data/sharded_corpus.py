@@ -222,10 +222,10 @@ def write_shards(
     roles: Mapping[str, Sequence[str]],
 ) -> Index | None:
     """Write the missing shards of each split; return the index, None while others still work."""
-    if options.store == "none":
+    if options.store not in STORE_SIZES:
         raise ConfigError(
-            "Shards contain the audio, so `audio_store` must be pcm or flac, but is none. Pass "
-            "--audio_store=flac."
+            f"Shards contain the audio, so `audio_store` must be pcm or flac, but is "
+            f"{options.store}. Pass --audio_store=flac."
         )
     with disk_errors_as_data_errors(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -23,9 +23,16 @@ from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.data.cache import StoredAudio, cache_audio
-from sbkit.data.manifest import RESERVED_COLUMNS, Excluded, Manifest, to_texts
-from sbkit.data.shard import AUDIO
+from sbkit.data.cache import StoredAudio, cache_audio, plan_audio
+from sbkit.data.manifest import (
+    DURATION_COLUMN,
+    RESERVED_COLUMNS,
+    Excluded,
+    Manifest,
+    parse_durations,
+    to_texts,
+)
+from sbkit.data.shard import AUDIO, LAZY, MAX_DURATION_ERROR
 from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
 from sbkit.text.vocabulary import Vocabulary
@@ -46,6 +53,8 @@ class Splits:
     out_of_range: list[Excluded] = field(default_factory=list)  # by min_seconds and max_seconds
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # hashes of the contents
     unused: datasets.Dataset | None = None  # the rows of ``out_of_range``, which are of train
+    # Counts of the rows that the run's filters leave out, by split and reason.
+    filtered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # The share of each training source in an epoch (`sbkit.data.mix`); empty without a mix. The
     # training set then has the column `mix_source`.
     mix: Mapping[str, float | None] = field(default_factory=dict)
@@ -80,6 +89,7 @@ class PreparedSplit:
     dataset: datasets.Dataset
     excluded: list[Excluded]
     fingerprint: str  # changes if the ids, texts or audio files of the dataset do
+    filtered: Mapping[str, int] = field(default_factory=dict)  # counts, by reason
 
 
 def prepare_split(
@@ -105,6 +115,8 @@ def prepare_split(
     usable = manifest.take(np.flatnonzero(~is_empty))
     if usable.stored is not None:
         stored, errors = StoredAudio(usable.stored, {})
+    elif store == LAZY:
+        stored, errors = plan_audio(usable, sample_rate)
     else:
         stored, errors = cache_audio(
             usable,
@@ -128,7 +140,7 @@ def prepare_split(
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
-    return PreparedSplit(dataset, excluded, fingerprint)
+    return PreparedSplit(dataset, excluded, fingerprint, manifest.filtered)
 
 
 def reason_of(error: AudioError) -> str:
@@ -227,6 +239,15 @@ def sample_counts(split: datasets.Dataset) -> Counts:
     """Return the number of samples of every row."""
     counts: Counts = take_columns(split, "samples")["samples"].to_numpy()
     return counts
+
+
+def rows_of_other_durations(split: datasets.Dataset, sample_rate: int) -> Counts:
+    """Return the rows whose decoded length differs from the duration that the corpus states."""
+    if DURATION_COLUMN not in split.column_names:
+        return np.empty(0, np.int64)
+    stated = parse_durations(take_columns(split, DURATION_COLUMN)[DURATION_COLUMN])
+    differences = np.abs(stated - sample_counts(split) / sample_rate)  # NaN if none is stated
+    return np.flatnonzero(differences > MAX_DURATION_ERROR)
 
 
 def shard_numbers(split: datasets.Dataset) -> Counts:

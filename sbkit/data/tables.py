@@ -22,6 +22,7 @@ from sbkit.base.errors import DataError
 from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import (
+    DURATION_COLUMN,
     Excluded,
     Manifest,
     part_columns,
@@ -38,7 +39,7 @@ PATH_COLUMNS = (
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
-OFFSET_COLUMN, DURATION_COLUMN = "offset", "duration"  # of a part of a file, in seconds
+OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"  # of a part of a file, in seconds
 INVALID_PART = "invalid offset or duration"  # reason
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
@@ -46,6 +47,7 @@ BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
 LineNumbers = npt.NDArray[np.int64] | Sequence[int]
@@ -244,7 +246,7 @@ def to_manifest(
     clips = dict[str, pa.Array]()
     # Without offsets, a duration describes a whole file.
     offset = lower.get(OFFSET_COLUMN, "")
-    duration = lower.get(DURATION_COLUMN, "") if offset else ""
+    duration = lower.get(LENGTH_COLUMN, "") if offset else ""
     if folder and not id and not offset:
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
@@ -382,12 +384,36 @@ def read_releases(releases: Mapping[str, Path], split: str, options: TableOption
         clips = release / "clips"
         columns = replace(options, language=language)
         table = read_table(release / f"{split}.tsv")
-        parts.append((language, to_manifest(table, columns, partial(_locate_clip, clips), clips)))
+        manifest = to_manifest(table, columns, partial(locate_clip, clips), clips)
+        parts.append((language, _add_durations(manifest, release / DURATIONS_FILE, clips)))
     first = next(iter(releases.values()))
     return Manifest.join_named(parts, first.parent if len(parts) > 1 else first / "clips")
 
 
-def _locate_clip(clips: Path, name: str) -> str | Excluded:
+def _add_durations(manifest: Manifest, file: Path, clips: Path) -> Manifest:
+    """Add the column ``duration_ms`` from the file of a release since 16.1, if there is one.
+
+    The file has two columns: names of clips, and milliseconds.
+    """
+    rows = manifest.rows
+    if not file.is_file() or DURATION_COLUMN in rows.column_names:
+        return manifest
+    columns: list[pa.ChunkedArray] = read_table(file).rows.columns
+    if len(columns) < 2:
+        raise DataError(
+            f"{file} must have the columns clip and duration[ms], but has only one. Download it "
+            "again, or remove it: then clips are decoded to measure them."
+        )
+    folder = pa.scalar(os.fsencode(clips), pa.binary())
+    names = columns[0].cast(pa.binary())
+    paths = pc.binary_join_element_wise(folder, names, pa.scalar(b"/", pa.binary()))
+    indices = pc.index_in(rows["audio"], value_set=paths.combine_chunks())
+    durations = columns[1].take(indices)
+    return replace(manifest, rows=rows.append_column(DURATION_COLUMN, durations))
+
+
+def locate_clip(clips: Path, name: str) -> str | Excluded:
+    """Return the path of a clip that a release names, below its folder ``clips``."""
     if not name:
         return Excluded("", "no path", "the field of the path is empty")
     if name.startswith("/") or ".." in name.split("/"):

@@ -9,6 +9,7 @@ import sentencepiece
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular, write_bytes_atomically
+from sbkit.text.tags import TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
 TOKEN_TYPES = ("char", "bpe", "unigram")
@@ -59,6 +60,11 @@ class Tokenizer:
         """Return the words that ids spell."""
         return "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
 
+    @cached_property
+    def tags(self) -> tuple[str, ...]:
+        """The names of the tags, such as ``[noise]``, that are tokens."""
+        return tuple(match[1] for piece in self.pieces() if (match := TOKEN.fullmatch(piece)))
+
     def letters(self, text: str) -> str:
         """Return a text as a model writes it, with `▁` between words; "" if it cannot spell it."""
         ids = self.encode(text)
@@ -85,16 +91,24 @@ class Tokenizer:
 
 
 def ensure_tokenizer(
-    *, model_file: Path, kind: str, vocab_size: int | None, texts: Callable[[], Iterable[str]]
+    *,
+    model_file: Path,
+    kind: str,
+    vocab_size: int | None,
+    texts: Callable[[], Iterable[str]],
+    tags: Sequence[str] = (),
 ) -> Tokenizer:
-    """Open the tokenizer in the run folder, or train it and write it there."""
+    """Open the tokenizer in the run folder, or train it and write it there.
+
+    Each of ``tags``, the names of tags in the texts, becomes a token.
+    """
     if kind not in TOKEN_TYPES:
         raise ConfigError(
             f"`token_type` must be one of {', '.join(TOKEN_TYPES)}, but is {kind!r}. Choose one."
         )
     if not model_file.exists():
         model_file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(model_file, _train(kind, vocab_size, texts()))
+        write_bytes_atomically(model_file, _train(kind, vocab_size, texts(), tags))
     return Tokenizer(model_file=model_file)
 
 
@@ -114,16 +128,23 @@ def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
     return vocab_size or size
 
 
-def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
+def _train(
+    kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str] = ()
+) -> bytes:
     """Train on normalized texts, in one thread, so that equal texts give equal models."""
     lines = [text for text in texts if text]
-    characters = {character for line in lines for character in line}
+    for tag in tags:
+        if not any(f"[{tag}]" in line for line in lines):
+            raise ConfigError(
+                f"`keep_tags` names {tag}, which no transcript of train has. Take it out."
+            )
+    characters = {character for line in lines for character in remove_tags(line, tags)}
     if not characters:
         raise ConfigError(
             "A tokenizer needs training text, but there is none. Check the `sentence` column of "
             "train.tsv and --language."
         )
-    vocab_size = _size(kind, vocab_size, characters=len(characters))
+    vocab_size = _size(kind, vocab_size, characters=len(characters) + len(tags))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -141,6 +162,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str]) -> bytes:
             unk_id=1,
             bos_id=2,
             eos_id=3,
+            user_defined_symbols=[f"[{tag}]" for tag in tags],
             num_threads=1,
             minloglevel=2,
         )

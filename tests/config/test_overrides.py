@@ -52,9 +52,9 @@ def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, 
         ("--a=!new:os.system", "needs a plain value"),
         ("--a=[1,", "Close its brackets"),
         ("--a={b: !new:os.system }", "is not a list, mapping or quoted text"),
-        ("--manifest=a.csv", "needs NAME=FILE, not 'a.csv'"),
-        ("--manifest=train=", "needs NAME=FILE"),
-        ("--manifest==a.csv", "needs NAME=FILE"),
+        ("--manifest=a.csv", "needs NAME=VALUE, not 'a.csv'"),
+        ("--manifest=train=", "needs NAME=VALUE"),
+        ("--manifest==a.csv", "needs NAME=VALUE"),
     ],
 )
 def test_parse_overrides_refuses_a_malformed_argument(argument: str, text: str) -> None:

@@ -57,7 +57,10 @@ def test_values_of_every_yaml_are_in_range() -> None:
         ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
-        ("data_folder: 2024", "`data_folder` must be null or text, but is 2024. Write a number as"),
+        (
+            "data_folder: 2024",
+            "must be null or text or a list of texts, but is 2024. Write a number as",
+        ),
         ("text_column: true", "`text_column` must be false, null or text, but is True"),
     ],
 )

@@ -344,7 +344,7 @@ def test_clip_changed_after_preparation_is_named(tmp_path: Path, change: str) ->
 
 
 def test_unknown_store_is_refused() -> None:
-    with pytest.raises(SbkitError, match="`audio_store` must be one of pcm, flac, none, but is 'm"):
+    with pytest.raises(SbkitError, match="`audio_store` must be one of pcm, flac, none, lazy, but"):
         require_store("mp3")
 
 

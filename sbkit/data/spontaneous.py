@@ -1,0 +1,158 @@
+"""Read a release of Common Voice's Spontaneous Speech: one table with the rows of all splits.
+
+<data_folder>/ss-corpus-LANGUAGE.tsv   audio_file, transcription, split, quality_tags and others
+              audios/                  MP3s, also of clips that the table leaves out
+
+The format is that of release 5.0:
+https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.messages import plural
+from sbkit.data.manifest import Manifest, to_texts
+from sbkit.data.tables import (
+    TEXT_COLUMNS,
+    Table,
+    TableOptions,
+    find_column,
+    locate_clip,
+    read_table,
+    to_manifest,
+)
+from sbkit.text.tags import select_tags
+
+logger = logging.getLogger(__name__)
+
+TABLE_NAME = "ss-corpus-{}.tsv"
+AUDIO_FOLDER = "audios"
+SPLITS = ("train", "dev", "test")
+UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
+EVALUATION_SHARE = 0.1  # of the rows whose split is chosen here, for each of dev and test
+
+
+def find_table(folder: Path, language: str) -> Path | None:
+    """Return the table of a language in a folder or in one of its folders, None without one."""
+    for pattern in (TABLE_NAME, f"*/{TABLE_NAME}"):
+        if tables := sorted(folder.glob(pattern.format(language))):
+            return tables[-1]  # of the newest release
+    return None
+
+
+def read_spontaneous(
+    file: Path, split: str | None, options: TableOptions, kept_tags: Collection[str] = ()
+) -> Manifest:
+    """Read one split of a release, or all rows.
+
+    Rows without a transcription are left out and counted; ``kept_tags`` stay in the others. A row
+    without a split, and every row of a table that assigns none, gets the split that
+    `choose_splits` chooses.
+
+    Raises:
+        ConfigError: the table has no such split.
+        DataError: splits cannot be chosen.
+    """
+    table = read_table(file)
+    rows = table.rows
+    is_filled = [True] * len(rows)
+    text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)
+    if text and options.text_column is not False:
+        texts = _read_column(table, text)
+        is_filled = [bool(transcript.strip()) for transcript in texts]
+        texts = [select_tags(transcript, kept_tags) for transcript in texts]
+        rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
+    of_split = [*range(len(rows))]
+    if split is not None:
+        splits = choose_splits(table, is_filled)
+        of_split = [row for row, name in enumerate(splits) if name == split]
+        if split == "train":
+            _log_chosen(table, splits)
+        elif not of_split and split not in SPLITS:
+            names = ", ".join(sorted({*SPLITS, *splits}))
+            raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
+    indices = [row for row in of_split if is_filled[row]]
+    num_empty = len(of_split) - len(indices)
+    if "language" in rows.column_names:  # its name in English; manifests have its tag
+        rows = rows.drop_columns(["language"])
+    excluded = table.excluded if split in (None, "train") else ()  # they have no split
+    lines = [int(table.lines[row]) for row in indices]
+    chosen = Table(file, rows.take(pa.array(indices, pa.int64())), lines, excluded)
+    audios = file.parent / AUDIO_FOLDER
+    manifest = to_manifest(chosen, options, partial(locate_clip, audios), audios)
+    filtered = {"not transcribed": num_empty} if num_empty else {}
+    return replace(manifest.distinct(audios), filtered=filtered)
+
+
+def _read_column(table: Table, name: str) -> list[str]:
+    """Return the texts of a column; empty ones if the table lacks it, as first releases do."""
+    if name not in table.rows.column_names:
+        return [""] * len(table.rows)
+    return to_texts(table.rows[name].fill_null(""))
+
+
+def _log_chosen(table: Table, splits: Sequence[str]) -> None:
+    """Log how many rows belong to a split that the table does not name."""
+    names = _read_column(table, "split")
+    count = sum(
+        split in SPLITS and split != name.strip() for split, name in zip(splits, names, strict=True)
+    )
+    if count:
+        rows = plural(count, "row")
+        logger.info(f"{table.file.name}: the splits of {rows} are chosen by speaker")
+
+
+def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
+    """Return the split of each row.
+
+    A row that has none gets the split of its speaker's other rows. Other speakers with transcribed
+    rows are dealt to test and dev in turn, those with the fewest rows first, while each split has
+    at most a tenth of the rows; the rest is for training. If the table has no row in train, dev and
+    test, the unassigned ones are dealt, too.
+
+    Raises DataError if there are fewer than three speakers to deal.
+    """
+    names = [name.strip() for name in _read_column(table, "split")]
+    free = {""} if {*names} & {*SPLITS} else {"", UNASSIGNED}
+    speakers = _read_column(table, "client_id")
+    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in SPLITS}
+    counts = Counter(
+        speaker
+        for speaker, name, filled in zip(speakers, names, is_filled, strict=True)
+        if filled and name in free and speaker not in assigned
+    )
+    split_of = assigned | _deal(table.file, counts, is_needed=not assigned)
+    return [
+        split_of.get(speaker, UNASSIGNED) if name in free else name
+        for speaker, name in zip(speakers, names, strict=True)
+    ]
+
+
+def _deal(file: Path, counts: Mapping[str, int], *, is_needed: bool) -> dict[str, str]:
+    """Deal speakers, with their numbers of rows, to the splits."""
+    if is_needed and len(counts) < len(SPLITS):
+        raise DataError(
+            f"{file} assigns no row to train, dev and test, and has {len(counts)} of the three "
+            "speakers that it takes to choose them. Write the splits into its column `split`."
+        )
+    limit = EVALUATION_SHARE * sum(counts.values())
+    num_rows = Counter[str]()
+    split_of: dict[str, str] = {}
+    # Speakers with equally many rows come in an order that says nothing about them.
+    order = sorted(counts, key=lambda s: (counts[s], hashlib.sha256(s.encode()).digest()))
+    for speaker in order:
+        split = min(("test", "dev"), key=num_rows.__getitem__)
+        is_first = is_needed and not num_rows[split]
+        if not is_first and num_rows[split] + counts[speaker] > limit:
+            split = "train"
+        num_rows[split] += counts[speaker]
+        split_of[speaker] = split
+    return split_of

@@ -1,0 +1,91 @@
+"""Tags in brackets, such as ``[noise]``: what a transcript of free speech says about its sound."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from sbkit.base.errors import ConfigError
+
+_BRACKET = re.compile(r"([\[\]])")
+_NAME = r"[^\W_][\w-]*"
+TOKEN = re.compile(rf"\[({_NAME})\]")  # of a tag that is kept
+
+Tag = tuple[str, ...]  # the names in a tag, which may contain other tags
+
+
+def check_tag_names(value: object) -> tuple[str, ...]:
+    """Check the value of the key ``keep_tags``, and return its names; raises ConfigError."""
+    names = [] if value is None else value
+    if not isinstance(names, list | tuple) or not all(re.fullmatch(_NAME, str(n)) for n in names):
+        raise ConfigError(
+            "`keep_tags` must be a list of the names of tags without their brackets, with _ for a "
+            f"space, but is {value!r}. Write keep_tags: [noise, laughter], or []."
+        )
+    return tuple(dict.fromkeys(str(name).lower() for name in names))
+
+
+def select_tags(text: str, kept_names: Collection[str] = ()) -> str:
+    """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
+
+    A tag ends where its bracket is closed, so the tags in it belong to it. Of a bracket without a
+    partner, the word that it touches is the tag.
+
+    >>> select_tags("I [Noise] see [um [laughter]] a [noise ship", ["noise", "laughter"])
+    'I [noise] see [laughter] a [noise] ship'
+    """
+    parts: list[str | Tag] = []
+    opened: list[int] = []  # the indices of the parts after brackets that are still open
+    for part in _BRACKET.split(text):
+        if part == "[":
+            opened.append(len(parts))
+        elif part != "]":
+            parts.append(part)
+        elif opened:
+            start = opened.pop()
+            parts[start:] = [_join_names(parts[start:])]
+        else:
+            before = str(parts.pop())
+            word = re.split(r"\s", before)[-1]
+            parts += [before.removesuffix(word), _join_names([word])]
+    for start in reversed(opened):
+        if isinstance(after := parts[start], str):
+            word = re.split(r"\s", after)[0]
+            parts[start : start + 1] = [_join_names([word]), after.removeprefix(word)]
+    return " ".join("".join(_write(part, kept_names) for part in parts).split())
+
+
+def _join_names(parts: Sequence[str | Tag]) -> Tag:
+    """Return all names in the parts of a tag."""
+    names: list[str] = []
+    for part in parts:
+        names += ["_".join(part.lower().split())] if isinstance(part, str) else part
+    return tuple(names)
+
+
+def _write(part: str | Tag, kept_names: Collection[str]) -> str:
+    if isinstance(part, str):
+        return part
+    return " ".join(["", *(f"[{name}]" for name in part if name in kept_names), ""])
+
+
+def normalize_around_tags(
+    text: str, normalize: Callable[[str], str], kept_names: Collection[str]
+) -> str:
+    """Normalize a text, except for its tags ``[name]`` with a kept name.
+
+    >>> normalize_around_tags("Oh [noise] My [Sic]", str.lower, ["noise"])
+    'oh [noise] my [sic]'
+    """
+    if not kept_names:
+        return normalize(text)
+    parts = re.split(f"({_pattern(kept_names)})", text)
+    parts[::2] = [normalize(part).strip() for part in parts[::2]]
+    return " ".join(filter(None, parts))
+
+
+def remove_tags(text: str, names: Collection[str]) -> str:
+    """Return a normalized text without its tags ``[name]``."""
+    return re.sub(_pattern(names), "", text) if names else text
+
+
+def _pattern(names: Collection[str]) -> str:
+    return "|".join(re.escape(f"[{name}]") for name in names)

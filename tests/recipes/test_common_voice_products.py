@@ -1,0 +1,266 @@
+"""Scripted and Spontaneous Speech of Common Voice, as fake releases with real MP3s."""
+
+import json
+import logging
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import soundfile
+
+from recipes.CommonVoice import corpus as common_voice
+from recipes.prepare import corpus_of
+from sbkit.base.errors import SbkitError
+from sbkit.commands.cli import run as sbkit
+from sbkit.data.corpus import describe_corpus, splits_of
+from sbkit.data.manifest import Manifest
+from tests.runs import TINY, read_json, rows_of, train_here
+from tests.runs import write_tsv as write_simple_tsv
+from tools import fake_common_voice as fake
+
+NUM_CLIPS = 64
+SCRIPTED, SPONTANEOUS = "cv-corpus-0.0-2026-01-01", "sps-corpus-0.0-2026-01-01-en"
+
+
+@pytest.fixture(scope="module")
+def releases(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a release of each product, as a folder and as an archive, by the command."""
+    folder = tmp_path_factory.mktemp("releases")
+    for product in ("scripted", "spontaneous"):
+        command = ["fake", f"--product={product}", f"--clips={NUM_CLIPS}", f"--out={folder}"]
+        with patch.object(sys, "argv", command):
+            fake.main()
+    return folder
+
+
+@pytest.fixture
+def table(releases: Path, tmp_path: Path) -> Path:
+    """Return the table of a release of Spontaneous Speech to change."""
+    release = tmp_path / SPONTANEOUS
+    release.mkdir()
+    (release / "audios").symlink_to(releases / SPONTANEOUS / "audios")
+    return Path(shutil.copy(releases / SPONTANEOUS / "ss-corpus-en.tsv", release))
+
+
+def read(release: Path, split: str, language: str = "en", **knobs: object) -> Manifest:
+    return common_voice.read({"data_folder": release, "language": language, **knobs}, split)
+
+
+def change(table: Path, *columns: str, **values: str) -> None:
+    """Set the values of columns in all rows, and leave out ``columns``."""
+    rows = [{**row, **values} for row in rows_of(table)]
+    fake.write_tsv(table, [{k: v for k, v in row.items() if k not in columns} for row in rows])
+
+
+def test_fake_release_names_its_limits(asterisk_english: Path, releases: Path) -> None:
+    with pytest.raises(SbkitError, match=r"`--clips` must be from 60 to \d+, .* but is 3\."):
+        [*fake.choose_recordings("en", 3, "scripted")]
+    command = ["fake", "--product=scripted", f"--out={releases}"]
+    with patch.object(sys, "argv", command), pytest.raises(SbkitError, match="is already there"):
+        fake.main()
+
+
+def test_spontaneous_rows_have_their_splits_and_columns(releases: Path) -> None:
+    rows = rows_of(releases / SPONTANEOUS / "ss-corpus-en.tsv")
+    for split in ("dev", "test"):
+        manifest = read(releases / SPONTANEOUS, split)
+        assert len(manifest) == sum(row["split"] == split for row in rows)
+    train = read(releases / SPONTANEOUS, "train")
+    assert len(train) > sum(row["split"] == "train" for row in rows)  # with those of no split
+    clip = train[1]
+    assert (clip.id, clip.columns["language"]) == ("spontaneous-speech-en-2", "en")
+    assert {"speaker", "variant", "accents", "age", "gender", "duration_ms"} <= {*clip.columns}
+    assert not any(mark in "".join(train.sentences) for mark in "[]")
+    kept = read(releases / SPONTANEOUS, "train", keep_tags=["noise", "laughter"])
+    assert {*"".join(kept.sentences).split("[")[1].split("]")[0]} <= {*"noiselaughter"}
+    assert sum("[noise]" in sentence for sentence in kept.sentences) > 10
+    pending = sum(row["transcription"] == "" for row in rows)
+    assert pending == read(releases / SPONTANEOUS, "unassigned").filtered["not transcribed"]
+
+
+def test_splits_are_chosen_by_speaker_if_the_table_assigns_none(
+    table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    change(table, split="unassigned")
+    manifests = {split: read(table.parent, split) for split in ("train", "dev", "test")}
+    sizes = Counter({split: len(manifest) for split, manifest in manifests.items()})
+    assert min(sizes.values()) > 0
+    assert sizes["train"] > 0.7 * sizes.total()
+    speakers = [{clip.columns["speaker"] for clip in m} for m in manifests.values()]
+    assert sum(map(len, speakers)) == len(set.union(*speakers))
+    num_pending = sum(m.filtered.get("not transcribed", 0) for m in manifests.values())
+    assert num_pending > 0
+    num_chosen = sizes.total() + num_pending
+    assert f"the splits of {num_chosen} rows are chosen by speaker" in caplog.text
+    change(table, client_id="ann")
+    with pytest.raises(SbkitError, match="has 1 of the three speakers that it takes"):
+        read(table.parent, "train")
+
+
+def test_row_without_split_follows_its_speaker_and_first_releases_are_read(table: Path) -> None:
+    rows = rows_of(table)
+    speaker = next(row["client_id"] for row in rows if row["split"] == "test")
+    dev = next(row for row in rows if row["split"] == "dev")
+    dev |= {"client_id": speaker, "split": ""}
+    fake.write_tsv(table, rows)
+    assert Path(dev["audio_file"]).stem in read(table.parent, "test").ids
+    change(table, "quality_tags", "char_per_sec", "age", "gender", "accents", "variant")
+    assert len(read(table.parent, "dev")) == sum(row["split"] == "dev" for row in rows)
+
+
+def test_wrong_languages_and_splits_are_named(releases: Path) -> None:
+    with pytest.raises(SbkitError, match=r"no ss-corpus-fr\.tsv, but ss-corpus-en\.tsv"):
+        read(releases / SPONTANEOUS, "train", language="fr")
+    knobs = {"data_folder": releases / SPONTANEOUS, "language": "en", "splits": {"train": "all"}}
+    with pytest.raises(SbkitError, match="'all', which is not a split .* test, unassigned"):
+        common_voice.splits(knobs)
+
+
+def test_training_on_validated_leaves_out_dev_and_test(releases: Path) -> None:
+    release = releases / SCRIPTED / "en"
+    sizes = {name: len(rows_of(release / f"{name}.tsv")) for name in ("validated", "dev", "test")}
+    knobs = {"splits": {"train": "validated"}}
+    manifest = read(releases / SCRIPTED, "validated", **knobs)
+    assert len(manifest) == sizes["validated"] - sizes["dev"] - sizes["test"]
+    assert manifest.filtered == {"also in dev or test": sizes["dev"] + sizes["test"]}
+    everything = {"splits": {"train": "train", "test": "validated"}}
+    assert len(read(releases / SCRIPTED, "validated", **everything)) == sizes["validated"]
+    with pytest.raises(SbkitError, match="Choose among: dev, other, test, train, validated"):
+        common_voice.splits(
+            {
+                "data_folder": releases / SCRIPTED,
+                "language": "en",
+                "splits": {"train": "clip_durations"},
+            }
+        )
+
+
+def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Path) -> None:
+    knobs = {"data_folder": releases / SPONTANEOUS, "language": "en"}
+    assert describe_corpus(common_voice, knobs) == {
+        "name": f"Mozilla Common Voice Spontaneous Speech, invented speakers ({SPONTANEOUS[:-3]})",
+        "license": "CC-BY-SA-3.0",
+    }
+    release = shutil.copytree(releases / SCRIPTED / "en", tmp_path / "en")
+    text = "## Licence\n\nReleased under\nCC-0.\n\n## Authors\n"
+    (release / "README.md").write_text(text)
+    knobs = {"data_folder": release, "language": "en"}
+    corpus = describe_corpus(common_voice, knobs)
+    assert corpus == {"name": "en", "license": "Released under CC-0."}
+
+
+def test_durations_plan_and_report_without_decoding(
+    releases: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    release = shutil.copytree(releases / SCRIPTED, tmp_path / SCRIPTED)
+    for clip in (release / "en/clips").iterdir():
+        clip.write_bytes(b"no audio")
+    options = ["hparams/ctc.yaml", f"--data_folder={release}"]
+    report = tmp_path / "report"
+    assert sbkit(["prepare", *options, "--audio_store=lazy", f"--report={report}"]) == 0
+    durations = rows_of(release / "en/clip_durations.tsv")
+    facts = read_json(report / "data_report.json")["splits"]
+    rows = [
+        row for split in ("train", "dev", "test") for row in rows_of(release / f"en/{split}.tsv")
+    ]
+    milliseconds = {row["clip"]: int(row["duration[ms]"]) for row in durations}
+    hours = sum(milliseconds[row["path"]] for row in rows) / 3_600_000
+    assert sum(split["hours"] for split in facts.values()) == pytest.approx(hours, abs=2e-5)
+    assert not list((tmp_path / "cache").rglob("*.arrow"))
+    with pytest.raises(SbkitError, match="rows of train are unusable .* unreadable audio"):
+        sbkit(["prepare", *options])
+    assert "h by the durations that the corpus states" in capsys.readouterr().out
+    fake.write_tsv(release / "en/clip_durations.tsv", durations[9:])
+    with pytest.raises(SbkitError, match=r"`audio_store: lazy` needs the .* but 8 clips of 43"):
+        sbkit(["prepare", *options, "--audio_store=lazy"])
+
+
+def test_clip_of_another_length_is_named(
+    releases: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    release = shutil.copytree(releases / SCRIPTED, tmp_path / SCRIPTED)
+    row = rows_of(release / "en/train.tsv")[2]
+    clip = release / "en/clips" / row["path"]
+    samples, rate = soundfile.read(clip)
+    soundfile.write(clip, samples[: -int(0.06 * rate)], rate)
+    options = [
+        "hparams/ctc.yaml",
+        f"--data_folder={release}",
+        *TINY,
+        "--max_seconds=6",
+        "--number_of_epochs=1",
+    ]
+    assert sbkit(["prepare", *options[:2]]) == 0
+    assert f"train: 1 clip not as long as stated: {clip.stem}" in capsys.readouterr().out
+    run = [*options, f"--output_folder={tmp_path / 'run'}"]
+    assert train_here(["train.py", *run], tmp_path / "cache") == 0
+    clips = read_json(tmp_path / "run/data_report.json")["splits"]["train"]["other_durations"]
+    assert [item["id"] for item in clips] == [clip.stem]
+    assert "shorter than their corpus states: 1 of" in (tmp_path / "run/train.log").read_text()
+    lazy = [*options, "--audio_store=lazy", "--check=False", f"--output_folder={tmp_path / 'lazy'}"]
+    assert train_here(["train.py", *lazy], tmp_path / "cache") == 0
+    text = (tmp_path / "lazy/train.log").read_text()
+    assert text.count("but its corpus states") == text.count(f"{clip.stem} lasts") == 1
+
+
+def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
+    folders = f"[{releases / SCRIPTED}, {releases / SPONTANEOUS}.tar.gz]"
+    options = ["hparams/ctc.yaml", f"--data_folder={folders}", "--report_by=[variant, accents]"]
+    options += ["--keep_tags=[noise]", "--skip_quality_tags=[speech-rate]"]
+    run = tmp_path / "run"
+    command = [
+        "train.py",
+        *options[:3],
+        *TINY,
+        *options[3:],
+        "--max_seconds=6",
+        "--number_of_epochs=1",
+        f"--output_folder={run}",
+    ]
+    assert train_here(command, tmp_path / "cache") == 0
+    tests = [f"test-{SCRIPTED}", f"test-{SPONTANEOUS}"]
+    summary = read_json(run / "summary.json")
+    assert [*summary["test"]] == tests
+    assert {*summary["test"][tests[1]]["report_by"]["variant"]} <= {"en-north", "en-south"}
+    report = read_json(run / "data_report.json")
+    assert report["corpus"]["license"] == "CC-BY-SA-3.0"
+    assert report["corpus"]["name"].count("Mozilla Common Voice") == 2
+    assert "[noise]" in (run / "tokenizer.model").read_bytes().decode("latin-1")
+    out = tmp_path / "scores"
+    table = releases / SPONTANEOUS / "ss-corpus-en.tsv"
+    assert sbkit(["score", str(run), str(table), f"--out={out}", "--decoder=greedy"]) == 0
+    scored = json.loads((out / "scores.json").read_text())["test"]["ss-corpus-en"]
+    assert scored["utterances"] == sum(row["transcription"] != "" for row in rows_of(table))
+    assert sbkit(["export", str(run), f"--out={tmp_path / 'bundle'}"]) == 0
+    assert "- license of the corpus: CC-BY-SA-3.0" in (tmp_path / "bundle/README.md").read_text()
+
+
+def test_joined_folders_have_names_of_their_own(releases: Path, tmp_path: Path) -> None:
+    folders = [str(releases / SCRIPTED), str(releases / f"{SPONTANEOUS}.tar.gz")]
+    chosen = {"train": f"validated-{SCRIPTED}", "valid": f"dev-{SPONTANEOUS}"}
+    knobs = {"data_folder": folders, "language": "en", "splits": chosen}
+    corpus = corpus_of(knobs)
+    roles = splits_of(corpus, knobs)
+    assert roles["train"] == (chosen["train"],)
+    assert corpus.read(knobs, chosen["train"]).filtered["also in dev or test"] > 0
+    with pytest.raises(SbkitError, match="'dev', which is not a split of the corpus. Choose among"):
+        splits_of(corpus, knobs | {"splits": {"valid": "dev"}})
+    for name in ("a", "b"):
+        (tmp_path / name / "x/clips").mkdir(parents=True)
+        write_simple_tsv(tmp_path / name / "x", "train", [])
+    twice = [f"{tmp_path}/a/x", f"{tmp_path}/b/x"]
+    assert corpus_of(knobs | {"data_folder": twice}) is not None
+    with pytest.raises(SbkitError, match="two of which have the same name"):
+        corpus_of(knobs | {"data_folder": [twice[0], twice[0]]})

@@ -1,0 +1,61 @@
+"""Tags of free speech in brackets: dropped, or kept as tokens of their own."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.text.normalization import normalize
+from sbkit.text.tags import check_tag_names, normalize_around_tags, select_tags
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+
+KEPT = ("noise", "laughter", "unclear_speech")
+TEXTS = {  # a transcript, without its tags, and with those that are kept
+    "Well [disfluency] I [Noise] see.": ("Well I see.", "Well I [noise] see."),
+    "a [um [laughter]] b": ("a b", "a [laughter] b"),
+    "a [ unclear  speech ] b": ("a b", "a [unclear_speech] b"),
+    "a [noise b": ("a b", "a [noise] b"),
+    "[[noise] a": ("a", "[noise] a"),
+    "a noise] b": ("a b", "a [noise] b"),
+    "a [ b ] c [": ("a c", "a c"),
+    "[silence]": ("", ""),
+    "no brackets": ("no brackets", "no brackets"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tags_are_dropped_unless_they_are_kept(text: str) -> None:
+    assert (select_tags(text), select_tags(text, KEPT)) == TEXTS[text]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 30), ("unigram", 23)])
+def test_a_kept_tag_is_one_token_and_a_word(kind: str, size: int | None, tmp_path: Path) -> None:
+    texts = ["good day [noise] to you", "[laughter] noise is a word", "hello [noise]"] * 9
+
+    def ensure(*tags: str) -> Tokenizer:
+        file = tmp_path / f"{kind}-{len(tags)}.model"
+        return ensure_tokenizer(
+            model_file=file, kind=kind, vocab_size=size, texts=lambda: texts, tags=tags
+        )
+
+    tokenizer = ensure("noise", "laughter")
+    assert tokenizer.tags == ("noise", "laughter")
+    ids = tokenizer.encode("hello [noise] [laughter] noise")
+    assert [tokenizer.piece(id) for id in ids].count("[noise]") == 1
+    assert tokenizer.decode(ids) == "hello [noise] [laughter] noise"
+    with pytest.raises(SbkitError, match="`keep_tags` names sneeze, which no transcript"):
+        ensure("noise", "laughter", "sneeze")
+
+
+def test_normalization_keeps_tags_and_changes_the_words_around_them() -> None:
+    text = normalize_around_tags(
+        "Well, [noise] YES [Sic]!", lambda words: normalize(words, "en"), ["noise"]
+    )
+    assert text == "well [noise] yes sic"
+
+
+def test_names_of_tags_are_checked() -> None:
+    assert check_tag_names(["Noise", "noise"]) == ("noise",)
+    for value in ("noise", ["[noise]"], ["a b"]):
+        with pytest.raises(SbkitError, match=r"`keep_tags` must be a list .* without their bracke"):
+            check_tag_names(value)
