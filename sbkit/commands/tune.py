@@ -25,7 +25,12 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
+from sbkit.decoding.decoder import (
+    DECODER_FILE,
+    DECODER_TYPES,
+    LANGUAGE_MODELS_FILE,
+    BeamDecoder,
+)
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -126,7 +131,8 @@ def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
     """Return the overrides that make the recipe train the language models in ``folder``."""
     orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
     text = {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
-    return {"output_folder": str(folder), **orders, **text}
+    decoder = {} if options.decoder is None else {"decoder_type": options.decoder}
+    return {"output_folder": str(folder), **orders, **text, **decoder}
 
 
 def _orders(options: Namespace) -> dict[str, int]:
@@ -161,7 +167,8 @@ def _make_language_models(
             file,
             LmText.from_knob(_overrides(options, file.parent)["lm_text"]),
             orders,
-            language=bundle.config.language or "und",
+            table=bundle.config.text_table,
+            plain_words=_decoder_type(bundle, options) != "graph",
             tokenizer=bundle.tokenizer,
             held_out={name: read_column(rows, "text") for name, rows in sets.items()},
         )
@@ -173,6 +180,12 @@ def _make_language_models(
         )
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
+
+
+def _decoder_type(bundle: TorchBundle, options: Namespace) -> str:
+    """Return the type of the new decoder."""
+    current = DECODER_TYPES[0] if bundle.decoder is None else bundle.decoder.decoder_type
+    return options.decoder or current
 
 
 def _make_decoder(
