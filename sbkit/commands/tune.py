@@ -131,8 +131,7 @@ def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
     """Return the overrides that make the recipe train the language models in ``folder``."""
     orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
     text = {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
-    decoder = {} if options.decoder is None else {"decoder_type": options.decoder}
-    return {"output_folder": str(folder), **orders, **text, **decoder}
+    return {"output_folder": str(folder), **orders, **text}
 
 
 def _orders(options: Namespace) -> dict[str, int]:
@@ -161,6 +160,7 @@ def _make_language_models(
         splits = run.prepare_splits()
         # The recipe leaves the sentences of these sets out of `lm_text`.
         run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
+        run.knobs = {**run.knobs, "decoder_type": _decoder_type(bundle, options)}
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         messages = replace_language_models(

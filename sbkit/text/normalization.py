@@ -289,7 +289,7 @@ def _attach_marks(words: Iterable[str], table: Orthography) -> list[str]:
     """Write the marks that stand alone beside a word, so that each word is one with its marks.
 
     A mark that opens stands before the next word, all others behind the previous one. At the end of
-    a word, a mark is written once ("wait..." becomes "wait.").
+    a word, a repeated mark is written once ("wait..." becomes "wait.").
     """
     marks = f"[{re.escape(table.punctuation)}]"
     attached: list[str] = []
@@ -304,7 +304,7 @@ def _attach_marks(words: Iterable[str], table: Orthography) -> list[str]:
             opening += word
         elif attached:
             attached[-1] += word
-    return [re.sub(f"({marks})\\1+$", r"\1", word) for word in attached]
+    return [re.sub(f"({marks})\\1+(?={marks}*$)", r"\1", word) for word in attached]
 
 
 def _is_opening(mark: str) -> bool:
