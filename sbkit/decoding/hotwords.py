@@ -84,8 +84,8 @@ class PhraseState(NamedTuple):
 class HotwordScorer:
     """Add the reward of a phrase when the end of a word completes it.
 
-    A phrase counts only if it begins and ends with whole words; marks that the phrase lacks are no
-    part of a word. If two phrases end together, the larger reward counts. A partly spelled phrase
+    A phrase counts only if it begins and ends with whole words; marks that the phrase lacks
+    count as spaces. If two phrases end together, the larger reward counts. A partly spelled phrase
     has credit in proportion to its characters, so that the beam keeps it; the credit is taken back
     if the text continues differently.
     """
@@ -124,12 +124,16 @@ class HotwordScorer:
     def _find(self, tokens: Sequence[int]) -> set[str]:
         """Return the phrases that a token sequence contains as whole words."""
         text = SPACE.join(self._tokenizer.words(tokens))
-        outside = f"[^{SPACE}{re.escape(''.join(self._tokenizer.marks))}]"
-        return {
-            phrase
-            for phrase, letters in self._letters.items()
-            if re.search(f"(?<!{outside}){re.escape(letters)}(?!{outside})", text)
-        }
+        phrases: set[str] = set()
+        texts: dict[frozenset[str], str] = {}  # by the marks that count as spaces
+        for phrase, letters in self._letters.items():
+            marks = self._tokenizer.marks - {*letters}
+            if marks not in texts:
+                spaced = text.translate(dict.fromkeys(map(ord, marks), SPACE))
+                texts[marks] = _between_spaces(SPACE.join(filter(None, spaced.split(SPACE))))
+            if _between_spaces(letters) in texts[marks]:
+                phrases.add(phrase)
+        return phrases
 
     def _spell(self, state: PhraseState, letter: str) -> tuple[float, PhraseState]:
         node = state.node

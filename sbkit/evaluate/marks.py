@@ -47,8 +47,9 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
 
 def describe_marks(figures: Mapping[str, FigureDict]) -> str:
     """Write precision and recall in one line."""
-    return ", ".join(
-        f"{name} {_percent(row['precision'])} and {_percent(row['recall'])} "
+    return "; ".join(
+        f"{name if name == CAPITALS else repr(name)} {_percent(row['precision'])} and "
+        f"{_percent(row['recall'])} "
         f"({row['right']} right / {row['written']} written / {row['expected']} expected)"
         for name, row in figures.items()
     )

@@ -48,7 +48,9 @@ def test_right_marks(
 def test_mark_that_nobody_wrote_has_no_precision() -> None:
     figures = measure_marks([ScoredUtterance("a", "Now.", "now")])
     assert (figures["."]["precision"], figures["."]["recall"]) == (None, 0.0)
-    assert describe_marks(figures).startswith(". none and 0.0 % (0 right / 0 written / 1 expected)")
+    assert describe_marks(figures).startswith(
+        "'.' none and 0.0 % (0 right / 0 written / 1 expected)"
+    )
 
 
 def test_figures_are_as_written_and_normalized() -> None:
@@ -67,4 +69,4 @@ def test_figures_are_as_written_and_normalized() -> None:
     assert slice_figures(scored)["normalized_WER"] == 2 / 5
     line = describe_results(scored)
     assert "; normalized by text table of en 0123: CER " in line
-    assert "; precision and recall: . 0.0 % and 0.0 % (0 right / 1 written / 2 expected)" in line
+    assert "; precision and recall: '.' 0.0 % and 0.0 % (0 right / 1 written / 2 expected)" in line

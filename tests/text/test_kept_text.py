@@ -31,7 +31,12 @@ LETTERS = "aIiİeЁёÉ \u00ad-,?!.…«»¿()5&\u3002\uff0c你"
     ("language", "marks", "text", "expected"),
     [
         ("en", ".,?!", "Hello , “Mr. Wu” — how's CAFÉ?", "Hello, Mr. Wu how's CAFE?"),
-        ("en", ".,", "'Exactly...' , 3.5 e.g. U.S.A. & more!", "Exactly., 3.5 e.g. U.S.A. and more"),
+        (
+            "en",
+            ".,",
+            "'Exactly...' , 3.5 e.g. U.S.A. & more!",
+            "Exactly., 3.5 e.g. U.S.A. and more",
+        ),
         ("en", "", "The U.S.A., Œuvre", "The USA Oeuvre"),
         ("en", "%-", "T-shirt -50%", "T-shirt -50%"),
         ("en", ".", "... ?", ""),
@@ -51,11 +56,11 @@ def test_table_keeps_case_and_marks(language: str, marks: str, text: str, expect
 @pytest.mark.parametrize("case", ["lower", "keep"])
 @pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "el", "ja"])
 def test_plain_form_of_a_kept_text_is_that_of_the_transcript(language: str, case: str) -> None:
-    """Try all characters up to the kana by themselves, and random texts; nothing changes twice."""
+    """Try single characters and random texts; nothing changes twice."""
     random = Random(language)
-    texts = [c for c in map(chr, range(0x3100)) if unicodedata.category(c) != "Cn"]
-    texts += ["".join(random.choices(LETTERS, k=9)) for _ in range(1000)]
-    for marks in ([], ["."], MARKS):
+    texts = [c for c in map(chr, range(0x600)) if unicodedata.category(c) != "Cn"]
+    texts += ["".join(random.choices(LETTERS, k=9)) for _ in range(300)]
+    for marks in ([], MARKS):
         table = text_table(language, {"case": case, "punctuation": marks})
         for text in texts:
             kept = normalize(text, language, table)
