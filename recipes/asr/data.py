@@ -139,9 +139,8 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
 
     def texts() -> Iterable[str]:
-        if lm_text.texts:
-            return read_sentences(lm_text.texts, table)
-        return read_column(splits.train, "text")
+        files = lm_text.texts
+        return read_sentences(files, table) if files else read_column(splits.train, "text")
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
@@ -164,7 +163,9 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         for fitted in fitted_files:
             fitted.unlink(missing_ok=True)
     words = load_language_models(file, tokenizer).words if messages else None
-    for name, sentences in held_out.items() if words is not None else ():
+    if words is None:
+        return
+    for name, sentences in held_out.items():
         spoken = " ".join(sentences).split()
         share = sum(word not in words for word in spoken) / max(1, len(spoken))
         logger.info(f"{name}: the language model does not know {share:.1%} of the words")

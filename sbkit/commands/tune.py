@@ -160,7 +160,7 @@ def _make_language_models(
         splits = run.prepare_splits()
         # The recipe leaves the sentences of these sets out of `lm_text`.
         run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
-        run.knobs = {**run.knobs, "decoder_type": _decoder_type(bundle, options)}
+        run.knobs["decoder_type"] = _decoder_type(bundle, options)
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         messages = replace_language_models(

@@ -25,11 +25,13 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
     right, written, expected = Counter[str](), Counter[str](), Counter[str]()
     for utterance in scored:
         for reference, hypothesis in _pair_words(utterance):
-            in_reference, in_hypothesis = _count(reference), _count(hypothesis)
-            expected += in_reference
-            written += in_hypothesis
-            right += in_reference & in_hypothesis
-            right[CAPITALS] -= _misplaced_capitals(reference, hypothesis)
+            in_reference, in_hypothesis = _find(reference), _find(hypothesis)
+            for counts, places in (
+                (right, in_reference & in_hypothesis),
+                (written, in_hypothesis),
+                (expected, in_reference),
+            ):
+                counts.update(name for name, _ in places.elements())
     names = sorted(
         {*expected, *written}, key=lambda name: (name == CAPITALS, -expected[name], name)
     )
@@ -61,14 +63,10 @@ def _percent(share: float | None) -> str:
 
 def _pair_words(utterance: ScoredUtterance) -> Iterator[tuple[str, str]]:
     """Yield each word, or character, of the reference with its counterpart, "" if there is none."""
-    references, hypotheses = (
-        text.split() if utterance.by_words else _characters(text)
-        for text in (utterance.reference, utterance.hypothesis)
-    )
-    bare_references, bare_hypotheses = ([*map(_bare, words)] for words in (references, hypotheses))
-    for block in Levenshtein.opcodes(
-        [word.lower() for word in bare_references], [word.lower() for word in bare_hypotheses]
-    ):
+    split = str.split if utterance.by_words else _characters
+    references, hypotheses = split(utterance.reference), split(utterance.hypothesis)
+    plain = ([_bare(word).lower() for word in words] for words in (references, hypotheses))
+    for block in Levenshtein.opcodes(*plain):
         yield from zip_longest(
             references[block.src_start : block.src_end],
             hypotheses[block.dest_start : block.dest_end],
@@ -92,18 +90,8 @@ def _bare(word: str) -> str:
     return "".join(char for char in word if not is_mark(char))
 
 
-def _count(word: str) -> Counter[str]:
-    counts = Counter(filter(is_mark, word))
-    if capitals := sum(map(str.isupper, word)):
-        counts[CAPITALS] = capitals
-    return counts
-
-
-def _misplaced_capitals(reference: str, hypothesis: str) -> int:
-    """Count the capitals that both words have, but not at the same letter: iPhone and Iphone."""
-    bare_reference, bare_hypothesis = _bare(reference), _bare(hypothesis)
-    if len(bare_reference) != len(bare_hypothesis):
-        return 0
-    pairs = zip(bare_reference, bare_hypothesis, strict=True)
-    in_place = sum(expected.isupper() and written.isupper() for expected, written in pairs)
-    return min(_count(reference)[CAPITALS], _count(hypothesis)[CAPITALS]) - in_place
+def _find(word: str) -> Counter[tuple[str, int]]:
+    """Count the marks of a word, and its capitals by their place: iPhone and Iphone share none."""
+    marks = [(char, 0) for char in word if is_mark(char)]
+    letters = enumerate(_bare(word))
+    return Counter([*marks, *((CAPITALS, place) for place, char in letters if char.isupper())])

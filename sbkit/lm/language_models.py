@@ -241,6 +241,19 @@ def ensure_language_models(
         names = " or ".join(held_out)
         messages.append(f"lm_text: {count} left out, because {names} has the same")
     note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
+    messages += _train_missing(models, orders, sentences, tokenizer, word_table)
+    save(models, file, metadata=metadata)
+    return messages + note
+
+
+def _train_missing(
+    models: dict[str, NgramModel],
+    orders: Mapping[str, int],
+    sentences: Iterable[str],
+    tokenizer: Tokenizer,
+    word_table: Orthography | None,
+) -> Iterator[str]:
+    """Train the models that are not there yet; yield messages about them."""
     to_words = _normalizer(word_table)
     splits: dict[str, Callable[[str], list[str]]] = {
         WORDS: lambda text: to_words(text).split(),
@@ -250,11 +263,9 @@ def ensure_language_models(
         if orders[name] and name not in models:
             trained = train(map(split, sentences), order=orders[name])
             models[name] = replace(trained.model, table=word_table if name == WORDS else None)
-            messages.append(_describe(name, trained))
+            yield _describe(name, trained)
     if WORDS in models and models[WORDS].table is not None:
-        messages.append("words of the language model: without case and punctuation")
-    save(models, file, metadata=metadata)
-    return messages + note
+        yield "words of the language model: without case and punctuation"
 
 
 def _normalizer(table: Orthography | None) -> Callable[[str], str]:
