@@ -46,7 +46,7 @@ from sbkit.data.splits import (
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.text.languages import check_language
-from sbkit.text.normalization import normalize
+from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tags import check_tag_names, normalize_around_tags
 
 logger = logging.getLogger(__name__)
@@ -143,10 +143,11 @@ def prepare_transcripts(knobs: KnobValues) -> Splits:
     """Prepare audio and normalized transcripts; empty ones are excluded from training.
 
     Raises:
-        SbkitError: `language` is not the tag of a language, or most of a split has another locale.
+        SbkitError: `language` is not the tag of a language, `text` has no valid form, or most of a
+            split has another locale.
     """
-    check_language(knobs["language"])
-    normalize_words = partial(normalize, language=knobs["language"])
+    table = text_table(check_language(knobs["language"]), knobs.get("text"))
+    normalize_words = partial(normalize, language="", table=table)
     tags = check_tag_names(knobs.get("keep_tags"))
     return _prepare(
         knobs,

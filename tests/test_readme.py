@@ -59,6 +59,7 @@ NOT_RUN_HERE = (
     "torchrun train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=book",
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
     *("sbkit check YAML --learn", "sbkit score RUN"),
+    "sbkit score my-model test.csv --normalizer whisper-english",
     *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
 )
 # For a machine without GPUs, and without these corpora.

@@ -29,7 +29,7 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
-from sbkit.text.normalization import describe_normalizer, spoken_symbols_note
+from sbkit.text.normalization import describe_normalizer, spoken_symbols_note, text_table
 from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
@@ -69,7 +69,7 @@ def make_asr_loaders(
         )
     log_data(splits, hparams)
     if rank() == 0:
-        _log_texts(splits, tokenizer, subsampling, hparams["language"])
+        _log_texts(splits, tokenizer, subsampling, hparams)
     collate = TextCollate(tokenizer, hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
@@ -94,12 +94,14 @@ def leave_out_impossible(
 
 
 def _log_texts(
-    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, language: str
+    splits: Splits, tokenizer: Tokenizer, subsampling: Subsampling, knobs: Mapping[str, Any]
 ) -> None:
     """Log how texts are normalized, and how many transcripts no model can produce."""
-    logger.info(describe_normalizer(language))
+    language = knobs["language"]
+    table = text_table(language, knobs.get("text"))
+    logger.info(describe_normalizer(language, table))
     characters = count_characters(read_texts(splits.train, "sentence"))
-    symbols_note = spoken_symbols_note(characters, language)
+    symbols_note = spoken_symbols_note(characters, language, table)
     if symbols_note is not None:
         logger.info(f"note: in train, {symbols_note}.")
     for name, split in splits.evaluated().items():
@@ -131,16 +133,16 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
             "--word_lm_order=3, or --decoder_type=beam."
         )
     lm_text = LmText.from_knob(knobs.get("lm_text"))
+    table = text_table(knobs["language"], knobs.get("text"))
     for text in lm_text.texts:
-        next(read_sentences([text], knobs["language"]), None)  # raises an error if it is no text
+        next(read_sentences([text], table), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
     fingerprints = [key for name, key in splits.fingerprints.items() if name not in evaluated]
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
 
     def texts() -> Iterable[str]:
-        if lm_text.texts:
-            return read_sentences(lm_text.texts, knobs["language"])
-        return read_column(splits.train, "text")
+        files = lm_text.texts
+        return read_sentences(files, table) if files else read_column(splits.train, "text")
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
@@ -149,6 +151,8 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         orders={WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
         texts=texts,
         tokenizer=tokenizer,
+        table=table,
+        plain_words=knobs.get("decoder_type") != "graph",
         arpa=lm_text.arpa,
         held_out=held_out if lm_text.texts else {},
     )

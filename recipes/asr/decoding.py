@@ -41,7 +41,7 @@ from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.evaluate.wer import GreedyCounts, ScoredUtterance
 from sbkit.models.asr import AsrModel
 from sbkit.tasks.speech_recognition import score_texts
-from sbkit.text.normalization import separates_words
+from sbkit.text.normalization import separates_words, text_table
 from sbkit.train.brain import Brain
 
 SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights, on one core
@@ -60,7 +60,9 @@ class RunDecoding:
         self._model = model
         self.decoder = _declared_decoder(hparams)  # None: tests are decoded greedily
         self.decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
-        self.by_words = separates_words(getattr(hparams, "language", "und"))  # not by characters
+        self.language = getattr(hparams, "language", "und")
+        self.by_words = separates_words(self.language)  # not by characters
+        self.table = text_table(self.language, getattr(hparams, "text", None))
         self.notes: list[str] = []  # for the report: how the decoder was fitted
         self._pools: dict[str, DecoderPool] = {}  # by decoder type
 
@@ -195,10 +197,13 @@ class RunDecoding:
             recognized,
             ids=batch.ids,
             texts=batch.texts,
+            sentences=batch.columns.get("sentence", batch.texts),
             speakers=batch.speakers,
             samples=batch.audio_lengths.tolist(),
             sample_rate=self._hparams.sample_rate,
             by_words=self.by_words,
+            language=self.language,
+            table=self.table,
         )
 
 

@@ -41,7 +41,7 @@ from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Labels, Task, load_task
-from sbkit.text.normalization import normalize
+from sbkit.text.normalization import Orthography, normalize, text_table
 from sbkit.text.tags import normalize_around_tags
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
@@ -222,9 +222,7 @@ class Bundle:
 
     def normalizer(self) -> Callable[[str], str]:
         """Return the text normalization that the training transcripts went through."""
-        language = self.config.language or "und"
-        table = self.config.normalizer
-        normalize_words = partial(normalize, language=language, table=table)
+        normalize_words = partial(normalize, language="", table=self.config.text_table)
         tags = self.tokenizer.tags
         return partial(normalize_around_tags, normalize=normalize_words, kept_names=tags)
 
@@ -281,12 +279,13 @@ def read_bundle(
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
 
 
-def language_of(model: Path) -> str:
-    """Return the language of a bundle or a run, "und" for any other folder."""
+def text_table_of(model: Path) -> Orthography:
+    """Return the text table of a bundle or a run, the general one for any other folder."""
     if (model / CONFIG_FILE).is_file():
-        return BundleFiles(model).config.language or "und"
+        return BundleFiles(model).config.text_table
     from sbkit.checkpoint.run_config import RESOLVED_YAML  # imports packages that a server lacks
     from sbkit.config.hparams import read_knobs
 
     file = model / RESOLVED_YAML
-    return str(read_knobs(file, {}).get("language", "und")) if file.is_file() else "und"
+    knobs = read_knobs(file, {}) if file.is_file() else {}
+    return text_table(str(knobs.get("language", "und")), knobs.get("text"))

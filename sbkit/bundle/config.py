@@ -13,7 +13,12 @@ from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.decoding.utterances import UTTERANCES, UtteranceConfidence
 from sbkit.decoding.words import Confidence, WordOffsets
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.text.normalization import Orthography, separates_words, table_from_stored
+from sbkit.text.normalization import (
+    Orthography,
+    orthography,
+    separates_words,
+    table_from_stored,
+)
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 FORMAT = 4
@@ -58,6 +63,11 @@ class BundleConfig:
     def has_words(self) -> bool:
         """Return whether its language writes spaces between words."""
         return separates_words(self.language or "und")
+
+    @property
+    def text_table(self) -> Orthography:
+        """The table that normalizes references and hotwords."""
+        return self.normalizer or orthography(self.language or "und")
 
 
 class BundleFiles:

@@ -10,6 +10,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -322,6 +323,8 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
     add("--label", metavar="COLUMN", help="the correct classes, for a classifier")
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")
+    normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
+    add("--normalizer", metavar="NAME", help=normalizer)
     add("--path-column", metavar="COLUMN", help="the audio files")
     add("--text-column", metavar="COLUMN", help="the transcripts")
 
@@ -451,17 +454,21 @@ def _export(options: Namespace) -> int:
 
 
 def _train_lm(options: Namespace) -> None:
-    from sbkit.bundle.bundle import language_of
+    from sbkit.bundle.bundle import text_table_of
     from sbkit.lm.language_models import train_texts
     from sbkit.text.languages import check_language
+    from sbkit.text.normalization import orthography
 
     tokenizer = options.tokenizer
-    language = options.language
-    if language is None:
-        language = "und" if tokenizer is None else language_of(tokenizer)
-    check_language(language)
+    table = orthography("und") if tokenizer is None else text_table_of(tokenizer)
+    if options.language is not None:
+        table = replace(
+            orthography(check_language(options.language)),
+            keep_case=table.keep_case,
+            punctuation=table.punctuation,
+        )
     texts, order, out = options.texts, options.order, options.out
-    print(train_texts(texts, language=language, order=order, tokenizer=tokenizer, out=out))
+    print(train_texts(texts, table=table, order=order, tokenizer=tokenizer, out=out))
 
 
 def _compare(options: Namespace) -> None:

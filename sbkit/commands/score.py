@@ -42,6 +42,7 @@ from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.task import Scorer, Task
+from sbkit.text.normalizers import named_normalizer
 from sbkit.train.evaluation import clips_of
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,10 @@ def score(options: Namespace) -> None:
         scorer = _scorer_of(bundle.task, options.label)
         label = options.label
         score_batch = partial(scorer.score, bundle, label=label, times=options.out is not None)
+        if options.normalizer is not None:
+            if scorer.target != "text":
+                raise ConfigError("`--normalizer` normalizes texts, and this model writes none.")
+            score_batch = partial(score_batch, normalizer=named_normalizer(options.normalizer))
         for name, prepared in _prepare(bundle, options):
             rows = _labeled(prepared, bundle, label) if scorer.target == "label" else prepared
             title = f"scoring {name}"

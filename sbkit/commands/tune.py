@@ -25,7 +25,12 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
+from sbkit.decoding.decoder import (
+    DECODER_FILE,
+    DECODER_TYPES,
+    LANGUAGE_MODELS_FILE,
+    BeamDecoder,
+)
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -155,13 +160,15 @@ def _make_language_models(
         splits = run.prepare_splits()
         # The recipe leaves the sentences of these sets out of `lm_text`.
         run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
+        run.knobs["decoder_type"] = _decoder_type(bundle, options)
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
         messages = replace_language_models(
             file,
             LmText.from_knob(_overrides(options, file.parent)["lm_text"]),
             orders,
-            language=bundle.config.language or "und",
+            table=bundle.config.text_table,
+            plain_words=_decoder_type(bundle, options) != "graph",
             tokenizer=bundle.tokenizer,
             held_out={name: read_column(rows, "text") for name, rows in sets.items()},
         )
@@ -173,6 +180,12 @@ def _make_language_models(
         )
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
+
+
+def _decoder_type(bundle: TorchBundle, options: Namespace) -> str:
+    """Return the type of the new decoder."""
+    current = DECODER_TYPES[0] if bundle.decoder is None else bundle.decoder.decoder_type
+    return options.decoder or current
 
 
 def _make_decoder(

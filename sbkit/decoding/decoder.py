@@ -309,6 +309,12 @@ class BeamDecoder:
                 "`decoder_type: graph` needs a language model of words, but there is none. Pass "
                 "--word_lm_order=3, or --decoder_type=beam."
             )
+        if word_lm.table is not None:
+            raise ConfigError(
+                "`decoder_type: graph` writes the words of its language model, but those of this "
+                "model have neither case nor punctuation. Train another: sbkit tune RUN --decoder "
+                f"graph --word-lm-order {word_lm.order}"
+            )
         graph = make_graph(
             word_lm=word_lm,
             tokenizer=self.tokenizer,

@@ -46,7 +46,6 @@ from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import Scores, count_errors, word_correctness
 from sbkit.lm.language_models import LanguageModels
-from sbkit.lm.ngram import NgramModel
 from sbkit.logs.progress import progress_bar
 from sbkit.text.tokenizer import Tokenizer
 
@@ -454,7 +453,7 @@ def _make_quick(decoder: BeamDecoder) -> BeamDecoder:
         return quick
     sizes = np.cumsum([len(grams) for grams in word_lm.grams])
     num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
-    shorter = NgramModel(word_lm.words, word_lm.grams[:num_orders])
+    shorter = replace(word_lm, grams=word_lm.grams[:num_orders])
     return quick.copy_with(language_models=LanguageModels(words=shorter, tokens=None))
 
 

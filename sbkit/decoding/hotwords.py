@@ -84,9 +84,10 @@ class PhraseState(NamedTuple):
 class HotwordScorer:
     """Add the reward of a phrase when the end of a word completes it.
 
-    A phrase counts only if it begins and ends with whole words. If two phrases end together, the
-    larger reward counts. A partly spelled phrase has credit in proportion to its characters, so
-    that the beam keeps it; the credit is taken back if the text continues differently.
+    A phrase counts only if it begins and ends with whole words; marks that the phrase lacks
+    count as spaces. If two phrases end together, the larger reward counts. A partly spelled phrase
+    has credit in proportion to its characters, so that the beam keeps it; the credit is taken back
+    if the text continues differently.
     """
 
     def __init__(self, *, rewards: Mapping[str, float], tokenizer: Tokenizer) -> None:
@@ -101,6 +102,8 @@ class HotwordScorer:
         """Return the reward and the change of credit for a token, and the next state."""
         total = 0.0
         for letter in self._tokenizer.texts[token]:
+            if letter in self._tokenizer.marks and letter not in state.node.children:
+                letter = SPACE
             if letter != SPACE or state.in_word:
                 score, state = self._spell(state, letter)
                 total += score
@@ -120,9 +123,17 @@ class HotwordScorer:
 
     def _find(self, tokens: Sequence[int]) -> set[str]:
         """Return the phrases that a token sequence contains as whole words."""
-        text = _between_spaces(SPACE.join(self._tokenizer.words(tokens)))
-        spellings = self._letters.items()
-        return {phrase for phrase, letters in spellings if _between_spaces(letters) in text}
+        text = SPACE.join(self._tokenizer.words(tokens))
+        phrases: set[str] = set()
+        texts: dict[frozenset[str], str] = {}  # by the marks that count as spaces
+        for phrase, letters in self._letters.items():
+            marks = self._tokenizer.marks - {*letters}
+            if marks not in texts:
+                spaced = text.translate(dict.fromkeys(map(ord, marks), SPACE))
+                texts[marks] = _between_spaces(SPACE.join(filter(None, spaced.split(SPACE))))
+            if _between_spaces(letters) in texts[marks]:
+                phrases.add(phrase)
+        return phrases
 
     def _spell(self, state: PhraseState, letter: str) -> tuple[float, PhraseState]:
         node = state.node

@@ -422,13 +422,26 @@ def _copy(node: LexiconNode) -> LexiconNode:
 @lru_cache(maxsize=2)  # shared by decoders that differ in their weights
 def make_lexicon(lm: NgramModel, tokenizer: Tokenizer) -> LexiconNode:
     """Return the words of a language model that the recognizer can spell, as a tree."""
-    spellings = ((tokenizer.letters(word), lm.id_of(word)) for word in lm.words[END + 1 :])
+    spell = tokenizer.letters if lm.table is None else lm.normalize
+    spellings = ((spell(word), lm.id_of(word)) for word in lm.words[END + 1 :])
     entries = [
         (letters, word, lm.score(NO_HISTORY, word)[0])
         for letters, word in spellings
         if letters and SPACE not in letters
     ]
     return extend_lexicon(LexiconNode(), entries)
+
+
+def _texts_for(lm: NgramModel, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the text of each token in the letters of a model's words; a mark ends a word."""
+    if lm.table is None:
+        return tokenizer.texts
+    # An apostrophe stays between letters. A dot between two single ones would join initials.
+    letters = {char: lm.normalize(f"aa{char}aa")[2:-2] for char in {*"".join(tokenizer.texts)}}
+    letters[SPACE] = SPACE
+    return tuple(
+        "".join(letters[char] for char in text).replace(" ", SPACE) for text in tokenizer.texts
+    )
 
 
 WordState = tuple[int, LexiconNode | None]
@@ -443,7 +456,8 @@ class WordScorer:
     end, it pays the difference to its own probability (look-ahead, or smearing, after Ortmanns and
     Ney, 2000). A spelling that leaves the lexicon pays for `<unk>` and unknown_word_score at once,
     because paying at its end would fill the beam with nonwords. Added words, such as hotwords, pay
-    only for `<unk>`.
+    only for `<unk>`. If the model's words have neither case nor punctuation, tokens count without
+    them, so "Line," pays for "line".
     """
 
     def __init__(
@@ -458,12 +472,13 @@ class WordScorer:
         added_words: Iterable[str] = (),
     ) -> None:
         self._lm = lm
-        self._texts = tokenizer.texts
+        self._texts = _texts_for(lm, tokenizer)
         self._lm_weight = lm_weight
         self._word_bonus = word_bonus
         self._unknown_word_score = unknown_word_score
         value = lm.score(NO_HISTORY, UNKNOWN)[0]
-        spellings = (tokenizer.letters(word) for word in added_words)
+        spell = tokenizer.letters if lm.table is None else lm.normalize
+        spellings = map(spell, added_words)
         entries = [(letters, UNKNOWN, value) for letters in spellings if letters]
         self._root = extend_lexicon(lexicon, entries)
 

@@ -315,9 +315,13 @@ class WordAligner:
         words = self._in_seconds(extracted.words, samples)
         pairs = zip(words, self.confidence(extracted.features), strict=True)
         return tuple(
-            word if word.text in self.hotwords else replace(word, confidence=confidence)
+            word if self._is_hotword(word.text) else replace(word, confidence=confidence)
             for word, confidence in pairs
         )
+
+    def _is_hotword(self, word: str) -> bool:
+        without_marks = word.strip("".join(self.tokenizer.marks))
+        return not self.hotwords.isdisjoint((word, without_marks))
 
     def extract_features(
         self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()

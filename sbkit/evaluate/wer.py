@@ -115,6 +115,8 @@ class ScoredUtterance:
         words: the timed words of the hypothesis, if they were aligned.
         by_words: False for a language without spaces between words, which has no WER.
         counts_of_greedy: in a validation.
+        normalizer: the name and hash of what normalized the texts, "" if unknown.
+        normalized: the same utterance with texts that another normalizer wrote.
     """
 
     id: str
@@ -127,6 +129,8 @@ class ScoredUtterance:
     words: tuple[Word, ...] = ()
     by_words: bool = True
     counts_of_greedy: GreedyCounts | None = None
+    normalizer: str = ""
+    normalized: "ScoredUtterance | None" = None
 
     @property
     def key(self) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 `wer_SET.txt` has every utterance with its aligned errors. `utterances_SET.jsonl` has a line for
 each utterance, sorted by id:
 
-    id, reference, hypothesis    texts as they were scored
+    id, reference, hypothesis    texts as they were scored, before any further normalizer
     reference_words, reference_characters    counts
     word_errors, character_errors    substitutions, deletions and insertions
     by_words                     false for a language without spaces between words; its lines have
@@ -25,6 +25,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import measure_calibration
 from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
+from sbkit.evaluate.marks import describe_marks, measure_marks
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     FigureDict,
@@ -128,6 +129,11 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
         f"Utterances: {scores.utterances}, the worst first. "
         "S: substituted, D: deleted, I: inserted, *: no counterpart."
     )
+    normalized = normalized_of(worst_first)
+    if normalized:
+        rates.append(f"normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}")
+    if marks := measure_marks(worst_first):
+        rates.append(f"precision and recall: {describe_marks(marks)}")
     lines = [*rates, "", legend, "", *map(_describe_utterance, worst_first)]
     write_text_atomically(path, "\n".join(lines))
 
@@ -146,13 +152,19 @@ def _describe_utterance(utterance: ScoredUtterance) -> str:
 def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     """Describe both rates of a test set with their counts and 95 % intervals, in one line.
 
-    The line also has the rates of greedy decoding, if another decoder was used, and the quality of
-    the confidences, if there are any.
+    The line also has the rates of texts that another normalizer wrote, those of greedy decoding, if
+    another decoder was used, the precision and recall of punctuation marks and capitals, and the
+    quality of the confidences, if there are any.
     """
     line = _describe_rates(scored)
+    normalized = normalized_of(scored)
+    if normalized:
+        line += f"; normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}"
     greedy = greedy_of(scored)
     if greedy:
         line += f"; greedily {_describe_rates(greedy)}"
+    if marks := measure_marks(scored):
+        line += f"; precision and recall: {describe_marks(marks)}"
     confidence = measure_calibration(*word_confidences(scored))
     if confidence is not None:
         line += f"; confidence {confidence}"
@@ -190,6 +202,11 @@ def greedy_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     return [utterance.greedy for utterance in scored if utterance.greedy is not None]
 
 
+def normalized_of(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
+    """Return each utterance with the texts that another normalizer wrote, if there is one."""
+    return [utterance.normalized for utterance in scored if utterance.normalized is not None]
+
+
 def word_confidences(scored: Iterable[ScoredUtterance]) -> tuple[list[float], list[bool]]:
     """Return the confidence of each word that has one, and whether the word is correct."""
     confidences: list[float] = []
@@ -209,6 +226,8 @@ def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
 
     ``references`` is the SHA-256 of the ids and references. Only results with the same hash can be
     compared. ``greedy`` has the figures of greedy decoding, if another decoder was used.
+    ``normalized`` has the figures of texts that another normalizer wrote, ``marks`` the precision
+    and recall of punctuation and capitals, ``normalizer`` its name and hash.
     """
     figures = _decoder_figures(scored)
     figures["references"] = hash_references(scored)
@@ -222,6 +241,13 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates, counts, intervals and calibration of one decoder."""
     figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
     figures |= _interval_figures(scored)
+    if scored and scored[0].normalizer:
+        figures["normalizer"] = scored[0].normalizer
+    if marks := measure_marks(scored):
+        figures["marks"] = marks
+    normalized = normalized_of(scored)
+    if normalized:
+        figures["normalized"] = _decoder_figures(normalized)
     confidence = measure_calibration(*word_confidences(scored))
     if confidence is not None:
         figures["confidence"] = asdict(confidence)
@@ -247,6 +273,10 @@ def slice_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     for name in ("CER", "WER", "words", "characters"):
         if name in all_figures:
             figures[name] = all_figures[name]
+    normalized = normalized_of(scored)
+    if normalized:
+        counts = total_scores(normalized).counts_by_rate(include_wer="WER" in figures)
+        figures |= {f"normalized_{rate}": counts[rate].rate for rate in counts}
     return figures | _interval_figures(scored)
 
 

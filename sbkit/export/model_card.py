@@ -101,7 +101,12 @@ def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     """Yield a row per test set, decoder and metric; the header has those with ``is_chosen``."""
     for split, result in summary.get("test", {}).items():
         greedy = result.get("greedy", {})
-        for decoder, figures in ((result.get("decoder", ""), result), ("greedy", greedy)):
+        normalized = result.get("normalized", {})
+        for decoder, figures in (
+            (result.get("decoder", ""), result),
+            (f"{result.get('decoder', '')}, {normalized.get('normalizer')}", normalized),
+            ("greedy", greedy),
+        ):
             for name, metric in task.metrics.items():
                 if name in figures:
                     yield {

@@ -14,7 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +33,14 @@ from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import Trained, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
-from sbkit.text.normalization import NORMALIZER_VERSION, normalize
+from sbkit.text.normalization import (
+    NORMALIZER_VERSION,
+    Orthography,
+    is_mark,
+    normalize,
+    table_from_stored,
+    table_to_store,
+)
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
@@ -41,6 +48,9 @@ MAX_FILE_BYTES = 1 << 33
 FIELDS = ("keys", "log_probs", "backoffs")
 MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
+# A model of words without case and punctuation may have a few abbreviations with them.
+MAX_MARKED_SHARE = 0.02
+WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SUBJECT = "The text of a language model"  # in errors
 TABLE_DIALECTS: Mapping[str, Any] = {
     ".csv": {"delimiter": ","},
@@ -90,6 +100,9 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
             for field in FIELDS:
                 arrays[f"{name}.{field}_{order}"] = np.ascontiguousarray(getattr(grams, field))
     orders = {name: model.order for name, model in models.items()}
+    table = models[WORDS].table if WORDS in models else None
+    if table is not None:
+        metadata = {**metadata, WORD_TABLE: json.dumps(table_to_store(table), sort_keys=True)}
     content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
     # Sort the metadata, whose order safetensors does not fix.
     length = int.from_bytes(content[:8], "little")
@@ -110,7 +123,11 @@ def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel
         length = int.from_bytes(content[:8], "little")  # of the header
         metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
         orders = json.loads(metadata["orders"])
-        return {name: _make_model(arrays, name, orders[name]) for name in orders}, metadata
+        models = {name: _make_model(arrays, name, orders[name]) for name in orders}
+        if WORD_TABLE in metadata:
+            _, table = table_from_stored(json.loads(metadata[WORD_TABLE]))
+            models[WORDS] = replace(models[WORDS], table=table)
+        return models, metadata
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise DataError(
             f"{file} is not a file of language models, or is damaged ({type(error).__name__}: "
@@ -179,6 +196,8 @@ def ensure_language_models(
     orders: Mapping[str, int],
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
+    table: Orthography | None = None,
+    plain_words: bool = False,
     arpa: Path | None = None,
     held_out: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> list[str]:
@@ -190,6 +209,9 @@ def ensure_language_models(
         orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
         texts: returns the normalized sentences to train on.
         tokenizer: spells the sentences.
+        table: the text table of the sentences, if it keeps case or punctuation.
+        plain_words: whether the model of words then has neither, so that "Line," and "line" are one
+            word; a decoding graph writes the words of its model, so it needs them as written.
         arpa: an ARPA file that replaces one model: the model of tokens if one of its words has a
             `▁`, else the model of words.
         held_out: the normalized sentences of splits, by name. They are left out of the texts.
@@ -197,34 +219,57 @@ def ensure_language_models(
     Raises:
         SbkitError: the ARPA file cannot be read, or has another order or another spelling.
     """
-    excluded = set(chain.from_iterable(held_out.values()))
+    plain_table = None if table is None or table.is_plain else table.plain
+    word_table = plain_table if plain_words else None
+    to_plain = _normalizer(plain_table)
+    excluded = set(map(to_plain, chain.from_iterable(held_out.values())))
     source += hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
     metadata = {
-        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}",
+        "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}{' plain' * bool(word_table)}",
         "tokenizer": digest_of(tokenizer),
         "normalizer": str(NORMALIZER_VERSION),
     }
     with suppress(SbkitError):  # if there is no file, or it is damaged
         if metadata.items() <= load(file)[1].items():
             return []
-    models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer)
+    models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer, word_table)
     messages = [f"language model of {name}: {arpa}" for name in models]
     all_sentences = [text for text in texts() if text.strip()]
-    sentences = [text for text in all_sentences if text not in excluded]
+    sentences = [text for text in all_sentences if to_plain(text) not in excluded]
     if held_out:
         count = plural(len(all_sentences) - len(sentences), "sentence")
         names = " or ".join(held_out)
         messages.append(f"lm_text: {count} left out, because {names} has the same")
     note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
-    to_pieces = partial(_to_pieces, tokenizer=tokenizer)
-    splits: dict[str, Callable[[str], list[str]]] = {WORDS: str.split, TOKENS: to_pieces}
+    messages += _train_missing(models, orders, sentences, tokenizer, word_table)
+    save(models, file, metadata=metadata)
+    return messages + note
+
+
+def _train_missing(
+    models: dict[str, NgramModel],
+    orders: Mapping[str, int],
+    sentences: Iterable[str],
+    tokenizer: Tokenizer,
+    word_table: Orthography | None,
+) -> Iterator[str]:
+    """Train the models that are not there yet; yield messages about them."""
+    to_words = _normalizer(word_table)
+    splits: dict[str, Callable[[str], list[str]]] = {
+        WORDS: lambda text: to_words(text).split(),
+        TOKENS: partial(_to_pieces, tokenizer=tokenizer),
+    }
     for name, split in splits.items():
         if orders[name] and name not in models:
             trained = train(map(split, sentences), order=orders[name])
-            models[name] = trained.model
-            messages.append(_describe(name, trained))
-    save(models, file, metadata=metadata)
-    return messages + note
+            models[name] = replace(trained.model, table=word_table if name == WORDS else None)
+            yield _describe(name, trained)
+    if WORDS in models and models[WORDS].table is not None:
+        yield "words of the language model: without case and punctuation"
+
+
+def _normalizer(table: Orthography | None) -> Callable[[str], str]:
+    return str if table is None else partial(normalize, language="", table=table)
 
 
 def replace_language_models(
@@ -232,21 +277,24 @@ def replace_language_models(
     lm_text: LmText,
     orders: Mapping[str, int],
     *,
-    language: str,
+    table: Orthography,
+    plain_words: bool,
     tokenizer: Tokenizer,
     held_out: Mapping[str, Iterable[str]],
 ) -> list[str]:
     """Train the language models of a file again on texts; return messages about them.
 
     ``orders``: only those that change. An ARPA file replaces only the model of its kind.
-    ``held_out``: as for `ensure_language_models`.
+    ``table``: normalizes the texts.
+    ``plain_words``, ``held_out``: as for `ensure_language_models`.
     """
     models = load(file)[0] if file.exists() else {}
     current_orders = {name: model.order for name, model in models.items()}
     orders = {WORDS: 0, TOKENS: 0, **current_orders, **orders}
     file.unlink(missing_ok=True)
     if lm_text.arpa is not None:
-        models |= _read_arpa_model(lm_text.arpa, orders, tokenizer)
+        word_table = table.plain if plain_words and not table.is_plain else None
+        models |= _read_arpa_model(lm_text.arpa, orders, tokenizer, word_table)
         models = {name: model for name, model in models.items() if orders[name]}
         save(models, file, metadata={"made_of": lm_text.source, "tokenizer": digest_of(tokenizer)})
         return [f"language model: {lm_text.arpa}"]
@@ -254,18 +302,20 @@ def replace_language_models(
         file,
         source=lm_text.source,
         orders=orders,
-        texts=partial(read_sentences, lm_text.texts, language),
+        texts=partial(read_sentences, lm_text.texts, table),
         tokenizer=tokenizer,
+        table=table,
+        plain_words=plain_words,
         held_out=held_out,
     )
 
 
 def train_texts(
-    texts: Sequence[Path], *, order: int, language: str, tokenizer: Path | None, out: Path
+    texts: Sequence[Path], *, order: int, table: Orthography, tokenizer: Path | None, out: Path
 ) -> str:
     """Train a language model on texts, write it as an ARPA file, and return messages about it.
 
-    texts: files with one sentence per line; language: of the normalizer; tokenizer: for a model of
+    texts: files with one sentence per line; table: normalizes them; tokenizer: for a model of
     tokens, a run, a bundle or the file of a tokenizer, None for a model of words; out: the ARPA
     file.
     Raises SbkitError if a file cannot be read or written, the tokens do not spell the text, or the
@@ -276,7 +326,7 @@ def train_texts(
     for text in filter(is_arpa, texts):
         raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
     require_writable(out.parent, option="--out")
-    sentences = read_sentences(texts, language)
+    sentences = read_sentences(texts, table)
     if tokenizer is None:
         trained = train(map(str.split, sentences), order=order)
         messages = [_describe(WORDS, trained)]
@@ -296,7 +346,7 @@ def train_texts(
     return "\n".join(messages)
 
 
-def read_sentences(files: Iterable[Path], language: str) -> Iterator[str]:
+def read_sentences(files: Iterable[Path], table: Orthography) -> Iterator[str]:
     """Yield the normalized sentences of texts: their lines, or a table's column `sentence`.
 
     In a .tsv quotes are plain characters, as in Common Voice. Raises DataError if a file is not
@@ -315,7 +365,7 @@ def read_sentences(files: Iterable[Path], language: str) -> Iterator[str]:
                         "sentence on each line."
                     )
                 lines = (row[SENTENCE_COLUMN] or "" for row in rows)
-            yield from filter(None, (normalize(line, language) for line in lines))
+            yield from filter(None, (normalize(line, "", table) for line in lines))
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
 
@@ -370,9 +420,12 @@ def is_arpa(file: Path) -> bool:
 
 
 def _read_arpa_model(
-    file: Path, orders: Mapping[str, int], tokenizer: Tokenizer
+    file: Path, orders: Mapping[str, int], tokenizer: Tokenizer, word_table: Orthography | None
 ) -> dict[str, NgramModel]:
-    """Read a model of words or of tokens; raise an error if its order or spelling does not fit."""
+    """Read a model of words or of tokens; raise an error if its order or spelling does not fit.
+
+    word_table: becomes the table of a model whose words have neither case nor punctuation.
+    """
     model = read_arpa(file)
     words = model.words[len(SPECIAL) :]
     if any(SPACE in word for word in words):
@@ -392,4 +445,7 @@ def _read_arpa_model(
             f"The recognizer's tokens spell only {num_spelled} of the {len(words)} {name} of "
             f"{file}. Train it on text that is normalized like the transcripts."
         )
+    num_marked = sum(word != word.lower() or is_mark(word[-1]) for word in words)
+    if name == WORDS and num_marked <= MAX_MARKED_SHARE * len(words):
+        model = replace(model, table=word_table)
     return {name: model}

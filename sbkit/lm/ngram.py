@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sbkit.base.arrays import Float32s, Int64s
+from sbkit.text.normalization import Orthography, normalize
 
 NO_HISTORY = 0  # a state
 
@@ -68,6 +69,8 @@ class NgramModel:
 
     words: by id, `<unk>`, `<s>`, `</s>`, then the others in the order of their code points;
     grams: by order. The unigrams are all V words, so the row of a unigram is its id.
+    table: the text table that words pass before they are looked up, if the texts to score keep case
+        or punctuation and the words of the model do not; None if words are looked up as written.
 
     >>> from sbkit.lm.kneser_ney import train
     >>> model = train([["call", "me"], ["call", "the", "office"]], order=2).model
@@ -78,10 +81,11 @@ class NgramModel:
 
     words: tuple[str, ...]
     grams: tuple[Grams, ...]
+    table: Orthography | None = None
 
-    def __reduce__(self) -> tuple[type["NgramModel"], tuple[tuple[str, ...], tuple[Grams, ...]]]:
+    def __reduce__(self) -> tuple[type["NgramModel"], tuple[object, ...]]:
         """Pickle the model without its cached tables, for processes that decode."""
-        return type(self), (self.words, self.grams)
+        return type(self), (self.words, self.grams, self.table)
 
     @property
     def order(self) -> int:
@@ -93,11 +97,15 @@ class NgramModel:
         return self.score(NO_HISTORY, BEGIN)[1]
 
     def __contains__(self, word: object) -> bool:
-        return word in self._ids
+        return isinstance(word, str) and self.normalize(word) in self._ids
 
     def id_of(self, word: str) -> int:
         """Return the id of a word, or of `<unk>` if it is unknown."""
-        return self._ids.get(word, UNKNOWN)
+        return self._ids.get(self.normalize(word), UNKNOWN)
+
+    def normalize(self, text: str) -> str:
+        """Write a text as the model knows its words."""
+        return text if self.table is None else normalize(text, "", self.table)
 
     def score(self, state: int, word: int) -> tuple[float, int]:
         """Return the natural log-probability of a word after a state, and the state after it.

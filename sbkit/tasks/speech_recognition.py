@@ -1,6 +1,7 @@
 """The task of speech recognition: text by CTC over the tokens of a sentencepiece model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sbkit.audio.io import Samples
@@ -10,6 +11,8 @@ from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
+from sbkit.text.normalization import Orthography
+from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import Tokenizer
 
 
@@ -18,20 +21,30 @@ def score_texts(
     *,
     ids: Sequence[str],
     texts: Sequence[str],
+    sentences: Sequence[str],
     speakers: Sequence[str],
     samples: Sequence[int],
     sample_rate: int,
     by_words: bool,
+    language: str,
+    table: Orthography,
+    normalizer: Normalizer | None = None,
 ) -> list[ScoredUtterance]:
     """Compare recognized utterances with their references.
 
     recognized: the text of each utterance, and perhaps its words with times.
-    texts: the references.
+    texts: the references, which ``table`` has normalized.
+    sentences: the references as the corpus writes them.
     speakers: "" if unknown.
     samples: the lengths of the utterances.
     by_words: False for a language without spaces between words.
+    normalizer: normalizes both sides for a second comparison; None for the plain table of the
+        language, if ``table`` keeps case or punctuation.
     """
-    return [
+    if normalizer is None and not table.is_plain:
+        normalizer = table_normalizer(language, table.plain)
+    written_by = str(table_normalizer(language, table))
+    scored = [
         ScoredUtterance(
             id,
             text,
@@ -40,25 +53,55 @@ def score_texts(
             seconds=samples_to_seconds(count, sample_rate),
             words=result.words,
             by_words=by_words,
+            normalizer=written_by,
         )
         for result, id, text, speaker, count in zip(
             recognized, ids, texts, speakers, samples, strict=True
         )
     ]
+    if normalizer is None:
+        return scored
+    return [
+        replace(utterance, normalized=_normalize(utterance, sentence, normalizer))
+        for utterance, sentence in zip(scored, sentences, strict=True)
+    ]
+
+
+def _normalize(
+    utterance: ScoredUtterance, sentence: str, normalizer: Normalizer
+) -> ScoredUtterance:
+    """Return an utterance whose texts a normalizer wrote; it has no timed words."""
+    return replace(
+        utterance,
+        reference=normalizer.normalize(sentence),
+        hypothesis=normalizer.normalize(utterance.hypothesis),
+        words=(),
+        normalizer=str(normalizer),
+    )
 
 
 def transcribe_rows(
-    bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], *, times: bool, **_: Any
+    bundle: Any,
+    rows: Sequence[Mapping[str, Any]],
+    clips: list[Samples],
+    *,
+    times: bool,
+    normalizer: Normalizer | None = None,
+    **_: Any,
 ) -> list[ScoredUtterance]:
     """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts."""
     return score_texts(
         bundle.recognize(clips, times=times),
         ids=[row["id"] for row in rows],
         texts=[row["text"] for row in rows],
+        sentences=[row["sentence"] for row in rows],
         speakers=[str(row.get("speaker", "")) for row in rows],
         samples=[row["samples"] for row in rows],
         sample_rate=bundle.config.sample_rate,
         by_words=bundle.config.has_words,
+        language=bundle.config.language or "und",
+        table=bundle.config.text_table,
+        normalizer=normalizer,
     )
 
 

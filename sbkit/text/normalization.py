@@ -1,17 +1,19 @@
 """Normalize transcripts, with a table for each language.
 
 Letters are never dropped. A letter that a language does not use is replaced by its plain letters
-("café" in English: "cafe"), or kept if it has none.
+("café" in English: "cafe"), or kept if it has none. The key `text` of a YAML makes a table that
+keeps capitals and marks of punctuation (`text_table`).
 """
 
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+from sbkit.base.errors import ConfigError
 from sbkit.text.languages import primary_language
 
 NORMALIZER_VERSION = 4  # increment it when the normalized text of any sentence changes
@@ -34,6 +36,18 @@ class Orthography:
     # Whether words are separated by spaces. If not, spaces between Chinese letters, Thai letters
     # and those of similar scripts (_UNSPACED_LETTERS) are removed.
     spaces: bool = True
+    keep_case: bool = False
+    punctuation: str = ""  # the marks that are kept
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether texts have neither capitals nor punctuation."""
+        return not (self.keep_case or self.punctuation)
+
+    @property
+    def plain(self) -> "Orthography":
+        """The table that keeps neither capitals nor punctuation."""
+        return replace(self, keep_case=False, punctuation="")
 
 
 ORTHOGRAPHIES: Mapping[str, Orthography] = {
@@ -65,8 +79,12 @@ _APOSTROPHES = (
     "`\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER APOSTROPHE}"
     "\N{ACUTE ACCENT}\N{SINGLE HIGH-REVERSED-9 QUOTATION MARK}\N{FULLWIDTH APOSTROPHE}"
 )
-# Lower-casing would turn "İ" into "i" and a combining dot.
-_CHARACTER_FIXES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'") | {"İ": "i"})
+_UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'"))
+# Marks that belong to words in some table, or that open and close a quotation alike.
+_WORD_MARKS = f"{_APOSTROPHES}'\"·{_GERESH}{_GERSHAYIM}"
+_OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
+CASES = ("lower", "keep")  # the values of `text.case`
+TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"]}'
 # Plain letters for letters that have no Unicode decomposition.
 _BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
 _BASE_LETTERS |= {"þ": "th", "ħ": "h", _DOTLESS_I: "i"}
@@ -89,7 +107,8 @@ _UNSPACED_LETTERS = (
     "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
     "\U00020000-\U0003ffff"
 )
-_SPACE_WITHIN = re.compile(f"(?<=[{_UNSPACED_LETTERS}]) (?=[{_UNSPACED_LETTERS}])")
+_UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # after which no space is written either
+_SPACE_WITHIN = re.compile(f"(?<=[{_UNSPACED_LETTERS}{_UNSPACED_MARKS}]) (?=[{_UNSPACED_LETTERS}])")
 _TATWEEL = "\N{ARABIC TATWEEL}"
 
 
@@ -99,9 +118,43 @@ def orthography(language: str) -> Orthography:
     return ORTHOGRAPHIES.get(primary_language(language), general)
 
 
-def table_to_store(language: str) -> dict[str, object]:
-    """Return the version and the table of a language as plain data, for checkpoints and bundles."""
-    return {"version": NORMALIZER_VERSION, **asdict(orthography(language))}
+def text_table(language: str, settings: object = None) -> Orthography:
+    """Return the table of a language with the case and the punctuation that the key `text` keeps.
+
+    Raises ConfigError for settings that are not of the form `TEXT_EXAMPLE`.
+    """
+    settings = {} if settings is None else settings
+    if not isinstance(settings, Mapping) or {*settings} - {"case", "punctuation"}:
+        raise ConfigError(
+            f"`text` must be a mapping of case and punctuation, such as {TEXT_EXAMPLE}, but is "
+            f"{settings!r}."
+        )
+    case = settings.get("case", CASES[0])
+    if case not in CASES:
+        raise ConfigError(f"`text.case` must be {' or '.join(CASES)}, but is {case!r}.")
+    marks = settings.get("punctuation") or []
+    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+        raise ConfigError(
+            f'`text.punctuation` must be a list of marks, such as [".", ","], but is {marks!r}.'
+        )
+    for mark in marks:
+        if len(mark) != 1 or not is_mark(mark):
+            raise ConfigError(
+                "`text.punctuation` lists single punctuation marks that do not belong to words, "
+                f'such as [".", ","], but has {mark!r}. Leave it out.'
+            )
+    keep_case = case == "keep"
+    return replace(orthography(language), keep_case=keep_case, punctuation="".join(marks))
+
+
+def is_mark(char: str) -> bool:
+    """Return whether a character is punctuation that a table can keep; no apostrophe is."""
+    return unicodedata.category(char).startswith("P") and char not in _WORD_MARKS
+
+
+def table_to_store(table: Orthography) -> dict[str, object]:
+    """Return the version and a table as plain data, for checkpoints and bundles."""
+    return {"version": NORMALIZER_VERSION, **asdict(table)}
 
 
 def table_from_stored(stored: Any) -> tuple[int, Orthography]:
@@ -112,10 +165,13 @@ def table_from_stored(stored: Any) -> tuple[int, Orthography]:
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
     version = stored["version"]
     rewrite = {**table.rewrite}  # raises TypeError unless it is a mapping
-    texts = [table.letters, table.joiners, *rewrite.keys(), *rewrite.values()]
+    texts = [table.letters, table.joiners, table.punctuation, *rewrite.keys(), *rewrite.values()]
     are_texts = all(isinstance(text, str) for text in texts)
-    if type(version) is not int or not isinstance(table.spaces, bool) or not are_texts:
+    are_flags = all(isinstance(flag, bool) for flag in (table.spaces, table.keep_case))
+    if type(version) is not int or not are_flags or not are_texts:
         raise ValueError("a value has the wrong type")
+    if not all(map(is_mark, table.punctuation)):
+        raise ValueError("`punctuation` must be marks of punctuation")
     # A malicious table could turn a word into gigabytes: a to bbb..., b to ccc..., and so on.
     replacements = "".join(rewrite.values())
     has_other_keys = any(len(key) != 1 for key in rewrite)
@@ -134,26 +190,33 @@ def separates_words(language: str) -> bool:
     return primary_language(language) not in _UNSPACED
 
 
-def describe_normalizer(language: str) -> str:
-    """Describe the table of a language and its effect on texts in one line."""
+def describe_normalizer(language: str, table: Orthography | None = None) -> str:
+    """Describe a table, by default that of the language, and its effect on texts in one line."""
+    if table is None:
+        table = orthography(language)
     code = primary_language(language)
-    letters = orthography(language).letters
-    table = code if code in ORTHOGRAPHIES else "all other languages"
-    line = f"text table of {table}: lower case, the letters {letters or 'of every script'}"
+    name = code if code in ORTHOGRAPHIES else "all other languages"
+    case = "upper and lower case" if table.keep_case else "lower case"
+    line = f"text table of {name}: {case}, the letters {table.letters or 'of every script'}"
+    if table.punctuation:
+        line += f", the marks {' '.join(table.punctuation)}"
     if not separates_words(language):
         line += f"; {code} does not separate words, so there is a CER and no WER"
     return line
 
 
-def spoken_symbols_note(characters: Mapping[str, int], language: str) -> str | None:
+def spoken_symbols_note(
+    characters: Mapping[str, int], language: str, table: Orthography | None = None
+) -> str | None:
     """Return a note on dropped characters that may be read aloud, such as "€" and "½".
 
     characters: the number of each character in all sentences.
     """
     dropped = Counter[str]()
+    kept = "" if table is None else table.punctuation
     for char, count in characters.items():
         is_spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
-        if is_spoken and not normalize(char, language):
+        if is_spoken and char not in kept and not normalize(char, language, table):
             dropped[char] = count
     if not dropped:
         return None
@@ -181,7 +244,8 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     Punctuation becomes a space, except for dots between initials and apostrophes inside words of
     languages that write them. Between two characters of scripts without spaces, such as Chinese and
     Thai, it is removed. Digits stay. The result is in Unicode NFC, and normalizing it again changes
-    nothing.
+    nothing. A table may keep the case and some marks; normalizing the result by the plain table
+    then gives what that makes of the transcript.
 
     table: replaces the table of the language; a trained model keeps the one it was trained with.
 
@@ -190,26 +254,61 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     """
     if table is None:
         table = orthography(language)
+    marks = table.punctuation
     # 1. Fold widths first, so that every later step meets one form of each character.
-    text = _compose(text)
-    # 2. Unify apostrophes, which tables name in one form; "İ" must be gone before lower-casing.
-    text = text.translate(_CHARACTER_FIXES)
+    text = _compose(text, marks)
+    # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
+    #    a combining dot.
+    text = text.translate(_UNIFIED_APOSTROPHES)
+    if not table.keep_case:
+        text = text.replace("İ", "i")
     # 3. Rewrite symbols while letters have their case: Turkish "I" is not the capital of "i".
     for char, replacement in table.rewrite.items():
-        text = text.replace(char, replacement)
+        if char not in marks:
+            is_capital = table.keep_case and char.isupper()
+            text = text.replace(char, _capitalize(replacement) if is_capital else replacement)
     # 4. Lower the case, because tables only have lower-case letters.
-    text = text.lower()
+    if not table.keep_case:
+        text = text.lower()
     # 5. Join initials before the next step turns their dots into spaces.
-    text = _INITIALS.sub(r"\1", text)
+    if "." not in marks:
+        text = _INITIALS.sub(r"\1", text)
     # 6. Fold letters, and turn punctuation into spaces. This may leave marks to compose.
-    text = _compose(text.translate(_letter_folding(table.letters, table.joiners)))
+    folding = _letter_folding(table.letters, table.joiners, table.keep_case, marks)
+    text = _compose(text.translate(folding), marks)
     # 7. Trim joiners now that all words are separated: inside a word they stay.
-    words = (word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split())
-    text = " ".join(word for word in words if word)
+    words = [word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split()]
+    text = " ".join(_attach_marks(words, table) if marks else filter(None, words))
     if table.spaces:
         return text
     # 8. Without a space between them, a letter and a mark may compose.
-    return _compose(_SPACE_WITHIN.sub("", text))
+    return _compose(_SPACE_WITHIN.sub("", text), marks)
+
+
+def _attach_marks(words: Iterable[str], table: Orthography) -> list[str]:
+    """Write the marks that stand alone beside a word, so that each word is one with its marks.
+
+    A mark that opens stands before the next word, all others behind the previous one. At the end of
+    a word, a repeated mark is written once ("wait..." becomes "wait.").
+    """
+    marks = f"[{re.escape(table.punctuation)}]"
+    attached: list[str] = []
+    opening = ""
+    for word in words:
+        parts = [part.strip(table.joiners) for part in re.split(f"({marks})", word)]
+        word = "".join(parts)
+        if any(parts[::2]):  # the letters between the marks
+            attached.append(opening + word)
+            opening = ""
+        elif all(map(_is_opening, word)):
+            opening += word
+        elif attached:
+            attached[-1] += word
+    return [re.sub(f"({marks})\\1+(?={marks}*$)", r"\1", word) for word in attached]
+
+
+def _is_opening(mark: str) -> bool:
+    return mark in _OPENING_MARKS or unicodedata.category(mark) in ("Ps", "Pi")
 
 
 def join_segments(texts: Iterable[str]) -> str:
@@ -237,9 +336,12 @@ class _LazyTranslation(dict[int, str]):
         return self[code]
 
 
-def _compose(text: str) -> str:
-    """Drop silent characters, unify widths, and compose letters with their marks."""
-    return unicodedata.normalize("NFC", text.translate(_WIDTH_FOLDING))
+def _compose(text: str, kept: str = "") -> str:
+    """Drop silent characters, unify widths, and compose letters with their marks.
+
+    kept: characters that keep their width, such as the marks of Chinese.
+    """
+    return unicodedata.normalize("NFC", text.translate(_width_folding(kept)))
 
 
 def _fold_width(char: str) -> str:
@@ -256,12 +358,29 @@ def _fold_width(char: str) -> str:
     return char
 
 
-_WIDTH_FOLDING = _LazyTranslation(_fold_width)
+@cache
+def _width_folding(kept: str) -> _LazyTranslation:
+    return _LazyTranslation(lambda char: char if char in kept else _fold_width(char))
 
 
 @cache
-def _letter_folding(letters: str, joiners: str) -> _LazyTranslation:
-    return _LazyTranslation(partial(_fold_letter, letters=letters, joiners=joiners))
+def _letter_folding(letters: str, joiners: str, keep_case: bool, kept: str) -> _LazyTranslation:
+    fold = partial(_fold_cased if keep_case else _fold_letter, letters=letters, joiners=joiners)
+    return _LazyTranslation(lambda char: char if char in kept else fold(char))
+
+
+def _fold_cased(char: str, letters: str, joiners: str) -> str:
+    """Return the replacement of a character; a capital that is not kept has a capital's."""
+    lower = "i" if char == "İ" else char.lower()
+    folded = _fold_letter(lower, letters, joiners)
+    if lower == char:
+        return folded
+    is_kept = folded == char.lower() or (folded == lower and not letters)
+    return char if is_kept else _capitalize(folded)
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _fold_letter(char: str, letters: str, joiners: str) -> str:

@@ -9,6 +9,7 @@ import sentencepiece
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular, write_bytes_atomically
+from sbkit.text.normalization import is_mark
 from sbkit.text.tags import TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
@@ -81,6 +82,11 @@ class Tokenizer:
         """The ids of tokens without sound: the blank, and the space if it is a token."""
         spaces = (id for id, piece in enumerate(self.pieces()) if piece == SPACE)
         return self.vocabulary.blank, *spaces
+
+    @cached_property
+    def marks(self) -> frozenset[str]:
+        """The marks of punctuation that the tokens can spell."""
+        return frozenset(filter(is_mark, "".join(self.texts)))
 
     def pieces(self) -> list[str]:
         """List the tokens in the order of their ids."""

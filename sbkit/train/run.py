@@ -29,7 +29,7 @@ from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.folder import find_folder, load_weights
 from sbkit.tasks.task import Task
-from sbkit.text.normalization import table_to_store
+from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
 from sbkit.train.initialize import initialize_from, with_encoder_config
@@ -132,7 +132,8 @@ class Run:
         if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
             checkpointer.meta[TASK] = task.name
             if isinstance(labels, Tokenizer):
-                checkpointer.meta[NORMALIZER] = table_to_store(self.knobs["language"])
+                table = text_table(self.knobs["language"], self.knobs.get("text"))
+                checkpointer.meta[NORMALIZER] = table_to_store(table)
         return hparams
 
     @step("loaders")

@@ -16,7 +16,7 @@ from sbkit.export.export import export_run
 from sbkit.export.formats import HUB, HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.text.normalization import table_to_store
+from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import TINY_VOICE, Workplace, rows_of
 
@@ -55,7 +55,7 @@ def make_run(
     hparams = load_hparams(yaml, overrides)
     change(hparams)
     hparams["checkpointer"].meta = {
-        NORMALIZER: table_to_store("en"),
+        NORMALIZER: table_to_store(text_table("en")),
         TASK: SPEECH_RECOGNITION.name,
     }
     RunConfig.from_yaml(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)

@@ -1,0 +1,82 @@
+"""Normalizers that texts are scored by: a language's text table, or one of Whisper's.
+
+The leaderboards of recognizers normalize references and hypotheses by Whisper's English normalizer,
+or by its basic one for other languages (Radford et al. 2022, arXiv 2212.04356, appendix C).
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from json import loads
+
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import to_json
+from sbkit.base.imports import require_package
+from sbkit.text.languages import check_language
+from sbkit.text.normalization import Orthography, normalize, orthography, table_to_store
+
+WHISPER_BASIC, WHISPER_ENGLISH = "whisper-basic", "whisper-english"
+EXTRA = "leaderboard"
+NUM_HASH_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """A function that normalizes texts, its name, and the SHA-256 of its rules."""
+
+    name: str
+    sha256: str
+    normalize: Callable[[str], str]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.sha256[:NUM_HASH_DIGITS]}"
+
+
+def table_normalizer(language: str, table: Orthography) -> Normalizer:
+    """Return the normalizer of a text table, which is that of a language or made of it."""
+    content = to_json(table_to_store(table))
+    kept = "" if table.is_plain else ", as written"
+    return Normalizer(
+        name=f"text table of {language}{kept}",
+        sha256=hashlib.sha256(content.encode()).hexdigest(),
+        normalize=partial(normalize, language=language, table=table),
+    )
+
+
+def named_normalizer(name: str) -> Normalizer:
+    """Return the normalizer that `--normalizer` names.
+
+    Raises:
+        SbkitError: it is neither the tag of a language nor one of Whisper's, or the package that
+            Whisper's needs is missing.
+    """
+    if name in (WHISPER_BASIC, WHISPER_ENGLISH):
+        return _whisper_normalizer(name)
+    try:
+        return table_normalizer(name, orthography(check_language(name)))
+    except ConfigError as error:
+        raise ConfigError(
+            f"`--normalizer` must be {WHISPER_ENGLISH}, {WHISPER_BASIC} or the tag of a language, "
+            f"such as en, but is {name!r}."
+        ) from error
+
+
+def _whisper_normalizer(name: str) -> Normalizer:
+    """Return a normalizer of transformers.
+
+    The English one unifies British and American spelling by a list of OpenAI's, which transformers
+    does not contain and the package whisper-normalizer does.
+    """
+    module = require_package("transformers.models.whisper.english_normalizer", extra=EXTRA)
+    rules = inspect.getsource(module)
+    if name == WHISPER_BASIC:
+        function = module.BasicTextNormalizer()
+    else:
+        require_package("whisper_normalizer", extra=EXTRA)
+        spellings = files("whisper_normalizer").joinpath("normalizers/english.json").read_text()
+        function = module.EnglishTextNormalizer(loads(spellings))
+        rules += spellings
+    return Normalizer(name, hashlib.sha256(f"{name}\n{rules}".encode()).hexdigest(), function)

@@ -1,0 +1,127 @@
+"""Language models and hotwords of a recognizer whose tokens have case and punctuation."""
+
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.hotwords import HotwordScorer
+from sbkit.decoding.words import Confidence, WordAligner
+from sbkit.lm.arpa import write_arpa
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models, load_language_models
+from sbkit.lm.ngram import NgramModel
+from sbkit.text.normalization import orthography, text_table
+from sbkit.text.tokenizer import Tokenizer
+from tests.decoding.spoken import TEXTS, char_tokenizer, spoken, transcribe
+
+TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?"]})
+WRITTEN = [f"{text.capitalize()}." for text in TEXTS] + ["Cold, cold north?", "Is Bo in?"]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return char_tokenizer(tmp_path, WRITTEN)
+
+
+def word_model(
+    tokenizer: Tokenizer, *, plain_words: bool, arpa: Path | None = None
+) -> tuple[NgramModel, Path]:
+    """Train the language models again, and return that of words with the file of both."""
+    file = tokenizer.model_file.with_name("lm.safetensors")
+    ensure_language_models(
+        file,
+        source=f"{arpa}",
+        orders={WORDS: 2, TOKENS: 3},
+        texts=lambda: [*WRITTEN, "Press one."],
+        tokenizer=tokenizer,
+        table=TABLE,
+        plain_words=plain_words,
+        arpa=arpa,
+        held_out={"test": ["Press, one?"]},
+    )
+    model = load_language_models(file, tokenizer).words
+    assert model is not None
+    return model, file
+
+
+def test_words_of_the_model_are_those_it_is_configured_for(tokenizer: Tokenizer) -> None:
+    """A held-out sentence is left out, however it is written."""
+    written, _ = word_model(tokenizer, plain_words=False)
+    assert {"Cold,", "cold", "office."} <= {*written.words} and "office" not in {*written.words}
+    assert "Cold," in written and "cold," not in written
+    plain, _ = word_model(tokenizer, plain_words=True)
+    assert {"cold", "office"} <= {*plain.words}
+    assert not {"Press", "press", "one.", "Cold,", "Cold"} & {*plain.words, *written.words[:3]}
+    assert plain.id_of("Office,") == plain.id_of("office") > 2
+    assert "Ofice." not in plain
+
+
+def test_plain_and_written_arpa_files_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    arpa = tmp_path / "talks.arpa"
+    for sentences, table in ((TEXTS, orthography("en")), (WRITTEN, None)):
+        write_arpa(train([text.split() for text in sentences], order=2).model, arpa)
+        model, _ = word_model(tokenizer, plain_words=True, arpa=arpa)
+        assert model.table == table
+        arpa.unlink()
+        arpa = tmp_path / "others.arpa"
+
+
+def test_beam_uses_a_model_of_plain_words_for_words_with_marks(tokenizer: Tokenizer) -> None:
+    """Letters that sound alike are chosen by the words, whatever their case and marks."""
+    _, file = word_model(tokenizer, plain_words=True)
+    models = load_language_models(file, tokenizer)
+    weights = {"word": 1.0, "unknown_word": -5.0, "token": 0.0}
+    decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights=weights)
+    log_probs = spoken(tokenizer, "Cold, cold, office?", {13: "c", 2: "r"})
+    assert transcribe(decoder, log_probs) == "Cold, cold, office?"
+    aligner = WordAligner(
+        tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000, word_lm=models.words
+    )
+    tokens = tokenizer.encode("Cold, Zoo? office.")
+    features = aligner.extract_features(spoken(tokenizer, "Cold, Zoo? office.", {}), tokens)
+    assert [word.text for word in features.words] == ["Cold,", "oo?", "office."]
+    assert features.features["known"].tolist() == [1, 0, 1]
+    graph = decoder.copy_with(decoder_type="graph")
+    with pytest.raises(SbkitError, match="have neither case nor punctuation. Train another: sbkit"):
+        _ = graph.graph_decoder
+
+
+@pytest.mark.parametrize(
+    ("phrase", "text", "is_found"),
+    [
+        ("Bo", "Is Bo?", True),
+        ("Bo", "Is Bo.", True),
+        ("Bo", "Is bo.", False),  # the case is the phrase's
+        ("Bo?", "Is Bo?", True),
+        ("Bo?", "Is Bo.", False),
+        ("Cold north", "Cold, north?", True),
+        ("o", "Is Bo.", False),
+    ],
+)
+def test_hotwords_are_words_beside_their_marks(
+    tokenizer: Tokenizer, phrase: str, text: str, is_found: bool
+) -> None:
+    scorer = HotwordScorer(rewards={phrase: 3.0}, tokenizer=tokenizer)
+    state, total = scorer.start(), 0.0
+    for token in tokenizer.encode(text):
+        score, state = scorer.step(state, token)
+        total += score
+    assert total + scorer.end(state) == pytest.approx(3.0 * is_found)
+
+
+def test_hotword_with_a_mark_has_no_confidence(tokenizer: Tokenizer) -> None:
+    confidence = Confidence.from_plain({"bias": 1.0})
+    aligner = WordAligner(
+        tokenizer=tokenizer,
+        samples_per_frame=640,
+        sample_rate=16_000,
+        confidence=confidence,
+        hotwords=frozenset({"Bo"}),
+    )
+    words = aligner.align(spoken(tokenizer, "Is Bo?", {}), tokenizer.encode("Is Bo?"), samples=9999)
+    assert [(word.text, word.confidence is None) for word in words] == [
+        ("Is", False),
+        ("Bo?", True),
+    ]

@@ -1,0 +1,72 @@
+"""Precision and recall of marks and capitals by a count that can be checked by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from sbkit.evaluate.marks import describe_marks, measure_marks
+from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer_report import describe_results, figures_of_test_set, slice_figures
+
+SPOKEN = ScoredUtterance("a", "Hello, Mr. Wu. Call me?", "hello Mister Wu, call me? Now.")
+
+
+def test_marks_are_compared_word_by_word() -> None:
+    """A mark behind a wrong word counts; one behind another word is wrong, and one is missing."""
+    figures = measure_marks([SPOKEN])
+    counts = {
+        name: (row["right"], row["written"], row["expected"]) for name, row in figures.items()
+    }
+    assert counts == {".": (0, 1, 2), ",": (0, 1, 1), "?": (1, 1, 1), "capitals": (2, 3, 4)}
+    assert [*figures] == [".", ",", "?", "capitals"]
+    assert figures["capitals"]["precision"] == pytest.approx(2 / 3)
+    assert figures["capitals"]["recall"] == 1 / 2
+    assert describe_marks(figures).endswith(
+        "capitals 66.7 % and 50.0 % (2 right / 3 written / 4 expected)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "by_words", "right"),
+    [
+        ("iPhone", "Iphone", True, {"capitals": 0}),
+        ("USA", "UsA", True, {"capitals": 2}),
+        ("It's", "it's", True, {"capitals": 0}),  # an apostrophe is no mark
+        ("Hello.", "Helo.", True, {".": 1, "capitals": 1}),
+        ("", "No.", True, {".": 0, "capitals": 0}),
+        ("你好。再见。", "你好再。见。", False, {"。": 1}),
+        ("it's plain", "its plain", True, {}),
+    ],
+)
+def test_right_marks(
+    reference: str, hypothesis: str, by_words: bool, right: dict[str, int]
+) -> None:
+    figures = measure_marks([ScoredUtterance("a", reference, hypothesis, by_words=by_words)])
+    assert {name: row["right"] for name, row in figures.items()} == right
+
+
+def test_mark_that_nobody_wrote_has_no_precision() -> None:
+    figures = measure_marks([ScoredUtterance("a", "Now.", "now")])
+    assert (figures["."]["precision"], figures["."]["recall"]) == (None, 0.0)
+    assert describe_marks(figures).startswith(
+        "'.' none and 0.0 % (0 right / 0 written / 1 expected)"
+    )
+
+
+def test_figures_are_as_written_and_normalized() -> None:
+    plain = replace(
+        SPOKEN,
+        reference="hello mr wu call me",
+        hypothesis="hello mister wu call me now",
+        normalizer="text table of en 0123",
+    )
+    scored = [replace(SPOKEN, normalized=plain, normalizer="as written 4567")]
+    figures = figures_of_test_set(scored)
+    assert (figures["WER"], figures["normalized"]["WER"]) == (1.0, 2 / 5)
+    assert figures["normalizer"] == "as written 4567"
+    assert figures["normalized"]["normalizer"] == "text table of en 0123"
+    assert "marks" not in figures["normalized"]
+    assert slice_figures(scored)["normalized_WER"] == 2 / 5
+    line = describe_results(scored)
+    assert "; normalized by text table of en 0123: CER " in line
+    assert "; precision and recall: '.' 0.0 % and 0.0 % (0 right / 1 written / 2 expected)" in line

@@ -1,0 +1,119 @@
+"""A recognizer that keeps case and punctuation, from transcripts to subtitles and scores."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sbkit.base.errors import SbkitError
+from sbkit.bundle.bundle import text_table_of
+from sbkit.commands.cli import run as sbkit
+from sbkit.evaluate.wer import ErrorCounts, count_errors
+from sbkit.evaluate.wer_report import read_utterances
+from sbkit.lm.arpa import read_arpa
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.text.normalization import normalize, text_table
+from sbkit.text.tokenizer import ensure_tokenizer
+from tests.runs import make_workplace, read_json, rows_of
+
+KEPT = '--text={case: keep, punctuation: [., ",", "?", "!"]}'
+TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?", "!"]})
+
+
+@pytest.fixture(scope="module")
+def overfitted(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train and test on the same eight prompts as written; return the folder."""
+    folder = tmp_path_factory.mktemp("kept")
+    workplace = make_workplace(asterisk_english, folder, {"train": 8})
+    for split in ("dev", "test"):
+        shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
+    sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=70")
+    unregularized = ("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0")
+    options = (*sizes, *unregularized, "--average_checkpoints=1", "--check=false")
+    models = ("--word_lm_order=2", "--token_lm_order=3")
+    assert workplace.train_here(folder / "run", *options, *models, "--ctc_weight=1.0", KEPT) == 0
+    formats = ["--formats", "onnx,torch"]
+    bundle = ["--out", str(folder / "bundle")]
+    assert sbkit(["export", str(folder / "run"), *bundle, *formats]) == 0
+    return folder
+
+
+@pytest.mark.slow(60)
+def test_bundle_writes_and_scores_texts_as_written(
+    overfitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every format is written, so it passed parity. The normalized WER is the plain table's."""
+    run, bundle = overfitted / "run", overfitted / "bundle"
+    assert text_table_of(bundle) == text_table_of(run) == TABLE
+    assert load_bundle(bundle).normalizer()("Hello , world !") == "Hello, world!"
+    test = str(overfitted / "release/test.tsv")
+    figures = read_json(run / "summary.json")["test"]["test"]
+    assert figures["CER"] < 0.05
+    assert figures["marks"]["capitals"]["recall"] > 0.8
+    assert figures["marks"]["."]["precision"] > 0.8
+    sentences = {Path(row["path"]).stem: row["sentence"] for row in rows_of(Path(test))}
+    words = ErrorCounts()
+    for utterance in read_utterances(run / "utterances_test.jsonl"):
+        sentence = sentences[utterance.id]
+        assert utterance.reference == normalize(sentence, "en", TABLE)
+        assert [word.text for word in utterance.words] == utterance.hypothesis.split()
+        plain = normalize(utterance.hypothesis, "en")
+        words += count_errors(normalize(sentence, "en"), plain).words
+    assert figures["normalized"]["WER"] == words.rate
+    assert sbkit(["score", str(bundle), test, "--out", str(tmp_path / "scores")]) == 0
+    scored = read_json(tmp_path / "scores/scores.json")["test"]["test"]
+    assert (scored["normalized"], scored["marks"]) == (figures["normalized"], figures["marks"])
+    page = (tmp_path / "scores/report.html").read_text("utf-8")
+    assert f"normalized by {scored['normalized']['normalizer']}" in page
+    assert "<tr><td>capitals" in page
+    card = (bundle / "README.md").read_text("utf-8")
+    assert f"beam, {scored['normalized']['normalizer']} | WER" in card
+    clip = str(min((overfitted / "release/clips").iterdir()))
+    capsys.readouterr()
+    for options in ([], ["--runtime=onnx"]):
+        assert sbkit(["transcribe", str(bundle), clip, "--format", "srt", *options]) == 0
+    torch_srt, onnx_srt = capsys.readouterr().out.split("\n1\n")[-1], ""
+    assert "." in torch_srt + onnx_srt and torch_srt != torch_srt.lower()
+
+
+@pytest.mark.slow(20)
+def test_other_normalizers_and_models(overfitted: Path, tmp_path: Path) -> None:
+    run, test = str(overfitted / "run"), str(overfitted / "release/test.tsv")
+    out = ["--out", str(tmp_path / "basic")]
+    command = ["score", run, test, "--decoder", "greedy"]
+    assert sbkit([*command, *out, "--normalizer", "whisper-basic", "--report-by", "length"]) == 0
+    figures = read_json(tmp_path / "basic/scores.json")["test"]["test"]
+    assert figures["normalized"]["normalizer"].startswith("whisper-basic ")
+    assert "normalized_WER" in (tmp_path / "basic/report_by_test.tsv").read_text()
+    with pytest.raises(
+        SbkitError, match="`--normalizer` must be whisper-english, whisper-basic or"
+    ):
+        sbkit([*command, "--normalizer", "whisper"])
+    text = tmp_path / "talks.txt"
+    text.write_text("You have been added .\nThank you!\n")
+    arpa = tmp_path / "tokens.arpa"
+    assert sbkit(["lm", str(text), "--tokenizer", run, "--order=2", "--out", str(arpa)]) == 0
+    assert {"Y", "."} <= {*read_arpa(arpa).words}
+    graph = ["tune", run, "--decoder", "graph", "--out", str(tmp_path / "graph")]
+    with pytest.raises(SbkitError, match="have neither case nor punctuation. Train another"):
+        sbkit(graph)
+    assert sbkit([*graph, "--word-lm-order=1"]) == 0
+    decoder = load_bundle(tmp_path / "graph").with_decoder("graph").decoder
+    assert decoder is not None and decoder.language_models.words is not None
+    assert any(word.endswith(".") for word in decoder.language_models.words.words)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
+def test_tokens_spell_case_and_punctuation(
+    asterisk_english: Path, tmp_path: Path, kind: str
+) -> None:
+    sentences = [row["sentence"] for row in rows_of(asterisk_english / "validated.tsv")]
+    texts = [normalize(sentence, "en", TABLE) for sentence in sentences]
+    tokenizer = ensure_tokenizer(
+        model_file=tmp_path / "tokenizer.model",
+        kind=kind,
+        vocab_size=None if kind == "char" else 200,
+        texts=lambda: texts,
+    )
+    assert {".", ",", "?", "!"} == tokenizer.marks
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == texts
