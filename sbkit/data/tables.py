@@ -175,17 +175,18 @@ def _parse(
         delimiter=delimiter,
         quote_char='"' if is_quoted else False,
         newlines_in_values=is_quoted,
-        invalid_row_handler=skip,
     )
     text = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
     try:
-        table = arrow_csv.read_csv(file, read, parse, convert)
-        if invalid:  # again without threads, which do not number rows
-            invalid.clear()
+        try:
+            return arrow_csv.read_csv(file, read, parse, convert), []
+        except pa.ArrowInvalid:
+            # Threads do not number rows. One of them may also release the handler after Python has
+            # ended, which aborts the process ("terminate called without an active exception").
             read.use_threads = False
-            table = arrow_csv.read_csv(file, read, parse, convert)
-        return table, invalid
+            parse.invalid_row_handler = skip
+            return arrow_csv.read_csv(file, read, parse, convert), invalid
     except pa.ArrowInvalid as error:
         if "UTF8" in str(error):
             raise _wrong_encoding(file, error) from error
