@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from json import loads
+from json import dumps, loads
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import Orthography, normalize, orthography, table_to_store
@@ -37,7 +36,7 @@ class Normalizer:
 
 def table_normalizer(language: str, table: Orthography) -> Normalizer:
     """Return the normalizer of a text table, which is that of a language or made of it."""
-    content = to_json(table_to_store(table))
+    content = dumps(table_to_store(table), sort_keys=True)  # files may change their order
     kept = "" if table.is_plain else ", as written"
     return Normalizer(
         name=f"text table of {language}{kept}",
