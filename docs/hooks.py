@@ -1,0 +1,38 @@
+"""A hook of MkDocs: links to files of the repository work on the site, as they do on a code host.
+
+A page may link to a file outside docs/, such as `../hparams/ctc.yaml`. The site gets a copy of the
+file as text, below source/, and the link leads to this copy.
+"""
+
+import logging
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?:#[^)\s]*)?(?=\))")
+
+logger = logging.getLogger("mkdocs.plugins.source")  # `--strict` counts its warnings
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replace the links of a page to files outside docs/ by links to copies on the site."""
+    folder = PurePosixPath(page.file.src_uri).parent
+
+    def to_copy(match: re.Match[str]) -> str:
+        target = os.path.normpath(Path(config.docs_dir) / folder / match[1])
+        if Path(target).is_relative_to(config.docs_dir):
+            return match[0]
+        if not Path(target).is_file() or not Path(target).is_relative_to(ROOT):
+            logger.warning(f"{page.file.src_uri} must link to a file, but links to {match[1]}.")
+            return match[0]
+        uri = f"source/{Path(target).relative_to(ROOT).as_posix()}.txt"
+        if files.get_file_from_path(uri) is None:
+            files.append(File.generated(config, uri, abs_src_path=target))
+        return os.path.relpath(uri, folder)
+
+    return LINK.sub(to_copy, markdown)
