@@ -1,7 +1,8 @@
 """A hook of MkDocs: links to files of the repository work on the site, as they do on a code host.
 
 A page may link to a file outside docs/, such as `../hparams/ctc.yaml`. The site gets a copy of the
-file as text, below source/, and the link leads to this copy.
+file as text, below source/, and the link leads to this copy. The search prefers pages that explain
+to those of the reference.
 """
 
 import logging
@@ -13,6 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+REFERENCE_BOOST = 0.5  # its pages contain nearly every word
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)(?:#[^)\s]*)?(?=\))")
 
@@ -22,6 +24,8 @@ logger = logging.getLogger("mkdocs.plugins.source")  # `--strict` counts its war
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Replace the links of a page to files outside docs/ by links to copies on the site."""
     folder = PurePosixPath(page.file.src_uri).parent
+    if folder.name == "reference":
+        page.meta["search"] = {"boost": REFERENCE_BOOST}
 
     def to_copy(match: re.Match[str]) -> str:
         target = os.path.normpath(Path(config.docs_dir) / folder / match[1])
