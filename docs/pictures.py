@@ -155,7 +155,8 @@ def draw_architecture(options: argparse.Namespace) -> None:
     cnn, encoder, tokens = sizes["CNN"], sizes["Transformer"], sizes["ctc_lin"]["out_features"]
     counts = dict.fromkeys(config["model"], 0)
     with safe_open(options.bundle / "model.safetensors", "np") as weights:
-        for key in weights.keys():  # noqa: SIM118
+        names: list[str] = weights.keys()  # it is no mapping, and cannot be iterated itself
+        for key in names:
             if ".normalize." not in key:  # its statistics are measured, not learned
                 part = config["model"][int(key.partition(".")[0])]
                 counts[part] += math.prod(weights.get_slice(key).get_shape())
