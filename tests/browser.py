@@ -55,7 +55,7 @@ def visit(browser: Any, page: Path | str, *, width: int = 1200) -> None:
     browser.get(page if isinstance(page, str) else page.as_uri())
 
 
-def assert_no_faults(browser: Any, allowed: str = "data:") -> None:
+def assert_no_faults(browser: Any, allowed: str | tuple[str, ...] = "data:") -> None:
     """Assert that the page loads only allowed addresses, has no errors, and fits its window."""
     script = "return performance.getEntriesByType('resource').map((entry) => entry.name)"
     addresses = browser.execute_script(script)

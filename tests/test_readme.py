@@ -1,6 +1,7 @@
-"""The commands, Python and YAML of all READMEs run in order, on a small corpus with small models.
+"""The commands, Python and YAML of all READMEs and pages of docs/ run in order, on a small corpus.
 
-Every path that a README names exists.
+The models are small, too. Every path that a page names exists. tests/test_docs.py checks the form
+of the pages.
 """
 
 import ast
@@ -27,11 +28,13 @@ RECIPES = ("classification", "vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
-READMES = tuple(ROOT / folder / "README.md" for folder in FOLDERS)
+DOCS = sorted(file for file in (ROOT / "docs").rglob("*.md") if file.parent.name != "reference")
+READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 # The beginnings of commands that have tests of their own, or need a GPU, a network or other data.
 NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
-    *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/"),
+    *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
+    *("mkdocs serve", "mkdocs build", "python -m docs."),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
@@ -86,6 +89,12 @@ SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
 }
 FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
 COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
+
+
+def name_of(page: Path) -> str:
+    """Return the folder of a README, or the path of a page without its suffix."""
+    is_readme = page.name == "README.md"
+    return page.parent.name if is_readme else str(page.relative_to(ROOT).with_suffix(""))
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -198,7 +207,7 @@ def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> Non
             executed.add(options)
             if "train.py" in words and readme != READMES[0] and "--output_folder" not in command:
                 base = "_pretrained" if "hparams/ctc_pretrained.yaml" in words else ""
-                words.append(f"--output_folder=results/{readme.parent.name}{base}")
+                words.append(f"--output_folder=results/{name_of(readme)}{base}")
             assert execute(words) in expected, command
 
 
@@ -217,7 +226,7 @@ def trained(checkout: Path, data: Path, executed: set[frozenset[str]]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("readme", READMES[1:], ids=lambda readme: readme.parent.name)
+@pytest.mark.parametrize("readme", READMES[1:], ids=name_of)
 def test_commands_run_in_order(
     readme: Path,
     trained: Path,
@@ -226,7 +235,7 @@ def test_commands_run_in_order(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_commands(readme, data, executed)
-    if readme.parent.name == "runtime":
+    if name_of(readme) == "runtime":
         assert (trained / "subtitles/talk.vtt").read_text("utf-8").startswith("WEBVTT")
         capsys.readouterr()
         exec(blocks(readme.read_text("utf-8"), "python")[0], {})
@@ -234,6 +243,22 @@ def test_commands_run_in_order(
         assert [line.split()[0] for line in lines[1:5:2]] == ["talk.mp3", "call.wav"]
         assert [line.split()[0] for line in lines[5:7]] == ["talk.mp3", "call.wav"]
         assert lines[7:] == ["gone.wav failed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "heading"), [("results/ctc/en/3407", "A run folder"), ("my-model", "A bundle")]
+)
+def test_page_lists_every_file_of_a_run_and_a_bundle(
+    folder: str, heading: str, trained: Path
+) -> None:
+    page = (ROOT / "docs/reference/files.md").read_text("utf-8")
+    (section,) = re.findall(rf"## {heading}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
+    names = re.findall(r"^\| `([^`/]+)/?`", section, re.MULTILINE)
+    patterns = [re.compile(re.sub("SET|EPOCH", r"\\w+", re.escape(name))) for name in names]
+    for file in (trained / folder).iterdir():
+        is_listed = any(pattern.fullmatch(file.name) for pattern in patterns)
+        assert is_listed or file.name.startswith("."), file.name
 
 
 @pytest.mark.slow
@@ -281,11 +306,11 @@ def test_pages_show_files_that_tests_train() -> None:
     ]
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
+@pytest.mark.parametrize("readme", READMES, ids=name_of)
 def test_every_command_is_run_or_listed(readme: Path) -> None:
     text = readme.read_text("utf-8")
     fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
-    assert {*fences[::2]} <= {"sh", "yaml", "python", "diff"}
+    assert {*fences[::2]} <= {"sh", "yaml", "python", "diff", "text"}  # text: output, other files
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     snippets = re.findall(r"^ {4}(.+)$", prose, re.M) + re.findall(r"`([^`\n]+)`", prose)
     for command in snippets:

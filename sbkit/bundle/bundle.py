@@ -6,6 +6,8 @@
     lm.safetensors     the language models of the decoder, if it has any
     MODULE.py          the source of user modules, which only `--import MODULE` runs
     checksums.json     SHA-256 of the other files
+    README.md          the model card: data, results, licenses, how to run it
+    FORMAT/            a form of the model for another runtime, if `--formats` named it
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on

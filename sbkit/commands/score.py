@@ -2,6 +2,16 @@
 
 The model is a bundle, or a run, which is exported first. The data (tables, folders of Kaldi, saved
 datasets) is prepared as for training; whole clips are transcribed or classified, and scored.
+
+The files of `--out`, where SET is the name of a source or test set:
+
+scores.json            the results and their provenance, for `sbkit compare`
+report.html            the results as one page with audio
+wer_SET.txt            every utterance with its errors, for people
+utterances_SET.jsonl   the same for programs
+suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
+answers_SET.tsv        the class of every utterance, of a classifier
+report_by_SET.tsv      with `--report-by`: the metrics by the values of these columns
 """
 
 import logging

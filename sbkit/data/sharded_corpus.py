@@ -1,7 +1,8 @@
 """A corpus of shards: written by any number of processes, read from a folder or any URL of fsspec.
 
-<data_folder>/sbkit-shards.json            the index, written last: sample rate, splits and names
-             SPLIT-KEY-NNN.{arrow,parquet}  shards, as `sbkit.data.shard` describes them
+sbkit-shards.json      the index, written last: sample rate, splits and names
+SPLIT-KEY-NNN.arrow    the audio of a shard, as `sbkit.data.shard` describes it
+SPLIT-KEY-NNN.parquet  its clips, and the position of their audio
 
 Batches are planned from the tables. Each process reads the audio of its own batches, as ranges of
 bytes.

@@ -1,8 +1,18 @@
 """Write the formats of a bundle, and keep those that agree with the trained model.
 
-FORMAT/          the files that users of the format load
-    parity.json      the parity report: what was compared, or why the format is not written
-    checksums.json   SHA-256 of the other files
+The folders of formats in a bundle:
+
+onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilities out; of a
+                 streaming model also `streaming.onnx`, a chunk with its state; of other tasks, a
+                 file for each of their graphs
+torch/           `model.pt2`, a program of torch.export
+sherpa-onnx/     `model.onnx` and `tokens.txt`; `HLG.fst`, if the decoder is a decoding graph; of a
+                 streaming model also `online.onnx`
+huggingface/     a folder for transformers, of a model with a pretrained encoder
+speechbrain/     a folder for SpeechBrain's `EncoderASR`
+hub/             a copy of the bundle, to upload to a model hub
+*/parity.json    what was compared with the trained model, or why the format is not written
+*/checksums.json  SHA-256 of the other files of the format
 """
 
 import logging

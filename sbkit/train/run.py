@@ -4,6 +4,41 @@
         -> make_loaders -> make_brain
 
 A step takes the steps that it needs first. Training, `sbkit check` and the tests share them.
+
+The files of a run folder, in the order that a run writes them:
+
+hyperparams.yaml       the YAML as it took effect, with the overrides
+run_config.json        the run configuration, which a resumed run is compared with
+tokenizer.model        the tokenizer of a recognizer
+labels.txt             the classes of a classifier
+symbols.txt            the symbols of a synthesizer
+lm.safetensors         the language models of a recognizer
+data_report.html       the report on the data: hours, speakers, lengths, levels, transcripts
+data_report.json       the figures of this report
+left_out.tsv           utterances that are left out, with reasons
+misaligned.tsv         clips that the training of a synthesizer skips, if any
+train.log              the printed messages, with the time
+train_log.jsonl        the figures of training: a line for each logged step and for each epoch
+tensorboard/           the same figures for TensorBoard, with the extra `curves`
+curves.png             the curves of training, with the extra `curves`
+profile.txt            with `profile: True`: where ten steps spent their time
+profile.json.gz        with `profile: True`: these steps as a trace, for a browser
+nonfinite/             a step whose loss was not finite, for debugging
+checkpoints/           the last checkpoint and the best ones
+decoder.json           the weights of the decoder, fitted to the validation sets
+confidence.json        the calibration of confidences, fitted to the validation sets
+earlier_decoder/       the decoder that the last `sbkit tune` replaced
+wer_SET.txt            every utterance of a test set of a recognizer, with its errors, for people
+utterances_SET.jsonl   the same for programs
+suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
+answers_SET.tsv        the class of every utterance of a test set of a classifier
+confusion_SET.tsv      its classes by right answer, also as `.png` with the extra `curves`
+codes_SET.tsv          the use of the codes of a codec, also as `.png`
+speech_SET.png         utterances of a test set as recorded and as synthesized, also as `.mp3`
+report_by_SET.tsv      with `report_by`: the metrics by the values of these columns
+summary.json           the results and their provenance
+summary-EPOCH.json     the results after that epoch of a run that was continued
+report.html            the results as one page with audio, which loads nothing from elsewhere
 """
 
 import logging

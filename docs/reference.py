@@ -1,0 +1,198 @@
+"""Write docs/reference/: keys of the YAMLs, commands, files and the Python API, from their sources.
+
+    python -m docs.reference
+
+A test compares the committed pages with what this writes. To change a text, change the comment of
+a YAML, the help of an option, or a docstring.
+"""
+
+import argparse
+import ast
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sbkit.commands.cli import TAKES_OVERRIDES, build_parser
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/reference"
+NOTE = "\n\n<!-- `python -m docs.reference` writes this page. -->\n\n"
+# The modules whose docstrings list files, by heading: a line is a name, two spaces and the content.
+FILE_LISTS = {
+    "A run folder": "sbkit/train/run.py",
+    "A bundle": "sbkit/bundle/bundle.py",
+    "The formats in a bundle": "sbkit/export/formats.py",
+    "A folder of scores": "sbkit/commands/score.py",
+    "A corpus of shards": "sbkit/data/sharded_corpus.py",
+}
+Values = Mapping[str, str]  # by YAML
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a heading and a table in Markdown."""
+    lines = (columns, ["---"] * len(columns), *rows)
+    cells = ((cell.replace("|", r"\|") for cell in line) for line in lines)
+    return f"\n## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def read_keys(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield section, name, default and comment of each key above the objects of a YAML.
+
+    Indented lines that only have a comment continue the comment of the key above them.
+    """
+    section = "run"
+    for line in re.sub(r"\n +# ", "\0", text.partition("\n# ====")[0]).splitlines():
+        if line.startswith("# ---- "):
+            section = line.removeprefix("# ---- ").partition(":")[0]
+        elif match := re.match(r"(\w+): *(?:!ref )?([^\0]*?)(?: +# |\0|$)(.*)", line):
+            yield section, match[1], match[2], match[3].replace("\0", " ")
+
+
+def insert_new(order: list[str], names: Iterable[str]) -> None:
+    """Insert each name that the order lacks behind the name before it, or at the end."""
+    position = len(order)
+    for name in names:
+        if name not in order:
+            order.insert(position, name)
+        position = order.index(name) + 1
+
+
+def keys() -> str:
+    """Write the page of keys, in the order of the first YAML that has them."""
+    texts = {file.stem: file.read_text("utf-8") for file in (ROOT / "hparams").glob("*.yaml")}
+    sections: list[str] = []
+    names: dict[str, list[str]] = {}
+    home: dict[str, str] = {}
+    defaults: dict[str, dict[str, str]] = {}
+    meanings: dict[str, dict[str, str]] = {}
+    for yaml in sorted(texts, key=lambda name: (name != "ctc", name)):
+        entries = [*read_keys(texts[yaml])]
+        for section, name, default, comment in entries:
+            home.setdefault(name, section)
+            defaults.setdefault(name, {})[yaml] = f"`{default}`"
+            meanings.setdefault(name, {})[yaml] = comment
+        insert_new(sections, (home[name] for _, name, *_ in entries))
+        for section in sections:
+            its_names = [name for _, name, *_ in entries if home[name] == section]
+            insert_new(names.setdefault(section, []), its_names)
+    variants = {yaml for yaml, text in texts.items() if re.search(r"(?m)^base: ", text)}
+    text = f"# Keys of the YAMLs{NOTE}The keys of `hparams/*.yaml` with their defaults. The last "
+    text += "column names the YAMLs that have\nthe key. A YAML with the key `base` has all keys "
+    text += f"of its base, too: {', '.join(sorted(variants))}.\n"
+    for section in sections:
+        rows = []
+        for name in names[section]:
+            where = _where(defaults[name], sorted({*texts} - variants))
+            rows.append((f"`{name}`", _join(defaults[name]), _join(meanings[name]), where))
+        text += table(section.capitalize(), ("key", "default", "meaning", "YAMLs"), rows)
+    return text
+
+
+def _where(present: Values, yamls: Sequence[str]) -> str:
+    missing = [yaml for yaml in yamls if yaml not in present]
+    full = [yaml for yaml in yamls if yaml in present]
+    if len(full) > len(missing):
+        return f"all but {', '.join(missing)}" if missing else "all"
+    return ", ".join(full or present)
+
+
+def _join(values: Values) -> str:
+    """Join the value of the first YAML, and the other values with the names of their YAMLs."""
+    first, *others = dict.fromkeys(values.values())
+    named = [f"{', '.join(n for n, v in values.items() if v == o)}: {o}" for o in others if o]
+    return "<br>".join(filter(None, [first, *named]))
+
+
+def cli() -> str:
+    """Write the page of commands."""
+    (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    text = f"# Commands{NOTE}`sbkit COMMAND --help` prints the same. In the name of an option, "
+    text += "`_` means `-`.\nTraining is not one of them: `torchrun train.py YAML --KEY=VALUE`.\n"
+    for choice in action._choices_actions:
+        rows = [*_arguments(action.choices[choice.dest])]
+        if choice.dest in TAKES_OVERRIDES:
+            rows.append(("`--KEY=VALUE`", "another value for any key of the YAML"))
+        purpose = f"{choice.help}."
+        heading = f"sbkit {choice.dest}\n\n{purpose[0].upper()}{purpose[1:]}"
+        text += table(heading, ("argument", "meaning"), rows)
+    return text
+
+
+def _arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for action in parser._actions:
+        if action.help == argparse.SUPPRESS or "--help" in action.option_strings:
+            continue
+        value = action.metavar or "|".join(map(str, action.choices or [action.dest.upper()]))
+        value = " ".join(value) if isinstance(value, tuple) else value
+        names = [name if action.nargs == 0 else f"{name} {value}" for name in action.option_strings]
+        meaning = action.help or ""
+        if action.default and action.nargs != 0 and "default" not in meaning:
+            meaning += f" (default: {action.default})"
+        if action.required and names:
+            meaning += " (required)"
+        yield ", ".join(f"`{name}`" for name in names or [value]), meaning.strip()
+
+
+def files() -> str:
+    """Write the page of files."""
+    text = f"# Files{NOTE}What sbkit writes. SET stands for the name of a test set.\n"
+    for title, source in FILE_LISTS.items():
+        docstring = ast.get_docstring(ast.parse((ROOT / source).read_text("utf-8"))) or ""
+        lines = re.findall(r"(?m)^ {,4}(\S+)  +(\S.*(?:\n {8,}\S.*)*)$", docstring)
+        rows = ((f"`{name}`", re.sub(r"\s+", " ", content)) for name, content in lines)
+        text += table(title, ("file", "content"), rows)
+    return text
+
+
+def api() -> str:
+    """Write the page of public names."""
+    text = f"# Python API{NOTE}The public names of each package, which can be imported from it. A "
+    text += "name links to its source, whose\ndocstring has the shapes, units and errors.\n"
+    for file in sorted((ROOT / "sbkit").rglob("__init__.py")):
+        package = ".".join(file.parent.relative_to(ROOT).parts)
+        rows = [
+            _api_row(getattr(import_module(package), alias.name), alias.name, str(node.module))
+            for node in ast.walk(ast.parse(file.read_text("utf-8")))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if alias.name == alias.asname and not alias.name.startswith("_")
+        ]
+        if rows:
+            title = f"{package}\n\n{(import_module(package).__doc__ or '').splitlines()[0]}"
+            text += table(title, ("name", "what it does"), sorted(rows))
+    return text
+
+
+def _api_row(value: Any, name: str, module: str) -> tuple[str, str]:
+    """Return the signature, linked to the source, and the first line of the docstring."""
+    text = re.sub(r"``?([^`]+)``?", r"`\1`", (inspect.getdoc(value) or "").partition("\n")[0])
+    members = vars(value) if inspect.isclass(value) else {}
+    methods = [
+        f"`{method}`"
+        for method in members
+        if callable(getattr(value, method)) and getattr(value, method).__doc__ and method[0] != "_"
+    ]
+    text += f" Methods: {', '.join(methods)}." if methods else ""
+    return f"[`{name}{_signature(value)}`](../../{module.replace('.', '/')}.py)", text
+
+
+def _signature(value: Any) -> str:
+    """Return the parameters of a function or class and their defaults, without types."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # not callable, or an exception without an `__init__`
+        return ""
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    text = re.sub(r"=(\(<.*?>\)|<.*?>)(?=[,)])", "=...", text)  # defaults that are objects
+    return "" if text == "(*args, **kwargs)" else text  # of protocols
+
+
+PAGES = {"keys.md": keys, "cli.md": cli, "files.md": files, "api.md": api}
+
+if __name__ == "__main__":
+    for page, write in PAGES.items():
+        (FOLDER / page).write_text(write(), encoding="utf-8")

@@ -1,0 +1,170 @@
+"""The site builds and works offline, the reference is fresh, and pages keep their form.
+
+tests/test_readme.py runs the commands of the pages.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from docs.ask import build, find_pages, read_questions
+from docs.reference import FOLDER, PAGES
+from sbkit.base.versions import __version__
+from tests.browser import assert_no_faults, open_browser, visit
+from tests.runs import ROOT
+
+pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+REFERENCE = tuple(FOLDER / name for name in PAGES)
+DOCS = tuple(file for file in sorted((ROOT / "docs").rglob("*.md")) if file not in REFERENCE)
+FOLDERS = ("hparams", "recipes", "sbkit", "tools")
+BELOW = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))
+READMES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *BELOW)
+MAX_LINE, MAX_PAGE_LINES, MIN_REPEATED_WORDS = 100, 160, 25
+# Files that were written before these rules. Whoever shortens one removes it here.
+WITH_LONG_LINES = {
+    *("CHANGELOG.md", "README.md", "hparams/README.md", "hparams/ctc_pretrained.md"),
+    *("recipes/README.md", "recipes/OWN_TASK.md", "recipes/AsteriskPrompts/README.md"),
+    *("recipes/CommonVoice/README.md", "recipes/FestvoxRu/README.md"),
+    *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md", "recipes/asr/README.md"),
+    *("recipes/asr/little_speech/README.md", "recipes/classification/README.md"),
+    *("recipes/codec/README.md", "recipes/synthesis/README.md", "recipes/vad/README.md"),
+    *("sbkit/runtime/README.md", "sbkit/serve/README.md", "sbkit/train/README.md"),
+    *("tools/README.md", "tools/talk/README.md"),
+}
+LONG_PAGES = {
+    *("README.md", "hparams/README.md", "recipes/asr/README.md", "sbkit/runtime/README.md"),
+    "sbkit/serve/README.md",
+}
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def prose(file: Path) -> str:
+    """Return a page without its blocks of code."""
+    return re.sub(r"(?ms)^```.*?^```$", "", file.read_text("utf-8"))
+
+
+def has_long_line(file: Path) -> bool:
+    """Return whether a line is too long that is neither of a table, nor of code, nor a link."""
+    lines = prose(file).splitlines()
+    long = [line for line in lines if len(line) > MAX_LINE and not line.startswith(("|", "    "))]
+    return any(len(re.sub(r"\]\([^)]*\)", "]()", line)) > MAX_LINE for line in long)
+
+
+def paragraphs(file: Path) -> Iterator[str]:
+    """Yield paragraphs, points of lists and cells of tables, in one line each."""
+    for part in re.split(r"\n\s*\n|\n *[-*] |\n *\d+\. |\n?\|", prose(file)):
+        yield " ".join(part.split())
+
+
+@cache
+def anchors(file: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as code hosts and the site name them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(file))
+    texts = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    slugs = [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts]
+    return {slug for slug in slugs if slug}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_reference_is_what_its_generator_writes(name: str) -> None:
+    assert (FOLDER / name).read_text("utf-8") == PAGES[name](), "run: python -m docs.reference"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    process = build(folder)
+    assert process.returncode == 0, process.stderr
+    assert "WARNING" not in process.stderr
+    return folder
+
+
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > len(DOCS)
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert not re.findall(
+            r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?(?:https?:)?//', text
+        )
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from open_browser(tmp_path_factory.mktemp("downloads"))
+
+
+@pytest.mark.browser
+def test_site_works_as_files_on_phone_and_desktop(site: Path, browser: Any) -> None:
+    for page in sorted(site.rglob("*.html")):
+        for width in (390, 1200):
+            if page.name != "404.html":  # its addresses are those of a server
+                visit(browser, page, width=width)
+                assert_no_faults(browser, ("data:", site.as_uri()))
+
+
+@pytest.mark.browser
+def test_search_answers_questions_with_one_of_three_pages(site: Path, browser: Any) -> None:
+    questions = read_questions()
+    found = find_pages(browser, site, [question for question, _ in questions])
+    for (question, page), pages in zip(questions, found, strict=True):
+        assert page in pages[:3], f"{question}: {pages[:5]}, but {page} has the answer"
+
+
+@pytest.mark.parametrize("file", [*DOCS, *REFERENCE, *READMES], ids=name_of)
+def test_links_lead_to_files_and_headings(file: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(file)):
+        address, _, anchor = target.partition("#")
+        if not address.startswith(("http:", "https:", "mailto:")):
+            linked = (file.parent / address) if address else file
+            assert linked.exists(), f"{target}: there is no such file"
+            assert not anchor or anchor in anchors(linked), f"{target}: there is no such heading"
+
+
+@pytest.mark.parametrize("file", [*DOCS, *READMES], ids=name_of)
+def test_lines_and_pages_are_short(file: Path) -> None:
+    num_lines = len(file.read_text("utf-8").splitlines())
+    is_long = num_lines > MAX_PAGE_LINES and file.name != "CHANGELOG.md"
+    is_exception = name_of(file) in WITH_LONG_LINES
+    assert has_long_line(file) == is_exception, f"{MAX_LINE} characters, or WITH_LONG_LINES"
+    assert is_long == (name_of(file) in LONG_PAGES), f"{num_lines} lines, or LONG_PAGES"
+
+
+@pytest.mark.parametrize("file", DOCS, ids=name_of)
+def test_lists_and_tables_follow_an_empty_line(file: Path) -> None:
+    """The site shows them as text otherwise, unlike code hosts."""
+    lines = prose(file).splitlines()
+    for before, line in zip(lines, lines[1:], strict=False):
+        for start in (r"[-*] ", r"\d+\. ", r"\|"):
+            if re.match(start, line) and before.strip() and not before.startswith(" "):
+                assert re.match(start, before), f"{before}\n{line}"
+
+
+def test_no_paragraph_stands_twice() -> None:
+    places = Counter(
+        paragraph
+        for file in (*DOCS, *REFERENCE, *READMES)
+        for paragraph in {*paragraphs(file)}
+        if len(paragraph.split()) >= MIN_REPEATED_WORDS
+    )
+    assert not [paragraph for paragraph, count in places.items() if count > 1]
+
+
+def test_pictures_are_small() -> None:
+    sizes = {file.name: file.stat().st_size for file in (ROOT / "docs/pictures").iterdir()}
+    assert not {name: size for name, size in sizes.items() if size > 200_000}
+
+
+def test_citation_names_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == __version__
+    assert {"cff-version", "message", "title", "authors", "license"} <= {*citation}
