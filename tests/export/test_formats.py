@@ -19,7 +19,7 @@ from sbkit.export.export import export_run
 from sbkit.export.formats import HUB, WRITERS
 from sbkit.export.model_card import USES
 from sbkit.export.onnx_format import make_onnx
-from sbkit.export.parity import Candidate, Case, Comparison, Grid
+from sbkit.export.parity import Agreement, Candidate, Case, Comparison, Grid
 from sbkit.export.traced import TrainedModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import load_bundle
@@ -80,6 +80,21 @@ def test_format_beyond_its_limits_is_not_written(
     report = parity_report(tmp_path / "out", "onnx")["fp32"]
     assert report["written"] == is_kept
     assert is_kept or "log-probabilities differ by" in report["reasons"][0]
+
+
+@pytest.mark.parametrize(("gap", "num_differing"), [(1.5e-4, 0), (3e-4, 1)])
+def test_only_tied_tokens_may_be_swapped(gap: float, num_differing: int) -> None:
+    trained = np.full((1, 2, 4), -9.0, np.float32)
+    trained[0, :, 1:3] = -0.7
+    written = trained.copy()
+    trained[0, 1, 1] += gap
+    written[0, 1, 2] += gap
+    lengths = np.array([2])
+    agreement = Agreement()
+    agreement.add(
+        BatchLogProbs(trained, lengths), BatchLogProbs(written, lengths), blank=0, where="one clip"
+    )
+    assert agreement.utterances_with_other_tokens == num_differing
 
 
 def test_without_test_data_inexact_formats_are_not_written(
