@@ -23,7 +23,7 @@ from tests.runs import ROOT, TINY, Workplace, read_json
 USER_PARTS = ROOT / "tests/user_parts"
 IMPORT_OPTIONS = ("--import", "my_parts", "--import", "my_models")
 UNUSED_KEYS = (
-    *("cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers"),
+    *("subsampling", "cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers"),
     *("encoder_module", "kernel_size", "dropout", "gradient_checkpointing", "label_smoothing"),
     *("warmup_fraction", "time_masks", "time_width", "max_time_fraction", "freq_masks"),
     "freq_width",
