@@ -280,7 +280,7 @@ def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> N
     (schedule,) = re.findall(r"^lr_schedule:.*\n(?: .*\n)*", yaml, re.MULTILINE)
     (checkout / "mine.yaml").write_text(f"{yaml.replace(schedule, '')}\n{cycle}\n{noise}")
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
-    options.append("--output_folder=results/mine")
+    options.append("--output_folder=results/user_parts")
     folder = f"--data_folder={data / 'release'}"
     (checkout / "deep.yaml").write_text(variant.replace("ctc.yaml", "hparams/ctc.yaml"))
     assert execute(["sbkit", "check", "deep.yaml", folder, *options]) == 0
