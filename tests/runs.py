@@ -177,6 +177,17 @@ def make_workplace(asterisk: Path, folder: Path, counts: dict[str, int] = COUNTS
     return Workplace(folder / "release", folder / "cache")
 
 
+def train_overfitted(asterisk: Path, folder: Path, *options: str) -> None:
+    """Train and test on the same eight prompts; write the run and its release into the folder."""
+    workplace = make_workplace(asterisk, folder, {"train": 8})
+    for split in ("dev", "test"):
+        shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
+    sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=60")
+    unregularized = ("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0")
+    more = ("--average_checkpoints=1", "--check=false", *options)
+    assert workplace.train_here(folder / "run", *sizes, *unregularized, *more) == 0
+
+
 def write_tsv(release: Path, split: str, rows: list[tuple[str, str]]) -> None:
     lines = ["client_id\tpath\tsentence", *(f"allison\t{name}\t{text}" for name, text in rows)]
     (release / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")

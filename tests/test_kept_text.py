@@ -1,6 +1,5 @@
 """A recognizer that keeps case and punctuation, from transcripts to subtitles and scores."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from sbkit.lm.arpa import read_arpa
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
-from tests.runs import make_workplace, read_json, rows_of
+from tests.runs import read_json, rows_of, train_overfitted
 
 KEPT = '--text={case: keep, punctuation: [., ",", "?", "!"]}'
 TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?", "!"]})
@@ -24,14 +23,8 @@ TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?", "!"]})
 def overfitted(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train and test on the same eight prompts as written; return the folder."""
     folder = tmp_path_factory.mktemp("kept")
-    workplace = make_workplace(asterisk_english, folder, {"train": 8})
-    for split in ("dev", "test"):
-        shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
-    sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=60")
-    unregularized = ("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0")
-    options = (*sizes, *unregularized, "--average_checkpoints=1", "--check=false")
     models = ("--word_lm_order=2", "--token_lm_order=3")
-    assert workplace.train_here(folder / "run", *options, *models, "--ctc_weight=1.0", KEPT) == 0
+    train_overfitted(asterisk_english, folder, *models, "--ctc_weight=1.0", KEPT)
     formats = ["--formats", "onnx,torch"]
     bundle = ["--out", str(folder / "bundle")]
     assert sbkit(["export", str(folder / "run"), *bundle, *formats]) == 0

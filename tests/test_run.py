@@ -25,11 +25,11 @@ from tests.runs import (
     ROOT,
     Workplace,
     last_parameters,
-    make_workplace,
     one_thread,
     read_json,
     records_of,
     rows_of,
+    train_overfitted,
     write_tsv,
 )
 
@@ -156,13 +156,7 @@ def test_leftover_tokenizer_of_failed_attempt_is_named(
 def overfitted(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train and test on the same eight prompts; return the folder of the run and its release."""
     folder = tmp_path_factory.mktemp("overfitted")
-    workplace = make_workplace(asterisk_english, folder, {"train": 8})
-    for split in ("dev", "test"):
-        shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
-    sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=60")
-    unregularized = ("--dropout=0.0", "--speeds=[1.0]", "--time_masks=0", "--freq_masks=0")
-    options = (*sizes, *unregularized, "--average_checkpoints=1", "--check=false")
-    assert workplace.train_here(folder / "run", *options) == 0
+    train_overfitted(asterisk_english, folder)
     return folder
 
 

@@ -160,8 +160,8 @@ def write_datasheet(file: Path, language: str, release: str, product: str) -> No
     file.write_text(
         f"# Invented (`{language}`)\n\nThis datasheet is for {release} of the Mozilla Common Voice "
         f"*{product} Speech* dataset for invented speakers [`{language}`]. It is fake, written by "
-        "tools/fake_common_voice.py.\n\n## Licence\n\nThis dataset is released "
-        f"under the [{LICENSES[language]}](https://spdx.org/licenses) licence of its clips.\n",
+        "tools/fake_common_voice.py.\n\n## License\n\nThis dataset is released "
+        f"under the [{LICENSES[language]}](https://spdx.org/licenses) license of its clips.\n",
         encoding="utf-8",
     )
 

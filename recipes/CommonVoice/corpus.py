@@ -69,9 +69,9 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """
     options = TableOptions.from_knobs(knobs)
     if tables := _find_spontaneous(knobs):
-        kept = check_tag_names(knobs.get("keep_tags"))
+        kept_tags = check_tag_names(knobs.get("keep_tags"))
         parts = [
-            (tag, read_spontaneous(table, split, replace(options, language=tag), kept))
+            (tag, read_spontaneous(table, split, replace(options, language=tag), kept_tags))
             for tag, table in tables.items()
         ]
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))
@@ -121,14 +121,14 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
 def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
     """Return the table of each language; none for a release of Scripted Speech."""
     folder = unpack_corpus(knobs.get("data_folder"))
-    others = sorted(folder.glob(TABLE_NAME.format("*")))
+    all_tables = sorted(folder.glob(TABLE_NAME.format("*")))
     tags = language_tags(knobs.get("language"))
     tables = {tag: find_table(folder, tag) for tag in tags}
     missing = [tag for tag, table in tables.items() if table is None]
-    if missing and (others or len(missing) < len(tags)):
-        found = ", ".join(table.name for table in others) or "those of other languages"
+    if missing and (all_tables or len(missing) < len(tags)):
+        present = ", ".join(table.name for table in all_tables) or "tables of other languages"
         raise DataError(
-            f"data_folder: {folder} has no {TABLE_NAME.format(missing[0])}, but {found}. Pass "
+            f"data_folder: {folder} has no {TABLE_NAME.format(missing[0])}, but {present}. Pass "
             "--language=LANGUAGE with the language in its name."
         )
     return {tag: table for tag, table in tables.items() if table is not None}

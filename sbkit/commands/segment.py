@@ -79,9 +79,9 @@ def segment_recording(options: Namespace) -> int:
         ) as table,
     ):
         if digest not in {row["transcript"] for row in table.rows.get(recording, ())}:
-            heard = _hear(transcriber, bundle, options)
-            sentences = lines if options.lines else split_text("\n".join(lines), heard.seconds)
-            rows = _align(bundle, heard, sentences, recording)
+            output = _run_model(transcriber, bundle, options)
+            sentences = lines if options.lines else split_text("\n".join(lines), output.seconds)
+            rows = _align(bundle, output, sentences, recording)
             if not rows:
                 raise DataError(
                     f"{options.transcript} has no words. Write the text of the recording into it."
@@ -94,15 +94,15 @@ def segment_recording(options: Namespace) -> int:
             table.add(recording, [{**row, "transcript": digest} for row in rows])
         rows = table.sorted_rows()
         spoken = [row for row in rows if row["score"] is not None]
-        kept = [row for row in spoken if row["score"] >= options.min_score]
+        written = [row for row in spoken if row["score"] >= options.min_score]
         _write_left_out(options.out / LEFT_OUT_FILE, rows, options.min_score)
-        minutes = sum(row["duration"] for row in kept) / 60
+        minutes = sum(row["duration"] for row in written) / 60
         summary = (
-            f"{len(kept)} of {plural(len(rows), 'utterance')} ({minutes:.1f} min) with a score of "
-            f"at least {options.min_score:g}; {len(rows) - len(spoken)} are not heard, and "
-            f"{len(spoken) - len(kept)} have a lower score ({options.out / LEFT_OUT_FILE})"
+            f"{len(written)} of {plural(len(rows), 'utterance')} ({minutes:.1f} min) with a score "
+            f"of at least {options.min_score:g}; {len(rows) - len(spoken)} are not heard, and "
+            f"{len(spoken) - len(written)} have a lower score ({options.out / LEFT_OUT_FILE})"
         )
-        table.write(COLUMNS, kept, summary)
+        table.write(COLUMNS, written, summary)
     return 0
 
 
@@ -118,8 +118,8 @@ def _write_left_out(file: Path, rows: Sequence[Row], min_score: float) -> None:
 # ---- the recording
 
 
-class Heard(NamedTuple):
-    """What the model hears in a recording.
+class RecordingOutput(NamedTuple):
+    """The output of the model for a recording, and the recording's pauses.
 
     log_probs: (U, V), in a temporary file.
     starts: of the frames, in seconds, (U,).
@@ -132,7 +132,7 @@ class Heard(NamedTuple):
     seconds: float
 
 
-def _hear(transcriber: Transcriber, bundle: Bundle, options: Namespace) -> Heard:
+def _run_model(transcriber: Transcriber, bundle: Bundle, options: Namespace) -> RecordingOutput:
     """Run the model on a recording of any length; raises SbkitError if it cannot be read."""
     rate = bundle.config.sample_rate
     frame_seconds = samples_to_seconds(bundle.model.samples_per_frame, rate)
@@ -144,7 +144,7 @@ def _hear(transcriber: Transcriber, bundle: Bundle, options: Namespace) -> Heard
         TemporaryFile() as file,
         show_seconds("listening", [options.recording], quiet=options.quiet) as on_seconds,
     ):
-        for audio, heard in transcriber.encode(options.recording):
+        for audio, segment_output in transcriber.encode(options.recording):
             samples = audio.samples[: audio.next_start - audio.start]
             pauses.add(samples)
             first = samples_to_seconds(audio.start, rate)
@@ -152,16 +152,20 @@ def _hear(transcriber: Transcriber, bundle: Bundle, options: Namespace) -> Heard
                 [first + window / WINDOWS_PER_SECOND for window in pause]
                 for pause in pauses.within(samples, audio.start)
             ]
-            file.write(np.asarray(heard.log_probs, np.float32).tobytes())
-            starts.append(heard.start + frame_seconds * np.arange(len(heard.log_probs)))
+            file.write(np.asarray(segment_output.log_probs, np.float32).tobytes())
+            starts.append(
+                segment_output.start + frame_seconds * np.arange(len(segment_output.log_probs))
+            )
             seconds = samples_to_seconds(audio.next_start, rate)
             on_seconds(samples_to_seconds(len(samples), rate))
         file.flush()
         times = np.concatenate(starts)
         if not len(times):
             raise DataError(f"{options.recording} is shorter than a frame of the model.")
-        log_probs = np.memmap(file, np.float32, "r", shape=(len(times), heard.log_probs.shape[1]))
-    return Heard(log_probs, times, _join_pauses(windows), seconds)
+        log_probs = np.memmap(
+            file, np.float32, "r", shape=(len(times), segment_output.log_probs.shape[1])
+        )
+    return RecordingOutput(log_probs, times, _join_pauses(windows), seconds)
 
 
 def _join_pauses(pauses: Sequence[Sequence[float]]) -> Float64s:
@@ -229,20 +233,22 @@ def _to_tokens(bundle: Bundle, sentence: str) -> tuple[str, list[int]]:
 # ---- their alignment
 
 
-def _align(bundle: Bundle, heard: Heard, sentences: Sequence[str], recording: str) -> list[Row]:
+def _align(
+    bundle: Bundle, output: RecordingOutput, sentences: Sequence[str], recording: str
+) -> list[Row]:
     """Return a row for each sentence that has words; without a score for those not spoken."""
     spelled = [_to_tokens(bundle, " ".join(sentence.split())) for sentence in sentences]
     spelled = [(sentence, tokens) for sentence, tokens in spelled if tokens]
     tokenizer = bundle.tokenizer
     aligned = segment(
-        heard.log_probs,
+        output.log_probs,
         [tokens for _, tokens in spelled],
         vocabulary=tokenizer.vocabulary,
         silent=tokenizer.silent,
     )
     frame_seconds = samples_to_seconds(bundle.model.samples_per_frame, bundle.config.sample_rate)
     spoken = [utterance for utterance in aligned if utterance is not None]
-    spans = iter(_time(spoken, heard, bundle.config.word_offsets, frame_seconds))
+    spans = iter(_time(spoken, output, bundle.config.word_offsets, frame_seconds))
     rows: list[Row] = []
     for (sentence, _), utterance in zip(spelled, aligned, strict=True):
         row: Row = {"path": recording, "offset": None, "text": sentence, "score": None}
@@ -260,20 +266,20 @@ def _align(bundle: Bundle, heard: Heard, sentences: Sequence[str], recording: st
 
 def _time(
     utterances: Sequence[AlignedUtterance],
-    heard: Heard,
+    output: RecordingOutput,
     offsets: WordOffsets,
     frame_seconds: float,
 ) -> list[list[float]]:
     """Return the start and the end of utterances in seconds, in the pauses around them: N pairs."""
     if not utterances:
         return []
-    first = heard.starts[[utterance.first for utterance in utterances]]
-    end = heard.starts[[utterance.end - 1 for utterance in utterances]] + frame_seconds
+    first = output.starts[[utterance.first for utterance in utterances]]
+    end = output.starts[[utterance.end - 1 for utterance in utterances]] + frame_seconds
     spans = frame_seconds * offsets.extend(first / frame_seconds, end / frame_seconds)
-    spans = spans.clip(0, heard.seconds)
+    spans = spans.clip(0, output.seconds)
     for span in spans:
-        before = _nearest_pause(heard.pauses, span[0], edge=1)
-        after = _nearest_pause(heard.pauses, span[1], edge=0)
+        before = _nearest_pause(output.pauses, span[0], edge=1)
+        after = _nearest_pause(output.pauses, span[1], edge=0)
         if before is not None:
             span[0] = max(before.mean(), before[1] - MARGIN_SECONDS)
         if after is not None:

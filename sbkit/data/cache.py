@@ -31,7 +31,12 @@ from sbkit.audio.io import AudioError, AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
-from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
+from sbkit.data.filesystem import (
+    Storage,
+    disk_errors_as_data_errors,
+    iter_members,
+    unpacking_errors_as_data_errors,
+)
 from sbkit.data.manifest import DURATION_COLUMN, Manifest, parse_durations
 from sbkit.data.shard import (
     AUDIO,
@@ -365,23 +370,17 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
 def _extract(archive: Path, folder: Path) -> None:
     """Write the files of an archive into a folder."""
     num_skipped = 0
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
-                if not member.isdir() and not _extract_member(tar, member, archive, folder):
-                    num_skipped += 1
-            # The checksum of a compressed archive follows its last member.
-            while tar.fileobj is not None and tar.fileobj.read(COPY_BYTES):
-                pass
-    except DataError:
-        raise
-    except Exception as error:  # the libraries that unpack raise many kinds of errors
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(
-            f"{archive} cannot be unpacked as a tar file ({str(error)[:200]}). Download it again."
-        ) from error
+    failure = f"{archive} cannot be unpacked as a tar file"
+    with (
+        unpacking_errors_as_data_errors(failure, fix="Download it again."),
+        tarfile.open(archive) as tar,
+    ):
+        for member in iter_members(tar):
+            if not member.isdir() and not _extract_member(tar, member, archive, folder):
+                num_skipped += 1
+        # The checksum of a compressed archive follows its last member.
+        while tar.fileobj is not None and tar.fileobj.read(COPY_BYTES):
+            pass
     if num_skipped:
         logger.warning(
             f"{plural(num_skipped, 'entry', 'entries')} of {archive} skipped: symbolic links, "

@@ -60,8 +60,8 @@ def filter_manifests(
 ) -> dict[str, Manifest]:
     """Apply the keys ``where`` and ``skip_quality_tags`` to the manifests of all splits."""
     where = parse_where(knobs.get("where"))
-    kept = {split: filter_rows(manifest, where, split) for split, manifest in manifests.items()}
-    return skip_rows(kept, knobs.get("skip_quality_tags"))
+    chosen = {split: filter_rows(manifest, where, split) for split, manifest in manifests.items()}
+    return skip_rows(chosen, knobs.get("skip_quality_tags"))
 
 
 def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:

@@ -4,7 +4,8 @@ members -> samples: the audio in a file, and the texts beside it -> batches of c
 
 WebDataset   KEY.flac with KEY.json, an object, or KEY.txt
 NeMo         audio_N.tar of audio; its rows are in sharded_manifests/manifest_N.json, or in
-             tarred_audio_manifest.json with `shard_id: N` (the layout of NeMo 2.5)
+             tarred_audio_manifest.json with `shard_id: N` (as
+             NeMo's convert_to_tarred_audio_dataset.py writes them)
 Lhotse Shar  recording.N.tar of audio; its cuts are in cuts.N.jsonl.gz (Lhotse 1.33)
 
 The members of a sample follow each other. The audio of one batch is on the disk at a time.
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from sbkit.audio.io import SUFFIXES
 from sbkit.base.errors import DataError
+from sbkit.data.filesystem import iter_members, unpacking_errors_as_data_errors
 from sbkit.data.lhotse_cuts import read_cut, read_json_lines
 from sbkit.data.manifest import Clip, Excluded, Manifest, text_columns
 from sbkit.data.tables import (
@@ -73,7 +75,7 @@ class _CheckedMember(tarfile.TarInfo):
 
 
 def select_tars(files: Iterable[str]) -> list[str]:
-    """Return the tars of audio among files: of Shar, those of recordings."""
+    """Return the tars of audio among files; of Lhotse Shar, only the tars of recordings."""
     tars = [file for file in files if file.endswith(TAR_SUFFIXES)]
     shar = {_folder_of(file) for file in tars if Path(file).name.startswith(f"{RECORDING}.")}
     return [
@@ -135,58 +137,50 @@ def _to_manifest(
 ) -> Manifest:
     """Collect the rows of samples, each with the number of its sample in the tar."""
     numbered = list(rows)
-    others = Manifest.of(row for _, row in numbered if not isinstance(row, dict))
+    clips = Manifest.of(row for _, row in numbered if not isinstance(row, dict))
     columns = [row for _, row in numbered if isinstance(row, dict)]
     if not columns:
-        return others
+        return clips
     numbers = [number for number, row in numbered if isinstance(row, dict)]
     table = Table(Path(file), pa.table(text_columns(columns)), numbers)
     rows_of_table = to_manifest(table, replace(options, path_column=PATH_COLUMNS[0]), str)
-    return Manifest.join([others, rows_of_table])
+    return Manifest.join([clips, rows_of_table])
 
 
 # ---- the members of a tar
 
 
 def _read_samples(file: str, folder: Path) -> Iterator[Sample]:
-    """Yield the samples of a tar; their audio is written into a folder, when it is asked for."""
-    try:
-        with (
-            fsspec.open(file, "rb") as stream,
-            tarfile.open(fileobj=stream, mode="r|*", tarinfo=_CheckedMember) as tar,
-        ):
-            sample: Sample | None = None
-            for number, member in enumerate(tar):
-                tar.members.clear()  # type: ignore[attr-defined] # it would keep every member
-                _check_member(member, file)
-                path = PurePosixPath(member.name)
-                name = str(path.with_suffix(""))
-                if sample is not None and sample.name != name:
-                    yield sample
-                    sample = None
-                content = tar.extractfile(member)
-                if content is None:  # a folder
-                    continue
-                sample = sample or Sample(name, None, {})
-                if path.suffix.lower() in SUFFIXES:
-                    target = folder / str(number) / path.name
-                    target.parent.mkdir(parents=True)
-                    with target.open("wb") as audio:
-                        shutil.copyfileobj(content, audio, COPY_BYTES)
-                    sample = sample._replace(audio=target)
-                elif path.suffix in TEXT_SUFFIXES and member.size <= MAX_TEXT_BYTES:
-                    texts = {**sample.texts, path.suffix: content.read()}
-                    sample = sample._replace(texts=texts)
-            if sample is not None:
+    """Yield the samples of a tar; write the audio of each into a folder first."""
+    failure = f"{file} is truncated, or not a tar file"
+    with (
+        unpacking_errors_as_data_errors(failure, fix="Copy it again."),
+        fsspec.open(file, "rb") as stream,
+        tarfile.open(fileobj=stream, mode="r|*", tarinfo=_CheckedMember) as tar,
+    ):
+        sample: Sample | None = None
+        for number, member in enumerate(iter_members(tar)):
+            _check_member(member, file)
+            path = PurePosixPath(member.name)
+            name = str(path.with_suffix(""))
+            if sample is not None and sample.name != name:
                 yield sample
-    except DataError:
-        raise
-    except Exception as error:  # the libraries that unpack raise many kinds of errors
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise DataError(
-            f"{file} is truncated, or not a tar file ({str(error)[:200]}). Copy it again."
-        ) from error
+                sample = None
+            content = tar.extractfile(member)
+            if content is None:  # a folder
+                continue
+            sample = sample or Sample(name, None, {})
+            if path.suffix.lower() in SUFFIXES:
+                target = folder / str(number) / path.name
+                target.parent.mkdir(parents=True)
+                with target.open("wb") as audio:
+                    shutil.copyfileobj(content, audio, COPY_BYTES)
+                sample = sample._replace(audio=target)
+            elif path.suffix in TEXT_SUFFIXES and member.size <= MAX_TEXT_BYTES:
+                texts = {**sample.texts, path.suffix: content.read()}
+                sample = sample._replace(texts=texts)
+        if sample is not None:
+            yield sample
 
 
 def _check_member(member: tarfile.TarInfo, file: str) -> None:
@@ -202,15 +196,6 @@ def _check_member(member: tarfile.TarInfo, file: str) -> None:
             f"{file} is not read, because its member {name!r} is a link or a device. Write the "
             "tar with files: tar --dereference --hard-dereference"
         )
-
-
-# ---- pairs of WebDataset
-
-
-def _to_row(values: Entry, audio: Path) -> Row:
-    """Return the columns of a row; the audio is in the tar, wherever it was before."""
-    row = {name: to_text(value) for name, value in values.items() if name not in PATH_COLUMNS}
-    return {**row, PATH_COLUMNS[0]: str(audio)}
 
 
 # ---- texts in the tar
@@ -240,6 +225,12 @@ def _read_pair(sample: Sample, file: str, options: TableOptions) -> Row | Exclud
     if ".txt" in sample.texts and not has_text:
         row[text_column] = text
     return _to_row(row, sample.audio)
+
+
+def _to_row(values: Entry, audio: Path) -> Row:
+    """Return the columns of a row; the audio is in the tar, wherever it was before."""
+    row = {name: to_text(value) for name, value in values.items() if name not in PATH_COLUMNS}
+    return {**row, PATH_COLUMNS[0]: str(audio)}
 
 
 # ---- texts in a manifest

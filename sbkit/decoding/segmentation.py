@@ -68,7 +68,7 @@ def _emissions(log_probs: LogProbs, silent: Collection[int]) -> Float32s:
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
+class _FrameBlock:
     """The states of a window, and their scores before the first frame of a block: (W,)."""
 
     first: int
@@ -147,20 +147,20 @@ def _score(emissions: Float32s) -> float:
 
 def _run_forward(
     states: _States, log_probs: LogProbs, silent: Collection[int]
-) -> tuple[list[_Block], int]:
+) -> tuple[list[_FrameBlock], int]:
     """Return the scores before each block, and the gap in which the best path ends."""
     num_states = len(states.columns)
     scores = np.full(min(WINDOW_STATES, num_states), -np.inf, np.float32)
     scores[0] = 0.0
     first = 0
-    blocks: list[_Block] = []
+    blocks: list[_FrameBlock] = []
     for start in range(0, len(log_probs), BLOCK_FRAMES):
         best = first + int(scores.argmax())
         shift = max(0, min(best - WINDOW_STATES // 4, num_states - WINDOW_STATES) - first)
         added = np.full(shift, -np.inf, np.float32)
         scores = np.concatenate([scores[shift:], added]) - scores.max()
         first += shift
-        blocks.append(_Block(first, scores))
+        blocks.append(_FrameBlock(first, scores))
         window = _Window(states, first)
         for frame in _emissions(log_probs[start : start + BLOCK_FRAMES], silent):
             scores, _ = window.advance(scores, frame)
@@ -172,7 +172,7 @@ def _trace_back(
     states: _States,
     log_probs: LogProbs,
     silent: Collection[int],
-    blocks: Sequence[_Block],
+    blocks: Sequence[_FrameBlock],
     state: int,
 ) -> tuple[Counts, Float32s]:
     """Return the state of each frame on the best path that ends in a state, and its ln p: (U,)."""

@@ -41,7 +41,8 @@ MAX_DIFFERENCE = 1e-4  # between log-probabilities, for a format that computes i
 # Two tokens of a frame that are closer than this in the trained model are tied: each of them may
 # come first in a format that keeps to MAX_DIFFERENCE.
 TIE_DIFFERENCE = 2 * MAX_DIFFERENCE
-MAX_WER_DIFFERENCE = 0.01  # by which the test sets' may be higher; CER in a language without words
+# By which the WER of the test sets may be higher; in a language without words, their CER.
+MAX_WER_DIFFERENCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,9 @@ class Comparison:
             name = "WER"
             rate = self.errors.wer
             trained_rate = self.trained_errors.wer
-        if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
+        if (
+            round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE
+        ):  # 4 of 400 words are a bit above 0.01
             reasons.append(
                 f"{name} is {100 * rate:.2f} %, the trained model's is {100 * trained_rate:.2f} %; "
                 f"it may be higher by {100 * MAX_WER_DIFFERENCE:g} points"

@@ -213,10 +213,10 @@ def spoken_symbols_note(
     characters: the number of each character in all sentences.
     """
     dropped = Counter[str]()
-    kept = "" if table is None else table.punctuation
+    kept_marks = "" if table is None else table.punctuation
     for char, count in characters.items():
         is_spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
-        if is_spoken and char not in kept and not normalize(char, language, table):
+        if is_spoken and char not in kept_marks and not normalize(char, language, table):
             dropped[char] = count
     if not dropped:
         return None
@@ -336,12 +336,12 @@ class _LazyTranslation(dict[int, str]):
         return self[code]
 
 
-def _compose(text: str, kept: str = "") -> str:
+def _compose(text: str, kept_marks: str = "") -> str:
     """Drop silent characters, unify widths, and compose letters with their marks.
 
-    kept: characters that keep their width, such as the marks of Chinese.
+    kept_marks: characters that keep their width, such as the marks of Chinese.
     """
-    return unicodedata.normalize("NFC", text.translate(_width_folding(kept)))
+    return unicodedata.normalize("NFC", text.translate(_width_folding(kept_marks)))
 
 
 def _fold_width(char: str) -> str:
@@ -359,14 +359,16 @@ def _fold_width(char: str) -> str:
 
 
 @cache
-def _width_folding(kept: str) -> _LazyTranslation:
-    return _LazyTranslation(lambda char: char if char in kept else _fold_width(char))
+def _width_folding(kept_marks: str) -> _LazyTranslation:
+    return _LazyTranslation(lambda char: char if char in kept_marks else _fold_width(char))
 
 
 @cache
-def _letter_folding(letters: str, joiners: str, keep_case: bool, kept: str) -> _LazyTranslation:
+def _letter_folding(
+    letters: str, joiners: str, keep_case: bool, kept_marks: str
+) -> _LazyTranslation:
     fold = partial(_fold_cased if keep_case else _fold_letter, letters=letters, joiners=joiners)
-    return _LazyTranslation(lambda char: char if char in kept else fold(char))
+    return _LazyTranslation(lambda char: char if char in kept_marks else fold(char))
 
 
 def _fold_cased(char: str, letters: str, joiners: str) -> str:

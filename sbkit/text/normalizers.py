@@ -35,11 +35,11 @@ class Normalizer:
 
 
 def table_normalizer(language: str, table: Orthography) -> Normalizer:
-    """Return the normalizer of a text table, which is that of a language or made of it."""
+    """Return the normalizer of a text table, made for a language."""
     content = dumps(table_to_store(table), sort_keys=True)  # files may change their order
-    kept = "" if table.is_plain else ", as written"
+    suffix = "" if table.is_plain else ", as written"
     return Normalizer(
-        name=f"text table of {language}{kept}",
+        name=f"text table of {language}{suffix}",
         sha256=hashlib.sha256(content.encode()).hexdigest(),
         normalize=partial(normalize, language=language, table=table),
     )

@@ -26,8 +26,8 @@ def check_tag_names(value: object) -> tuple[str, ...]:
 def select_tags(text: str, kept_names: Collection[str] = ()) -> str:
     """Drop the tags of a text, except for those with a kept name, which are written ``[name]``.
 
-    A tag ends where its bracket is closed, so the tags in it belong to it. Of a bracket without a
-    partner, the word that it touches is the tag.
+    A tag ends where its bracket is closed, so the tags in it belong to it. If a bracket
+    lacks its partner, the tag is the word that it touches.
 
     >>> select_tags("I [Noise] see [um [laughter]] a [noise ship", ["noise", "laughter"])
     'I [noise] see [laughter] a [noise] ship'

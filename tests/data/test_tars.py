@@ -64,7 +64,7 @@ def write_text_pairs(folder: Path, clips: Mapping[Path, str]) -> None:
 
 
 def write_nemo(folder: Path, clips: Mapping[Path, str]) -> None:
-    """Write two tars and a manifest for both, as NeMo 2.5 does."""
+    """Write two tars and a manifest for both, as NeMo's conversion script does."""
     rows = []
     for shard, names in enumerate(([*clips][:4], [*clips][4:])):
         write_tar(folder / f"audio_{shard}.tar", [(f"d_{c.name}", c.read_bytes()) for c in names])

@@ -153,23 +153,25 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
     assert corpus == {"name": "en", "license": "Released under CC-0."}
 
 
-def test_durations_plan_and_report_without_decoding(
-    releases: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def scripted(releases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the release of Scripted Speech, to change it, and use an empty cache."""
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    release = shutil.copytree(releases / SCRIPTED, tmp_path / SCRIPTED)
-    for clip in (release / "en/clips").iterdir():
+    return shutil.copytree(releases / SCRIPTED, tmp_path / SCRIPTED)
+
+
+def test_durations_plan_and_report_without_decoding(
+    scripted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for clip in (scripted / "en/clips").iterdir():
         clip.write_bytes(b"no audio")
-    options = ["hparams/ctc.yaml", f"--data_folder={release}"]
+    options = ["hparams/ctc.yaml", f"--data_folder={scripted}"]
     report = tmp_path / "report"
     assert sbkit(["prepare", *options, "--audio_store=lazy", f"--report={report}"]) == 0
-    durations = rows_of(release / "en/clip_durations.tsv")
+    durations = rows_of(scripted / "en/clip_durations.tsv")
     facts = read_json(report / "data_report.json")["splits"]
     rows = [
-        row for split in ("train", "dev", "test") for row in rows_of(release / f"en/{split}.tsv")
+        row for split in ("train", "dev", "test") for row in rows_of(scripted / f"en/{split}.tsv")
     ]
     milliseconds = {row["clip"]: int(row["duration[ms]"]) for row in durations}
     hours = sum(milliseconds[row["path"]] for row in rows) / 3_600_000
@@ -178,26 +180,21 @@ def test_durations_plan_and_report_without_decoding(
     with pytest.raises(SbkitError, match="rows of train are unusable .* unreadable audio"):
         sbkit(["prepare", *options])
     assert "h by the durations that the corpus states" in capsys.readouterr().out
-    fake.write_tsv(release / "en/clip_durations.tsv", durations[9:])
+    fake.write_tsv(scripted / "en/clip_durations.tsv", durations[9:])
     with pytest.raises(SbkitError, match=r"`audio_store: lazy` needs the .* but 8 clips of 43"):
         sbkit(["prepare", *options, "--audio_store=lazy"])
 
 
 def test_clip_of_another_length_is_named(
-    releases: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    scripted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    release = shutil.copytree(releases / SCRIPTED, tmp_path / SCRIPTED)
-    row = rows_of(release / "en/train.tsv")[2]
-    clip = release / "en/clips" / row["path"]
+    row = rows_of(scripted / "en/train.tsv")[2]
+    clip = scripted / "en/clips" / row["path"]
     samples, rate = soundfile.read(clip)
     soundfile.write(clip, samples[: -int(0.06 * rate)], rate)
     options = [
         "hparams/ctc.yaml",
-        f"--data_folder={release}",
+        f"--data_folder={scripted}",
         *TINY,
         "--max_seconds=6",
         "--number_of_epochs=1",
