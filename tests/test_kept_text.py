@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
+from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import text_table_of
 from sbkit.commands.cli import run as sbkit
@@ -11,9 +13,12 @@ from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.lm.arpa import read_arpa
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.transcriber import Transcriber
+from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import read_json, rows_of, train_overfitted
+from tests.serve.test_command import say, serving
 
 KEPT = '--text={case: keep, punctuation: [., ",", "?", "!"]}'
 TABLE = text_table("en", {"case": "keep", "punctuation": [".", ",", "?", "!"]})
@@ -67,6 +72,26 @@ def test_bundle_writes_and_scores_texts_as_written(
         assert sbkit(["transcribe", str(bundle), clip, "--format", "srt", *options]) == 0
     torch_srt, onnx_srt = capsys.readouterr().out.split("\n1\n")[-1], ""
     assert "." in torch_srt + onnx_srt and torch_srt != torch_srt.lower()
+
+
+@pytest.mark.ddp
+@pytest.mark.slow(20)
+def test_server_answers_with_texts_as_written(overfitted: Path) -> None:
+    clip = max((overfitted / "release/clips").iterdir(), key=lambda file: file.stat().st_size)
+    with Transcriber.load(overfitted / "bundle", device="cpu") as transcriber:
+        text = transcriber.transcribe(clip).text
+    assert text != text.lower()
+    assert text[-1] in ".?!"
+    form = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    with serving(overfitted / "bundle") as (client, _):
+        response = client.post(TRANSCRIPTIONS, files={"file": clip.read_bytes()}, data=form)
+        answer = response.json()
+        openai = OpenAI(base_url=f"{client.base_url}/v1", api_key="none")
+        with openai.realtime.connect() as session:
+            said = say(session, read_audio(clip, 24_000))
+    assert answer["text"] == text
+    assert [word["word"] for word in answer["words"]] == text.split()
+    assert said.split()[0] == text.split()[0]
 
 
 @pytest.mark.slow(20)

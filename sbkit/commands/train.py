@@ -24,7 +24,7 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import save_resolved
 from sbkit.config.overrides import parse_command, parse_overrides
 from sbkit.data.cache import default_cache
-from sbkit.data.corpus import splits_of
+from sbkit.data.corpus import describe_corpus, splits_of
 from sbkit.data.filesystem import Storage
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import Manifest
@@ -179,7 +179,8 @@ def write_run_as_shards(run: Run, destination: str, shard_size: str) -> None:
     roles = splits_of(corpus, run.knobs)
     sources = {name: corpus.read(run.knobs, name) for name in chain(*roles.values())}
     sources = filter_sources(run, sources)
-    if write_shards(Storage(destination), options, sources, roles) is not None:
+    facts = describe_corpus(corpus, run.knobs)
+    if write_shards(Storage(destination), options, sources, roles, facts) is not None:
         logger.info(f"Train with --data_folder={destination}")
 
 

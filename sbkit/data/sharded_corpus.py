@@ -57,7 +57,7 @@ from sbkit.logs.progress import progress_bar
 logger = logging.getLogger(__name__)
 
 INDEX_FILE = "sbkit-shards.json"
-INDEX_FORMAT = 2
+INDEX_FORMAT = 3
 SIZE_PATTERN = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)")
 UNIT_BYTES = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
 PROBED_CLIPS = 100  # decoded to estimate the size of all
@@ -69,11 +69,18 @@ STORE_SIZES = {"pcm": 1.0, "flac": 0.6}  # bytes, relative to those of the sampl
 
 @dataclass(frozen=True)
 class Index:
-    """The sample rate (Hz), the splits of each role, and the names of the shards of each split."""
+    """What all shards of a corpus have in common.
+
+    sample_rate: Hz.
+    roles: the splits of each role.
+    splits: the names of the shards of each split.
+    corpus: the name and the license of the corpus, for a model card.
+    """
 
     sample_rate: int
     roles: Mapping[str, Sequence[str]]
     splits: Mapping[str, Sequence[str]]
+    corpus: Mapping[str, str | None]
 
 
 def recognizes(location: str) -> bool:
@@ -84,6 +91,11 @@ def recognizes(location: str) -> bool:
 def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role as prepared."""
     return read_index(Storage(knobs["data_folder"])).roles
+
+
+def about(knobs: KnobValues) -> Mapping[str, str | None]:
+    """Return the name and the license of the corpus that became shards."""
+    return read_index(Storage(knobs["data_folder"])).corpus
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
@@ -221,8 +233,12 @@ def write_shards(
     options: ShardOptions,
     sources: Mapping[str, Manifest | TableFolders],
     roles: Mapping[str, Sequence[str]],
+    corpus: Mapping[str, str | None] | None = None,
 ) -> Index | None:
-    """Write the missing shards of each split; return the index, None while others still work."""
+    """Write the missing shards of each split; return the index, None while others still work.
+
+    corpus: its name and license.
+    """
     if options.store not in STORE_SIZES:
         raise ConfigError(
             f"Shards contain the audio, so `audio_store` must be pcm or flac, but is "
@@ -241,7 +257,13 @@ def write_shards(
             parts = [partial(source.read, file, scratch) for file in source.files]
             units[split] = [*map(Unit, names, parts)]
         _write_units(storage, options, scratch, [*chain.from_iterable(units.values())])
-        return _finish(storage, options, units, roles)
+        shard_names = _finish(storage, options, units)
+        if shard_names is None:
+            logger.info("Other processes are still writing; the last one writes the index.")
+            return None
+        index = Index(options.sample_rate, roles, shard_names, corpus or {})
+        _write_index(storage, index)
+        return index
 
 
 def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]:
@@ -402,19 +424,18 @@ def _finished(storage: Storage, unit: Unit) -> Iterator[FinishedShard]:
 
 
 def _finish(
-    storage: Storage,
-    options: ShardOptions,
-    units: Mapping[str, Sequence[Unit]],
-    roles: Mapping[str, Sequence[str]],
-) -> Index | None:
-    """Write the index if all shards exist; raises DataError if too many rows are unusable."""
+    storage: Storage, options: ShardOptions, units: Mapping[str, Sequence[Unit]]
+) -> dict[str, list[str]] | None:
+    """Return the names of the shards of each split, or None if some are missing.
+
+    Raises DataError if too many rows are unusable.
+    """
     names: dict[str, list[str]] = {}
     for split, split_units in units.items():
         shards: list[FinishedShard] = []
         for unit in split_units:
             unit_shards = list(_finished(storage, unit))
             if not unit_shards or not unit_shards[-1].facts.last:
-                logger.info("Other processes are still writing; the last one writes the index.")
                 return None
             shards += unit_shards
         names[split] = [shard.name for shard in shards]
@@ -428,11 +449,13 @@ def _finish(
         logger.info(f"{split}: {num_clips} clips, {hours:.2f} h, {plural(len(shards), 'shard')}")
         for reason, number in Counter(row.reason for row in lost).items():
             logger.info(f"{split}: {number} left out, {reason}")
-    index = Index(options.sample_rate, roles, names)
+    return names
+
+
+def _write_index(storage: Storage, index: Index) -> None:
     folder = storage.folder
     with task_lock(folder, INDEX_FILE, wait=True) if folder else nullcontext():
         text = json.dumps({"format": INDEX_FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
         storage.write(INDEX_FILE, text.encode())
         if folder:
             remove_leftovers(folder)
-    return index

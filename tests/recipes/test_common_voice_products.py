@@ -15,6 +15,7 @@ from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
+from sbkit.data import sharded_corpus
 from sbkit.data.corpus import describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
 from tests.runs import TINY, read_json, rows_of, train_here
@@ -151,6 +152,10 @@ def test_datasheet_names_the_corpus_and_its_license(releases: Path, tmp_path: Pa
     knobs = {"data_folder": release, "language": "en"}
     corpus = describe_corpus(common_voice, knobs)
     assert corpus == {"name": "en", "license": "Released under CC-0."}
+    shards = tmp_path / "shards"
+    command = ["prepare", "hparams/ctc.yaml", f"--shards={shards}", "--language=en"]
+    assert sbkit([*command, f"--data_folder={release}"]) == 0
+    assert describe_corpus(sharded_corpus, {"data_folder": str(shards)}) == corpus
 
 
 @pytest.fixture
