@@ -47,7 +47,9 @@ def write_pseudo_labels(options: Namespace) -> int:
 
     Under torchrun each process transcribes its share of the files on its own device.
 
-    Raises SbkitError if the model has no confidences of utterances, or the options do not fit.
+    With a `--min-confidence` of 0, the model need not have confidences of utterances.
+
+    Raises SbkitError if the model lacks them otherwise, or the options do not fit.
     """
     _check_options(options)
     config = BundleFiles(options.bundle).config
@@ -60,7 +62,9 @@ def write_pseudo_labels(options: Namespace) -> int:
         files = table.unfinished(part.of(_recordings(named_files, options.segments)))
         num_failed = table.gather(_transcribe(files, table, options) if files else 0)
         utterances = table.sorted_rows()
-        confident = [row for row in utterances if row["confidence"] >= options.min_confidence]
+        confident = [
+            row for row in utterances if (row["confidence"] or 0.0) >= options.min_confidence
+        ]
         summary = _describe(
             utterances, confident, options.min_confidence, by_words=config.has_words
         )
@@ -103,17 +107,17 @@ def _check_options(options: Namespace) -> None:
 def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
     """Return what texts and confidences depend on, as plain data.
 
-    Raises SbkitError if the model does not transcribe, or has no confidences of utterances.
+    Raises SbkitError if the model does not transcribe, or lacks the confidences that are needed.
     """
     task = load_task(config.task, user_modules=options.user_modules)
     task.require_prediction("text", command="transcribe")
     decoder = options.decoder or (config.decoder or {}).get("decoder_type", GREEDY)
-    if decoder not in config.utterance_confidence:
+    if options.min_confidence > 0 and decoder not in config.utterance_confidence:
         raise BundleError(
             "`--format manifest` needs confidences of utterances, and this model has none for "
             f"{decoder} decoding. They are fitted to at least ten right and ten wrong utterances "
             "of validation data. Train longer, or fit them to more data: sbkit tune MODEL --data "
-            "TABLE --out NEW"
+            "TABLE --out NEW. Or keep all utterances: --min-confidence 0"
         )
     return {
         **(config.provenance or {}),
@@ -215,7 +219,7 @@ def _describe(
         f"{len(confident)} of {plural(len(utterances), 'utterance')} ({kept_minutes:.1f} of "
         f"{minutes:.1f} min) with a confidence of at least {min_confidence:g}"
     )
-    if not confident:
+    if not confident or any(row["confidence"] is None for row in confident):
         return counts
     num_units = sum(len(split_units(row["text"], by_words=by_words)) for row in confident)
     rate = sum(row["expected_errors"] for row in confident) / num_units

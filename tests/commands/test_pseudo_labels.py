@@ -193,6 +193,15 @@ def test_other_models_and_files_are_refused(talks: Talks) -> None:
         talks.run("talks")
 
 
+def test_model_without_confidences_keeps_all_utterances(talks: Talks, capsys: Captured) -> None:
+    config = replace(talks.bundle.config, utterance_confidence={})
+    talks.bundle = replace(talks.bundle, config=config)
+    rows = talks.label("--min-confidence", "0")
+    assert [row["text"] for row in rows] == [*TALK, "a fox"]
+    assert {row["confidence"] for row in rows} == {""}
+    assert "estimated" not in capsys.readouterr().out
+
+
 @pytest.mark.ddp
 def test_ranks_write_one_table(asterisk_english: Path, tmp_path: Path) -> None:
     """Each rank has a progress file; a later run of one process goes on from all of them."""
