@@ -44,6 +44,8 @@ NOT_RUN_HERE = (
         "python -m tools.mutate",
         "python -m tools.show row",
         "python -m tools.talk",
+        "python -m recipes.asr.little_speech.compare",
+        "python -m sbkit.models.pretrained.fairseq2",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
@@ -71,7 +73,6 @@ REPLACED_WORDS = {
     "--language=fr": "--language=en",
     "--language=it": "--language=en",
     "--language=[fr]": "--language=[en]",
-    "results/ctc_pretrained/it/3407": "results/asr_pretrained",
     "results/codec/en/3407": "results/codec",
     "results/tts/en/3407": "results/synthesis",
     "onnx,sherpa-onnx,huggingface": "hub",  # test_huggingface.py writes those
@@ -358,6 +359,3 @@ def test_readme_has_every_yaml_key_with_its_default() -> None:
     for name in (*shared, "language_id", "vad", "codec", "tts"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
-    plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")
-    differences = {key: value for key, value in pretrained.items() if plain.get(key) != value}
-    assert rows_of_page("ctc_pretrained.md") == differences
