@@ -30,6 +30,8 @@ MAX_LINE, MAX_PAGE_LINES, MIN_REPEATED_WORDS = 100, 160, 25
 WITH_LONG_LINES = {
     *("CHANGELOG.md", "README.md", "hparams/README.md"),
     *("recipes/README.md", "recipes/OWN_TASK.md", "recipes/AsteriskPrompts/README.md"),
+    *("CHANGELOG.md", "hparams/ctc_pretrained.md"),
+    *("recipes/README.md", "recipes/AsteriskPrompts/README.md"),
     *("recipes/CommonVoice/README.md", "recipes/FestvoxRu/README.md"),
     *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md"),
     "recipes/classification/README.md",
@@ -40,6 +42,7 @@ WITH_LONG_LINES = {
 LONG_PAGES = {
     *("README.md", "hparams/README.md", "sbkit/runtime/README.md"),
     "sbkit/serve/README.md",
+    *("recipes/asr/README.md", "sbkit/runtime/README.md", "sbkit/serve/README.md"),
 }
 
 

@@ -10,9 +10,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from difflib import unified_diff
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnDa
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
 DOCS = sorted(file for file in (ROOT / "docs").rglob("*.md") if file.parent.name != "reference")
+GUIDE = ROOT / "docs/guide"
 READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 # The beginnings of commands that have tests of their own, or need a GPU, a network or other data.
 NOT_RUN_HERE = (
@@ -82,6 +83,7 @@ TINY_CLASSIFIER = ("--device=cpu", "--language=[en]", "--label=gender", "--d_mod
 TINY_ENGLISH = (*TINY, "--language=en")
 SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/language_id.yaml": TINY_CLASSIFIER,
+    "mine.yaml": ("--device=cpu", "--d_model=16", "--batch_seconds=6", "--language=en"),
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
     "hparams/ctc_pretrained.yaml": (
@@ -128,6 +130,15 @@ def data(asterisk_english: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+def copy_user_files(folder: Path) -> None:
+    """Write the YAMLs and modules that the pages of the guide show."""
+    for name in ("my_models.py", "my_recipe.py"):
+        shutil.copy(ROOT / "tests/user_parts" / name, folder)
+    for name, page, index in (("deep.yaml", "yaml.md", 1), ("mine.yaml", "own-parts.md", 0)):
+        text = (GUIDE / page).read_text("utf-8")
+        (folder / name).write_text(blocks(text, "yaml")[index])
+
+
 @pytest.fixture(scope="module")
 def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder like a checkout, with recordings and tables in it."""
@@ -139,6 +150,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
     make_folder(tmp_path / "FOLDER", **FRAMES)
+    copy_user_files(tmp_path)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")
     tables = {split: split for split in ("train", "dev", "test")}
@@ -263,48 +275,33 @@ def test_page_lists_every_file_of_a_run_and_a_bundle(
 
 
 @pytest.mark.slow
-def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> None:
-    text = READMES[0].read_text("utf-8")
-    (model,), (recipe,) = blocks(text, "yaml"), blocks(text, "python")
-    for block in model.split("\n\n"):
-        assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    text = (ROOT / "hparams/README.md").read_text("utf-8")
-    (variant, *schedules, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
+def test_schedules_and_noise_of_own_parts_train(checkout: Path, data: Path) -> None:
+    text = (GUIDE / "own-parts.md").read_text("utf-8")
+    noise = blocks(text, "yaml")[1].replace("/data/musan/noise", str(data / "release/clips"))
     (brain,) = blocks((ROOT / "sbkit/train/README.md").read_text("utf-8"), "python")
     ast.parse(brain)
-    (checkout / "my_models.py").write_text(part)
-    (checkout / "my_recipe.py").write_text(recipe)
-    yaml = (ROOT / "tests/user_parts/encoder.yaml").read_text("utf-8")
-    yaml = yaml.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
-    yaml = re.sub(r"(?m)^warmup_fraction:.*\n", "", yaml)
-    noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
-    (schedule,) = re.findall(r"^lr_schedule:.*\n(?: .*\n)*", yaml, re.MULTILINE)
-    (checkout / "mine.yaml").write_text(f"{yaml.replace(schedule, '')}\n{cycle}\n{noise}")
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
-    options.append("--output_folder=results/user_parts")
-    folder = f"--data_folder={data / 'release'}"
-    (checkout / "deep.yaml").write_text(variant.replace("ctc.yaml", "hparams/ctc.yaml"))
-    assert execute(["sbkit", "check", "deep.yaml", folder, *options]) == 0
-    for other_schedule in schedules:
-        (checkout / "scheduled.yaml").write_text(yaml.replace(schedule, other_schedule))
-        assert execute(["sbkit", "check", "scheduled.yaml", folder, *options]) == 0
-    assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
+    options += [f"--data_folder={data / 'release'}", "--output_folder=results/scheduled"]
+    schedules = re.findall(r"^\| `(!.*?)` \|", text, re.MULTILINE)
+    assert len(schedules) == 4
+    for schedule in schedules:
+        (checkout / "scheduled.yaml").write_text(f"base: mine.yaml\nlr_schedule: {schedule}\n")
+        assert execute(["sbkit", "check", "scheduled.yaml", *options]) == 0
+    (checkout / "noisy.yaml").write_text(f"base: scheduled.yaml\n{noise}")
+    assert execute(["python", "train.py", "noisy.yaml", *options]) == 0
 
 
 def test_pages_show_files_that_tests_train() -> None:
-    folder, text = ROOT / "tests/user_parts", (ROOT / "hparams/README.md").read_text("utf-8")
-    before, after = (
-        file.read_text("utf-8").splitlines()
-        for file in (ROOT / "hparams/ctc.yaml", folder / "encoder.yaml")
+    folder = ROOT / "tests/user_parts"
+    yaml, parts, task = (
+        (GUIDE / name).read_text("utf-8") for name in ("yaml.md", "own-parts.md", "own-task.md")
     )
-    changes = [*unified_diff(before, after, n=0, lineterm="")][2:]
-    assert blocks(text, "diff") == ["".join(f"{x}\n" for x in changes if x[:2] != "@@")]
-    assert blocks(text, "python") == [(folder / "my_models.py").read_text("utf-8")]
-    (task,) = blocks((ROOT / "recipes/OWN_TASK.md").read_text("utf-8"), "python")
-    assert task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
-    assert blocks(READMES[0].read_text("utf-8"), "python") == [
-        (folder / "my_recipe.py").read_text("utf-8")
-    ]
+    for block in blocks(yaml, "yaml")[0].split("\n\n"):
+        assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
+    assert blocks(parts, "python") == [(folder / "my_models.py").read_text("utf-8")]
+    recipe, own_task = blocks(task, "python")
+    assert recipe == (folder / "my_recipe.py").read_text("utf-8")
+    assert own_task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
@@ -317,7 +314,7 @@ def test_every_command_is_run_or_listed(readme: Path) -> None:
     for command in snippets:
         if " " in command and COMMAND.match(command) and not re.fullmatch(r"sbkit \w+", command):
             assert command in {*commands(readme), *FORMS} or command.startswith(NOT_RUN_HERE)
-    executable = re.compile(r"(torchrun|python)( --\S+)* train\.py hparams/|sbkit \w+ ")
+    executable = re.compile(r"(torchrun|python)( --\S+)* train\.py (hparams/)?\w+\.yaml|sbkit \w+ ")
     for command in filter(None, commands(readme)):
         assert executable.match(command) or command.startswith(NOT_RUN_HERE)
 
@@ -359,3 +356,8 @@ def test_readme_has_every_yaml_key_with_its_default() -> None:
     for name in (*shared, "language_id", "vad", "codec", "tts"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
+def test_page_has_every_key_of_the_pretrained_yaml_with_its_default() -> None:
+    text = (ROOT / "hparams/ctc_pretrained.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE))
+    plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")
+    assert rows == {key: value for key, value in pretrained.items() if plain.get(key) != value}

@@ -153,9 +153,9 @@ def test_decoder_of_a_user_class_is_refused_since_no_bundle_can_hold_it() -> Non
         RunDecoding(SimpleNamespace(decoder=decoder, ctc_weight=1.0), None)  # type: ignore[arg-type]
 
 
-def test_readme_has_a_tested_example_of_every_kind_of_part() -> None:
+def test_page_has_a_tested_example_of_every_kind_of_part() -> None:
     """The examples are in YAMLs of hparams and in files that the tests train."""
-    text = (ROOT / "hparams/README.md").read_text("utf-8").partition("## Parts")[2]
+    text = (ROOT / "docs/guide/own-parts.md").read_text("utf-8").partition("## Signatures")[2]
     rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| `")]
     examples = {row[0]: row[-1] for row in rows if len(row) == 3}
     tested = {f"tests/user_parts/{file.name}" for file in USER_PARTS.iterdir() if file.is_file()}
@@ -165,8 +165,7 @@ def test_readme_has_a_tested_example_of_every_kind_of_part() -> None:
         paths = re.findall(r"`([^`]+)`", files)
         assert paths and {*paths} <= tested
         for key in re.findall(r"`(\w+)`", keys):
-            kinds = {"recipe": "Recipe|replace", "corpus": "def read"}
-            pattern = re.compile(kinds.get(key, rf"\b{key}\b"))
+            pattern = re.compile("def read" if key == "corpus" else rf"\b{key}\b")
             assert any(pattern.search((ROOT / path).read_text("utf-8")) for path in paths), key
-    kinds = "recipe metrics corpus decoder Transformer encoder wave_augment spec_augment opt_class"
+    kinds = "corpus CNN Transformer encoder pooling wave_augment spec_augment opt_class optimizers"
     assert {*kinds.split(), "lr_schedule"} <= {*re.findall(r"`(\w+)`", " ".join(examples))}

@@ -93,6 +93,15 @@ def report(folder: Path, name: str, errors: Sequence[Error]) -> Mapping[str, flo
     return measure(errors)
 
 
+def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement) -> Loaders:
+    collate = partial(collate_clips, sample_rate=hparams["sample_rate"])
+    return make_loaders(splits, hparams, collate=collate, placement=placement)
+
+
+def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Batch:
+    return Batch(**collate_audio(rows, sample_rate))
+
+
 LOG_MEL_CODING = Task(
     name="tests.autoencoder.autoencoder.LOG_MEL_CODING",
     model_name="autoencoder of log-mel frames",
@@ -108,16 +117,11 @@ LOG_MEL_CODING = Task(
 
 
 class AutoencoderBrain(Brain):
-    """Train and evaluate by the squared error of the frames."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.autoencoder = Autoencoder(
-            model=self.modules["model"],
-            compute_features=self.hparams.compute_features.to(self.device),
-            squeeze=self.hparams.squeeze,
-            stretch=self.hparams.stretch,
-        )
+        parts = {key: self.hparams.knobs[key] for key in ("compute_features", "squeeze", "stretch")}
+        parts["compute_features"].to(self.device)
+        self.autoencoder = Autoencoder(model=self.modules["model"], **parts)
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Decoded:
         features, lengths = self.autoencoder.features(batch.audio.float(), batch.audio_lengths)
@@ -126,15 +130,6 @@ class AutoencoderBrain(Brain):
     def compute_objectives(self, outputs: Decoded, batch: Batch, stage: Stage) -> Loss:
         counts = outputs.lengths.to(batch.weights.device) * batch.weights
         return Loss(outputs.errors() * batch.weights, counts)
-
-
-def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement) -> Loaders:
-    collate = partial(collate_clips, sample_rate=hparams["sample_rate"])
-    return make_loaders(splits, hparams, collate=collate, placement=placement)
-
-
-def collate_clips(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> Batch:
-    return Batch(**collate_audio(rows, sample_rate))
 
 
 AUTOENCODER = Recipe(
