@@ -356,6 +356,8 @@ def test_readme_has_every_yaml_key_with_its_default() -> None:
     for name in (*shared, "language_id", "vad", "codec", "tts"):
         declared = knobs_of(name) | declared
     assert rows_of_page("README.md") == declared
+
+
 def test_page_has_every_key_of_the_pretrained_yaml_with_its_default() -> None:
     text = (ROOT / "hparams/ctc_pretrained.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE))
