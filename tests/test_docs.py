@@ -36,13 +36,13 @@ WITH_LONG_LINES = {
     *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md"),
     "recipes/classification/README.md",
     *("recipes/codec/README.md", "recipes/synthesis/README.md", "recipes/vad/README.md"),
-    *("sbkit/runtime/README.md", "sbkit/serve/README.md", "sbkit/train/README.md"),
-    *("tools/README.md", "tools/talk/README.md"),
+    *("sbkit/train/README.md", "tools/README.md"),
 }
 LONG_PAGES = {
     *("README.md", "hparams/README.md", "sbkit/runtime/README.md"),
     "sbkit/serve/README.md",
     *("recipes/asr/README.md", "sbkit/runtime/README.md", "sbkit/serve/README.md"),
+    *("README.md", "hparams/README.md", "recipes/asr/README.md"),
 }
 
 

@@ -229,10 +229,10 @@ def test_streaming_bundle_equals_its_whole_clip_transcripts(
             finals = [event for event in [*events, *session.finish()] if isinstance(event, Final)]
             assert "".join(final.text for final in finals) == transcript.text
             assert [word for final in finals for word in final.words] == [*transcript.words]
-    page = (ROOT / "sbkit/runtime/README.md").read_text("utf-8")
+    page = (ROOT / "docs/guide/live.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     screen: dict[str, Any] = {"microphone": np.array_split(clips[1], 3), "callers": clips}
-    exec(blocks(page, "python")[1], screen)
+    exec(blocks(page, "python")[0], screen)
     assert expected[1].text in capsys.readouterr().out
     assert len(screen["events"]) == 3
     soundfile.write("question.wav", clips[1], RATE)

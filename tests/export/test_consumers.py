@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -28,6 +29,7 @@ from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
 from tests.runtime.bundles import ROOT, parity_report
+from tests.test_readme import blocks
 from tools import bench_transcribe
 from tools.bench_transcribe import SIDES, SPEECHBRAIN
 
@@ -114,6 +116,25 @@ def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
         stream.accept_waveform(16_000, clip / np.float32(32768))
         recognizer.decode_stream(stream)
         assert stream.result.text.split() == text.split()
+
+
+def test_page_runs_formats_in_other_programs(
+    exported: Path,
+    bundle: Bundle,
+    clips: Clips,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The blocks of the page run onnxruntime and sherpa-onnx."""
+    (tmp_path / "my-formats").symlink_to(exported)
+    soundfile.write(tmp_path / "call.wav", clips[-1], 16_000)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks((ROOT / "docs/guide/export.md").read_text("utf-8"), "python"):
+        exec(block, names)
+    assert names["log_probs"].shape[:2] == (1, *names["frame_lengths"])
+    assert capsys.readouterr().out.split() == bundle.transcribe(clips[-1:])[0].split()
 
 
 @pytest.fixture

