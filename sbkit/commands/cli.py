@@ -283,8 +283,8 @@ def _add_training_commands(add_command: AddCommand) -> None:
     add("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
     add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
     formats = (
-        "comma-separated: onnx, torch, sherpa-onnx, speechbrain, hub; each is compared with the "
-        "trained model first"
+        "comma-separated: onnx, torch, sherpa-onnx, huggingface, speechbrain, hub; each is "
+        "compared with the trained model first"
     )
     add("--formats", metavar="NAMES", default="", help=formats)
     add("--license", default="unknown", help="license ID for the model card")
@@ -343,7 +343,10 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     add("--format", choices=formats, default="text", help=table)
     out = "write one file per recording to DIR, or all pseudo-labels to TABLE.csv"
     add("--out", metavar="DIR|TABLE.csv", type=Path, help=out)
-    right = "keep utterances that are entirely right with at least this probability (default: 0.9)"
+    right = (
+        "keep utterances that are entirely right with at least this probability (default: 0.9); "
+        "0: keep all"
+    )
     add("--min-confidence", metavar="P", type=float, help=right)
     add("--segments", metavar="DIR", type=Path, help="also write the utterances kept, as FLAC")
     _part(add)
