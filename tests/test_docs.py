@@ -35,7 +35,7 @@ WITH_LONG_LINES = {
     *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md", "recipes/asr/README.md"),
     *("recipes/asr/little_speech/README.md", "recipes/classification/README.md"),
     *("recipes/codec/README.md", "recipes/synthesis/README.md", "recipes/vad/README.md"),
-    *("sbkit/runtime/README.md", "sbkit/serve/README.md", "sbkit/train/README.md"),
+    *("sbkit/runtime/README.md", "sbkit/serve/README.md"),
     *("tools/README.md", "tools/talk/README.md"),
 }
 LONG_PAGES = {

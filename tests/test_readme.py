@@ -34,7 +34,7 @@ READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
-    *("mkdocs serve", "mkdocs build", "python -m docs."),
+    *("mkdocs serve", "mkdocs build", "python -m docs.", "python -m tools.prove_resume"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
@@ -269,8 +269,6 @@ def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> N
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
     text = (ROOT / "hparams/README.md").read_text("utf-8")
     (variant, *schedules, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
-    (brain,) = blocks((ROOT / "sbkit/train/README.md").read_text("utf-8"), "python")
-    ast.parse(brain)
     (checkout / "my_models.py").write_text(part)
     (checkout / "my_recipe.py").write_text(recipe)
     yaml = (ROOT / "tests/user_parts/encoder.yaml").read_text("utf-8")
@@ -288,6 +286,12 @@ def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> N
         (checkout / "scheduled.yaml").write_text(yaml.replace(schedule, other_schedule))
         assert execute(["sbkit", "check", "scheduled.yaml", folder, *options]) == 0
     assert execute(["python", "train.py", "mine.yaml", folder, *options]) == 0
+
+
+@pytest.mark.parametrize("page", READMES, ids=name_of)
+def test_python_of_pages_can_be_parsed(page: Path) -> None:
+    for block in blocks(page.read_text("utf-8"), "python"):
+        ast.parse(block)
 
 
 def test_pages_show_files_that_tests_train() -> None:
@@ -328,7 +332,8 @@ def test_tools_exist_and_are_executable(tool: str) -> None:
 
 
 def test_table_has_every_exit_code() -> None:
-    text = (ROOT / "sbkit/train/README.md").read_text("utf-8").split("| exit code |")[1]
+    page = ROOT / "docs/guide/troubleshooting.md"
+    text = page.read_text("utf-8").split("| exit code |")[1]
     codes = {code for code in vars(errors).values() if isinstance(code, int)}
     assert {*map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))} == {0, *codes}
 
