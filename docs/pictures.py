@@ -1,7 +1,7 @@
 """Draw the pictures of the documentation into docs/pictures/.
 
     python -m docs.pictures --run RUN --bundle BUNDLE            draws all
-    python -m docs.pictures floors pipeline                      draws only these
+    python -m docs.pictures floors pipeline step                 draws only these
 
 Drawings are SVG in the colors of the reader's system, light or dark. RUN is a run of
 `hparams/ctc.yaml`, and BUNDLE is what `sbkit export` wrote from it. Screenshots need chromium.
@@ -22,6 +22,7 @@ from html import escape
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import soundfile
@@ -202,6 +203,129 @@ def column(x: int, y: int, width: int, gap: int, rows: Sequence[Sequence[str]]) 
             yield arrow((x + width / 2, top - gap + 2), (x + width / 2, top - 2))
 
 
+# The pictures of docs/how-it-works/ are as wide as a phone shows without making letters small.
+NARROW = 420
+
+
+def draw_step(_: argparse.Namespace) -> None:
+    """Draw the losses of four micro-batches on two processes, which are divided once."""
+    losses = ((30, 10), (12, 6), (20, 8), (40, 16))  # with their tokens
+    total, tokens = (sum(column) for column in zip(*losses, strict=True))
+    mean_of_means = sum(loss / count for loss, count in losses) / len(losses)
+    parts = [box(20, 20, 380, 58, BLUE, "One global batch", "at most batch_seconds of audio")]
+    for process, x in enumerate((20, 220)):
+        parts.append(arrow((x + 90, 80), (x + 90, 98)))
+        label = 'text-anchor="middle"'
+        parts.append(text(x + 90, 116, f"process {process}: micro-batches", 13, SOFT, label))
+        for position, (loss, count) in enumerate(losses[2 * process : 2 * process + 2]):
+            lines = (f"loss {loss}", f"of {count} tokens")
+            parts.append(box(x, 126 + 66 * position, 180, 58, VIOLET, *lines))
+        parts.append(arrow((x + 90, 252), (x + 90, 274)))
+    divided = f"{total} / {tokens} = {total / tokens:.2f}"
+    rows = (
+        (VIOLET, f"loss {total} of {tokens} tokens", "added over all processes, as the gradients"),
+        (VIOLET, divided, f"divided once; the mean of the four means is {mean_of_means:.2f}"),
+        (GREEN, "One step", "clipped by one norm; skipped by all if it is not finite"),
+    )
+    parts += column(20, 278, 380, 24, rows)
+    write_svg("step", drawing(NARROW, 520, "A step of training", parts))
+
+
+def draw_checkpoints(_: argparse.Namespace) -> None:
+    """Draw how a checkpoint is saved, and what a kill leaves at each moment."""
+    rows = (
+        (BLUE, "Write", "into .unfinished-CKPT+TIME"),
+        (BLUE, "Add checksums", "SHA-256 of each file"),
+        (BLUE, "Sync", "until all is on the disk"),
+        (GREEN, "Rename", "to CKPT+TIME"),
+        (GREEN, "Clean up", "remove what is not needed"),
+    )
+    parts = [*column(20, 20, 208, 24, rows)]
+    notes = (
+        (20, 254, BLUE, "Killed here:", "the checkpoint", "before it counts"),
+        (266, 414, GREEN, "Killed here:", "this one counts"),
+    )
+    for top, bottom, color, *lines in notes:
+        line = f"M240 {top} L248 {top} L248 {bottom} L240 {bottom}"
+        parts.append(f'<path d="{line}" fill="none" stroke="{color}" stroke-width="1.6"/>')
+        for number, content in enumerate(lines):
+            y = (top + bottom) / 2 + 20 * (number - len(lines) / 2) + 14
+            parts.append(text(260, y, content, 14, SOFT if number else INK))
+    write_svg("checkpoints", drawing(NARROW, 434, "How a checkpoint is saved", parts))
+
+
+def draw_data(_: argparse.Namespace) -> None:
+    """Draw the way of clips into batches: as many seconds in each, dealt to two processes."""
+    rows = (
+        (BLUE, "Table", "clips, texts and other columns"),
+        (BLUE, "Shards in SBKIT_CACHE", "each clip decoded once, with a checksum"),
+        (VIOLET, "Plan of an epoch", "from the seed, the same on every process"),
+    )
+    parts = [*column(20, 20, 380, 24, rows), arrow((210, 244), (210, 268))]
+    random, top, second = Random(0), 290, 13
+    for x, count, seconds in ((20, 8, 2), (120, 4, 4), (260, 2, 8)):
+        for row in range(count):
+            color = BLUE if row < count / 2 else GREEN
+            place = f'x="{x}" y="{top + 13 * row}" height="9" rx="2"'
+            padded = second * seconds
+            width = padded * random.uniform(0.88, 1)
+            parts.append(f'<rect {place} width="{padded}" fill="{LINE}" fill-opacity="0.25"/>')
+            parts.append(f'<rect {place} width="{width:.0f}" fill="{color}"/>')
+        parts.append(text(x, top + 124, f"{count} clips of {seconds} s", 13))
+    parts.append(text(20, top + 154, "Each step has the same seconds, with little padding.", 14))
+    for x, color, label in (
+        (20, BLUE, "process 0"),
+        (130, GREEN, "process 1"),
+        (240, LINE, "padding"),
+    ):
+        opacity = 0.25 if color == LINE else 1
+        place = f'x="{x}" y="{top + 170}" width="12" height="12" rx="2"'
+        parts.append(f'<rect {place} fill="{color}" fill-opacity="{opacity}"/>')
+        parts.append(text(x + 18, top + 181, label, 13, SOFT))
+    write_svg("data", drawing(NARROW, top + 200, "From clips to batches", parts))
+
+
+def draw_check(_: argparse.Namespace) -> None:
+    """Draw what the check does, in its order."""
+    rows = (
+        (BLUE, "Reads the values", "ranges, device, precision"),
+        (VIOLET, "Builds the parts", "owners, optimizers, batches, labels, masks"),
+        (VIOLET, "Trains two clips on the CPU", "shapes, state, learning rate, padding"),
+        (VIOLET, "Reads the data", "splits, letters, lengths, silence"),
+        (ORANGE, "Trains the largest batch", "on the device of the run: memory, time, disk"),
+        (GREEN, "Tries what comes later", "the run folder, initial weights, an export"),
+    )
+    parts = [*column(20, 20, 380, 30, rows)]
+    parts.append(text(222, 97, "a wrong value ends the check", 12, SOFT))
+    write_svg("check", drawing(NARROW, 536, "The order of sbkit check", parts))
+
+
+def draw_bundles(_: argparse.Namespace) -> None:
+    """Draw how a bundle is loaded: names through the list, numbers into the model."""
+    top = (
+        (BLUE, "A bundle", "a folder of regular files"),
+        (BLUE, "Bytes are hashed", "and compared with checksums.json"),
+    )
+    left = (
+        (VIOLET, "config.json", "classes by their names"),
+        (ORANGE, "The list", "no other class is built"),
+    )
+    right = (
+        (VIOLET, "model.safetensors", "numbers, no objects"),
+        (ORANGE, "Names and shapes", "must be the model's"),
+    )
+    parts = [*column(20, 20, 380, 24, top)]
+    for x, rows in ((20, left), (220, right)):
+        parts += [arrow((x + 90, 162), (x + 90, 184)), *column(x, 188, 180, 24, rows)]
+        parts.append(arrow((x + 90, 330), (x + 90, 352)))
+    parts.append(
+        box(20, 356, 380, 58, GREEN, "The model", "on the declared device, which is read back")
+    )
+    note = "MODULE.py, a part of your own, runs only with --import."
+    parts.append(text(20, 442, note, 13, SOFT))
+    write_svg("bundles", drawing(NARROW, 460, "How a bundle is loaded", parts))
+
+
 @contextmanager
 def figure(name: str, columns: int, size: tuple[float, float]) -> Iterator[Any]:
     """Yield one or several axes in the colors above, and write them as SVG."""
@@ -307,6 +431,11 @@ OPEN_WORST += "t.scrollIntoView()"  # the first utterance of a report, which has
 PICTURES: Mapping[str, Callable[[argparse.Namespace], None]] = {
     "pipeline": draw_pipeline,
     "floors": draw_floors,
+    "step": draw_step,
+    "checkpoints": draw_checkpoints,
+    "data": draw_data,
+    "check": draw_check,
+    "bundles": draw_bundles,
     "architecture": draw_architecture,
     "curves": draw_curves,
     "calibration": draw_calibration,

@@ -3,6 +3,7 @@
 tests/test_readme.py runs the commands of the pages.
 """
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ WITH_LONG_LINES = {
     "recipes/classification/README.md",
     *("recipes/codec/README.md", "recipes/synthesis/README.md", "recipes/vad/README.md"),
     *("sbkit/train/README.md", "tools/README.md"),
+    *("sbkit/runtime/README.md", "sbkit/serve/README.md"),
+    *("tools/README.md", "tools/talk/README.md"),
 }
 LONG_PAGES = {
     *("README.md", "hparams/README.md", "sbkit/runtime/README.md"),
@@ -160,6 +163,29 @@ def test_no_paragraph_stands_twice() -> None:
         if len(paragraph.split()) >= MIN_REPEATED_WORDS
     )
     assert not [paragraph for paragraph, count in places.items() if count > 1]
+
+
+def texts_of(module: Path) -> Iterator[str]:
+    """Yield the texts in a module; in an f-string, `...` stands for each value."""
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        match node:
+            case ast.Constant(value=str() as text):
+                yield text
+            case ast.JoinedStr(values=parts):
+                yield "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "..." for part in parts
+                )
+
+
+def test_troubleshooting_quotes_messages_of_the_code() -> None:
+    page = (ROOT / "docs/guide/troubleshooting.md").read_text("utf-8")
+    messages = re.findall(r"(?m)^\| `([^`]+)`", page)
+    assert len(messages) > 40
+    modules = (file for folder in ("sbkit", "recipes") for file in (ROOT / folder).rglob("*.py"))
+    texts = "\n".join(text for module in modules for text in texts_of(module))
+    for message in messages:
+        pattern = ".*".join(map(re.escape, message.split("...")))
+        assert re.search(pattern, texts), message
 
 
 def test_pictures_are_small() -> None:

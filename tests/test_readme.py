@@ -36,6 +36,8 @@ NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *("pip install ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
     *("mkdocs serve", "mkdocs build", "python -m docs."),
+    *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
+    *("mkdocs serve", "mkdocs build", "python -m docs.", "python -m tools.prove_resume"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
@@ -282,6 +284,21 @@ def test_schedules_and_noise_of_own_parts_train(checkout: Path, data: Path) -> N
     noise = blocks(text, "yaml")[1].replace("/data/musan/noise", str(data / "release/clips"))
     (brain,) = blocks((ROOT / "sbkit/train/README.md").read_text("utf-8"), "python")
     ast.parse(brain)
+def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> None:
+    text = READMES[0].read_text("utf-8")
+    (model,), (recipe,) = blocks(text, "yaml"), blocks(text, "python")
+    for block in model.split("\n\n"):
+        assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
+    text = (ROOT / "hparams/README.md").read_text("utf-8")
+    (variant, *schedules, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
+    (checkout / "my_models.py").write_text(part)
+    (checkout / "my_recipe.py").write_text(recipe)
+    yaml = (ROOT / "tests/user_parts/encoder.yaml").read_text("utf-8")
+    yaml = yaml.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
+    yaml = re.sub(r"(?m)^warmup_fraction:.*\n", "", yaml)
+    noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
+    (schedule,) = re.findall(r"^lr_schedule:.*\n(?: .*\n)*", yaml, re.MULTILINE)
+    (checkout / "mine.yaml").write_text(f"{yaml.replace(schedule, '')}\n{cycle}\n{noise}")
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
     options += [f"--data_folder={data / 'release'}", "--output_folder=results/scheduled"]
     schedules = re.findall(r"^\| `(!.*?)` \|", text, re.MULTILINE)
@@ -291,6 +308,12 @@ def test_schedules_and_noise_of_own_parts_train(checkout: Path, data: Path) -> N
         assert execute(["sbkit", "check", "scheduled.yaml", *options]) == 0
     (checkout / "noisy.yaml").write_text(f"base: scheduled.yaml\n{noise}")
     assert execute(["python", "train.py", "noisy.yaml", *options]) == 0
+
+
+@pytest.mark.parametrize("page", READMES, ids=name_of)
+def test_python_of_pages_can_be_parsed(page: Path) -> None:
+    for block in blocks(page.read_text("utf-8"), "python"):
+        ast.parse(block)
 
 
 def test_pages_show_files_that_tests_train() -> None:
@@ -328,7 +351,8 @@ def test_tools_exist_and_are_executable(tool: str) -> None:
 
 
 def test_table_has_every_exit_code() -> None:
-    text = (ROOT / "sbkit/train/README.md").read_text("utf-8").split("| exit code |")[1]
+    page = ROOT / "docs/guide/troubleshooting.md"
+    text = page.read_text("utf-8").split("| exit code |")[1]
     codes = {code for code in vars(errors).values() if isinstance(code, int)}
     assert {*map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE))} == {0, *codes}
 
