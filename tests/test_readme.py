@@ -38,6 +38,8 @@ NOT_RUN_HERE = (
     *("mkdocs serve", "mkdocs build", "python -m docs."),
     *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
     *("mkdocs serve", "mkdocs build", "python -m docs.", "python -m tools.prove_resume"),
+    *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
+    *("curl -X POST", "curl -L"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
@@ -85,11 +87,13 @@ REPLACED_WORDS = {
 # The release of these tests has one language, so language_id.yaml classifies another column.
 TINY_CLASSIFIER = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
 TINY_ENGLISH = (*TINY, "--language=en")
+MOVED_YAML = "conformer.yaml"  # of docs/start/from-speechbrain.md
 SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/language_id.yaml": TINY_CLASSIFIER,
     "mine.yaml": ("--device=cpu", "--d_model=16", "--batch_seconds=6", "--language=en"),
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
+    MOVED_YAML: (*TINY_ENGLISH, "--vocab_size=45", "--grad_accumulation_factor=1"),
     "hparams/ctc_pretrained.yaml": (
         *("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
     ),
@@ -149,6 +153,9 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("checkout")
     for name in ("train.py", "hparams", "recipes", "sbkit", "tools"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "my_corpus.py").symlink_to(ROOT / "tests/user_parts/my_corpus.py")
+    page = (ROOT / "docs/start/from-speechbrain.md").read_text("utf-8")
+    (tmp_path / MOVED_YAML).write_text(blocks(page, "yaml")[0])
     clips = data / "release/clips"
     audio, rate = soundfile.read(min(clips.iterdir()))
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
@@ -184,7 +191,7 @@ def checkout(workplace: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def adapt(command: str, data: Path) -> list[str]:
     """Replace the words of a command that need large data; append options for a small model."""
     words = [REPLACED_WORDS.get(word, word) for word in shlex.split(command)]
-    words = [re.sub(r"=/data/cv\S+", f"={data / 'release'}", word) for word in words]
+    words = [re.sub(r"=(/data|fake)/cv\S+", f"={data / 'release'}", word) for word in words]
     if {"train.py", "check"} & {*words}:
         present = {word.split("=")[0] for word in words}
         sizes = next((SIZES_BY_YAML[word] for word in words if word in SIZES_BY_YAML), TINY_ENGLISH)
@@ -327,6 +334,16 @@ def test_pages_show_files_that_tests_train() -> None:
     recipe, own_task = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
     assert own_task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
+    changes = [*unified_diff(before, after, n=0, lineterm="")][2:]
+    assert blocks(text, "diff") == ["".join(f"{x}\n" for x in changes if x[:2] != "@@")]
+    assert blocks(text, "python") == [(folder / "my_models.py").read_text("utf-8")]
+    (corpus,) = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
+    assert (folder / "my_corpus.py").read_text("utf-8").endswith(f"\n\n{corpus}")
+    (task,) = blocks((ROOT / "recipes/OWN_TASK.md").read_text("utf-8"), "python")
+    assert task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
+    assert blocks(READMES[0].read_text("utf-8"), "python") == [
+        (folder / "my_recipe.py").read_text("utf-8")
+    ]
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
@@ -340,6 +357,7 @@ def test_every_command_is_run_or_listed(readme: Path) -> None:
         if " " in command and COMMAND.match(command) and not re.fullmatch(r"sbkit \w+", command):
             assert command in {*commands(readme), *FORMS} or command.startswith(NOT_RUN_HERE)
     executable = re.compile(r"(torchrun|python)( --\S+)* train\.py (hparams/)?\w+\.yaml|sbkit \w+ ")
+    executable = re.compile(r"(torchrun|python)( --\S+)* train\.py (hparams/|\w+\.yaml)|sbkit \w+ ")
     for command in filter(None, commands(readme)):
         assert executable.match(command) or command.startswith(NOT_RUN_HERE)
 

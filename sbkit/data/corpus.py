@@ -68,7 +68,9 @@ class JoinedCorpora:
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
         """Return the manifest of one split of one of the corpora."""
-        name, folder, corpus = next(c for c in self._corpora if split.endswith(f"-{c[0]}"))
+        # The name of one folder may end with that of another: sps-fr and fr.
+        matching = [c for c in self._corpora if split.endswith(f"-{c[0]}")]
+        name, folder, corpus = max(matching, key=lambda c: len(c[0]))
         train = [s.removesuffix(f"-{name}") for s in self.splits(knobs)["train"]]
         own_split = split.removesuffix(f"-{name}")
         own_knobs = {**knobs, "data_folder": folder}

@@ -249,6 +249,20 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     assert "- license of the corpus: CC-BY-SA-3.0" in (tmp_path / "bundle/README.md").read_text()
 
 
+def test_name_of_a_joined_folder_may_end_with_that_of_another(
+    releases: Path, tmp_path: Path
+) -> None:
+    """`cv-corpus/fr` beside `sps-fr`, the usual names of both products."""
+    for name, release in (("en", f"{SCRIPTED}/en"), ("sps-en", SPONTANEOUS)):
+        (tmp_path / name).symlink_to(releases / release)
+    knobs = {"data_folder": [f"{tmp_path}/en", f"{tmp_path}/sps-en"], "language": "en"}
+    corpus = corpus_of(knobs)
+    for folder in (f"{tmp_path}/en", f"{tmp_path}/sps-en"):
+        manifest = corpus.read(knobs, f"dev-{Path(folder).name}")
+        assert isinstance(manifest, Manifest)
+        assert manifest.ids == read(Path(folder), "dev").ids
+
+
 def test_joined_folders_have_names_of_their_own(releases: Path, tmp_path: Path) -> None:
     folders = [str(releases / SCRIPTED), str(releases / f"{SPONTANEOUS}.tar.gz")]
     chosen = {"train": f"validated-{SCRIPTED}", "valid": f"dev-{SPONTANEOUS}"}
