@@ -36,8 +36,7 @@ NOT_RUN_HERE = (
     *("tools/demo", "tools/test", "tools/launch/one_node.sh", "tools/launch/several_nodes.sh"),
     *("pip install ", "docker ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
     *("mkdocs serve", "mkdocs build", "python -m docs."),
-    *("pip install ", "sbatch ", "curl http://127.0.0.1:8000/", "sbkit --version"),
-    *("mkdocs serve", "mkdocs build", "python -m docs.", "python -m tools.prove_resume"),
+    "python -m tools.prove_resume",
     *("export MDC_API_KEY=", "python3 -c 'from datacollective", "hf upload"),
     *("curl -X POST", "curl -L"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
@@ -289,23 +288,6 @@ def test_page_lists_every_file_of_a_run_and_a_bundle(
 def test_schedules_and_noise_of_own_parts_train(checkout: Path, data: Path) -> None:
     text = (GUIDE / "own-parts.md").read_text("utf-8")
     noise = blocks(text, "yaml")[1].replace("/data/musan/noise", str(data / "release/clips"))
-
-
-def test_parts_recipe_and_noise_of_readme_train(checkout: Path, data: Path) -> None:
-    text = READMES[0].read_text("utf-8")
-    (model,), (recipe,) = blocks(text, "yaml"), blocks(text, "python")
-    for block in model.split("\n\n"):
-        assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
-    text = (ROOT / "hparams/README.md").read_text("utf-8")
-    (variant, *schedules, cycle, noise), (part,) = blocks(text, "yaml"), blocks(text, "python")
-    (checkout / "my_models.py").write_text(part)
-    (checkout / "my_recipe.py").write_text(recipe)
-    yaml = (ROOT / "tests/user_parts/encoder.yaml").read_text("utf-8")
-    yaml = yaml.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
-    yaml = re.sub(r"(?m)^warmup_fraction:.*\n", "", yaml)
-    noise = noise.replace("/data/musan/noise", str(data / "release/clips"))
-    (schedule,) = re.findall(r"^lr_schedule:.*\n(?: .*\n)*", yaml, re.MULTILINE)
-    (checkout / "mine.yaml").write_text(f"{yaml.replace(schedule, '')}\n{cycle}\n{noise}")
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
     options += [f"--data_folder={data / 'release'}", "--output_folder=results/scheduled"]
     schedules = re.findall(r"^\| `(!.*?)` \|", text, re.MULTILINE)
@@ -334,16 +316,8 @@ def test_pages_show_files_that_tests_train() -> None:
     recipe, own_task = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
     assert own_task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
-    changes = [*unified_diff(before, after, n=0, lineterm="")][2:]
-    assert blocks(text, "diff") == ["".join(f"{x}\n" for x in changes if x[:2] != "@@")]
-    assert blocks(text, "python") == [(folder / "my_models.py").read_text("utf-8")]
     (corpus,) = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
     assert (folder / "my_corpus.py").read_text("utf-8").endswith(f"\n\n{corpus}")
-    (task,) = blocks((ROOT / "recipes/OWN_TASK.md").read_text("utf-8"), "python")
-    assert task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
-    assert blocks(READMES[0].read_text("utf-8"), "python") == [
-        (folder / "my_recipe.py").read_text("utf-8")
-    ]
 
 
 @pytest.mark.parametrize("readme", READMES, ids=name_of)
@@ -380,30 +354,3 @@ def test_every_named_path_exists() -> None:
     paths = set(re.findall(r"`((?:sbkit|recipes|hparams|tests|tools)/[\w./-]+)`", text))
     assert len(paths) > 20
     assert not sorted(path for path in paths if not (ROOT / path).exists())
-
-
-def knobs_of(name: str) -> dict[str, str]:
-    """Return the keys above the objects of a YAML, with the texts of their defaults."""
-    text = (ROOT / f"hparams/{name}.yaml").read_text("utf-8").split("# ====")[0]
-    return dict(re.findall(r"^(\w+): (?:!ref )?(.*?)(?:\s+# .*)?$", text, re.MULTILINE))
-
-
-def rows_of_page(page: str) -> dict[str, str]:
-    """Return the keys of a page's table with their defaults."""
-    text = (ROOT / "hparams" / page).read_text("utf-8").split("\n## Parts")[0]
-    return dict(re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE))
-
-
-def test_readme_has_every_yaml_key_with_its_default() -> None:
-    declared: dict[str, str] = {}
-    shared = ("ctc", "ctc_streaming", "ctc_large", "ctc_speechbrain")
-    for name in (*shared, "language_id", "vad", "codec", "tts"):
-        declared = knobs_of(name) | declared
-    assert rows_of_page("README.md") == declared
-
-
-def test_page_has_every_key_of_the_pretrained_yaml_with_its_default() -> None:
-    text = (ROOT / "hparams/ctc_pretrained.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)`", text, re.MULTILINE))
-    plain, pretrained = knobs_of("ctc"), knobs_of("ctc_pretrained")
-    assert rows == {key: value for key, value in pretrained.items() if plain.get(key) != value}
