@@ -32,10 +32,9 @@ WITH_LONG_LINES = {
     *("recipes/README.md", "recipes/OWN_TASK.md", "recipes/AsteriskPrompts/README.md"),
     *("recipes/CommonVoice/README.md", "recipes/FestvoxRu/README.md"),
     *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md", "recipes/asr/README.md"),
-    *("recipes/asr/little_speech/README.md", "recipes/classification/README.md"),
-    *("recipes/codec/README.md", "recipes/synthesis/README.md", "recipes/vad/README.md"),
+    "recipes/asr/little_speech/README.md",
     *("sbkit/runtime/README.md", "sbkit/serve/README.md", "sbkit/train/README.md"),
-    *("tools/README.md", "tools/talk/README.md"),
+    "tools/talk/README.md",
 }
 LONG_PAGES = {
     *("README.md", "hparams/README.md", "recipes/asr/README.md", "sbkit/runtime/README.md"),
