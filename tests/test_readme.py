@@ -55,7 +55,6 @@ NOT_RUN_HERE = (
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/tts.yaml --symbols=phonemes",
-    "torchrun train.py hparams/vad.yaml",
     *(
         "sbkit new my-project",
         "sbkit completion bash",
@@ -89,6 +88,7 @@ TINY_ENGLISH = (*TINY, "--language=en")
 MOVED_YAML = "conformer.yaml"  # of docs/start/from-speechbrain.md
 SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/language_id.yaml": TINY_CLASSIFIER,
+    "hparams/vad.yaml": ("--device=cpu", "--batch_seconds=6"),
     "mine.yaml": ("--device=cpu", "--d_model=16", "--batch_seconds=6", "--language=en"),
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
