@@ -29,7 +29,7 @@ MAX_LINE, MAX_PAGE_LINES, MIN_REPEATED_WORDS = 100, 160, 25
 # Files that were written before these rules. Whoever shortens one removes it here.
 WITH_LONG_LINES = {
     *("CHANGELOG.md", "README.md", "hparams/README.md", "hparams/ctc_pretrained.md"),
-    *("recipes/README.md", "recipes/OWN_TASK.md", "recipes/AsteriskPrompts/README.md"),
+    *("recipes/OWN_TASK.md", "recipes/AsteriskPrompts/README.md"),
     *("recipes/CommonVoice/README.md", "recipes/FestvoxRu/README.md"),
     *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md", "recipes/asr/README.md"),
     *("recipes/asr/little_speech/README.md", "recipes/classification/README.md"),
