@@ -14,7 +14,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-REFERENCE_BOOST = 0.5  # its pages contain nearly every word
+REFERENCE_BOOST = 0.9  # its pages contain nearly every word
 ROOT = Path(__file__).parents[1]
 # Code hosts need `\|` for a bar in a cell of a table; Python-Markdown would show the backslash.
 CELL_WITH_CODE = re.compile(r"(?<=[| \[])`[^`\n]*\\\|[^`\n]*`")
