@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import chdir
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from pathlib import Path
 
 import torch
@@ -82,6 +82,9 @@ def _run_command(
     os.environ.update(environment)
     os.chdir(cwd)
     torch.set_num_threads(1)
+    # A fresh interpreter forks the workers of its loaders. The fork server makes this process start
+    # them by a fork server of its own, which would import everything again.
+    set_start_method(None, force=True)
     kind, *arguments = words
     try:
         if kind == "-m":
