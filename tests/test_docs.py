@@ -31,7 +31,7 @@ WITH_LONG_LINES = {
     *("CHANGELOG.md", "README.md", "hparams/README.md", "hparams/ctc_pretrained.md"),
     *("recipes/README.md", "recipes/OWN_TASK.md", "recipes/AsteriskPrompts/README.md"),
     *("recipes/CommonVoice/README.md", "recipes/FestvoxRu/README.md"),
-    *("recipes/LibriSpeech/README.md", "recipes/OwnData/README.md", "recipes/asr/README.md"),
+    *("recipes/LibriSpeech/README.md", "recipes/asr/README.md"),
     *("recipes/asr/little_speech/README.md", "recipes/classification/README.md"),
     *("recipes/codec/README.md", "recipes/synthesis/README.md", "recipes/vad/README.md"),
     *("sbkit/runtime/README.md", "sbkit/serve/README.md", "sbkit/train/README.md"),

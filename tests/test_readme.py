@@ -12,15 +12,18 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from difflib import unified_diff
 from pathlib import Path
 
+import datasets
 import pytest
 import soundfile
 
 from sbkit.base import errors
 from sbkit.commands.cli import run as sbkit
 from tests import processes
+from tests.data.test_tars import write_text_pairs
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 
@@ -152,7 +155,24 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
                 writer.writeheader()
                 writer.writerows(rows)
+    write_other_forms(tmp_path, rows_of(data / "release/train.tsv"), clips)
     return tmp_path
+
+
+def write_other_forms(folder: Path, rows: Sequence[Mapping[str, str]], clips: Path) -> None:
+    """Write the clips as a Kaldi folder, parts of files, saved datasets and tars of WebDataset."""
+    text_of = {clips / row["path"]: row["sentence"] for row in rows}
+    (folder / "kaldi/train").mkdir(parents=True)
+    for name, values in (("wav.scp", [*text_of]), ("text", [*text_of.values()])):
+        lines = [f"{clip.stem} {value}" for clip, value in zip(text_of, values, strict=True)]
+        (folder / f"kaldi/train/{name}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    parts = [{"path": str(clip), "offset": 0.1, "text": text} for clip, text in text_of.items()]
+    datasets.Dataset.from_list(parts).to_csv(folder / "parts.csv")
+    audio = {"audio": [*map(str, text_of)], "text": [*text_of.values()]}
+    dataset = datasets.Dataset.from_dict(audio).cast_column("audio", datasets.Audio())
+    for split in ("train", "dev"):
+        dataset.save_to_disk(folder / "saved" / split)
+        write_text_pairs(folder / "tars" / split, text_of)
 
 
 @pytest.fixture
