@@ -208,7 +208,7 @@ def _limits(add: Add) -> None:
     seconds = partial(add, metavar="S", type=float)
     seconds("--max-batch-seconds", help="audio in a batch, including padding")
     seconds("--max-seconds", help="audio of a request (default: 7200)")
-    seconds("--max-session-seconds", help="audio of a realtime session (default: 7200)")
+    seconds("--max-session-seconds", help="time of a realtime session (default: 7200)")
     seconds("--receive-seconds", help="time for a request to arrive (default: 60)")
     seconds("--answer-seconds", help="time until its answer is sent (default: 600)")
     seconds("--drain-seconds", help="time after SIGTERM to accept requests (default: 5)")
