@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import soundfile
+from cycler import cycler
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors import safe_open
 from selenium.webdriver.support.wait import WebDriverWait
@@ -202,21 +204,31 @@ def column(x: int, y: int, width: int, gap: int, rows: Sequence[Sequence[str]]) 
             yield arrow((x + width / 2, top - gap + 2), (x + width / 2, top - 2))
 
 
+def style() -> dict[Any, Any]:
+    """Return matplotlib's settings for the colors above."""
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "sbkit", "font.size": 11}
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor"), INK)
+    settings |= dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT)
+    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), CARD)
+    settings |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+    return settings | {"axes.prop_cycle": cycler(color=(BLUE, ORANGE, GREEN, VIOLET))}
+
+
+def write_figure(name: str, drawn: Figure) -> None:
+    """Write a figure that was drawn with `style`, and close it."""
+    svg = io.StringIO()
+    drawn.savefig(svg, format="svg", metadata={"Date": None})
+    pyplot.close(drawn)
+    write_svg(name, svg.getvalue())
+
+
 @contextmanager
 def figure(name: str, columns: int, size: tuple[float, float]) -> Iterator[Any]:
     """Yield one or several axes in the colors above, and write them as SVG."""
-    colors = dict.fromkeys(("text.color", "axes.labelcolor"), INK)
-    colors |= dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT)
-    colors |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), CARD)
-    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "sbkit", "font.size": 11}
-    style |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
-    with pyplot.rc_context(style | colors):
+    with pyplot.rc_context(style()):
         panels, axes = pyplot.subplots(1, columns, figsize=size, layout="constrained")
         yield axes
-        svg = io.StringIO()
-        panels.savefig(svg, format="svg", metadata={"Date": None})
-        pyplot.close(panels)
-    write_svg(name, svg.getvalue())
+        write_figure(name, panels)
 
 
 def draw_curves(options: argparse.Namespace) -> None:
