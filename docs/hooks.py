@@ -62,7 +62,8 @@ def to_page(notebook: Path) -> str:
     note = f"This page is [a notebook](../source/{name}.txt) in percent format. Open `{name}` in "
     note += f"VS Code, or in Jupyter with jupytext, or run it: `python {name}`."
     parts = [first.source, note]
-    outputs: list[Output] = json.loads(notebook.with_suffix(".json").read_text("utf-8"))
+    file = notebook.with_suffix(".json")
+    outputs: list[Output] = json.loads(file.read_text("utf-8")) if file.exists() else []
     num_code_cells = sum(not cell.is_text for cell in cells)
     if len(outputs) != num_code_cells:
         logger.warning(f"{name} has other cells than its output: python -m docs.run_notebooks")

@@ -207,6 +207,7 @@ def column(x: int, y: int, width: int, gap: int, rows: Sequence[Sequence[str]]) 
 def style() -> dict[Any, Any]:
     """Return matplotlib's settings for the colors above."""
     settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "sbkit", "font.size": 11}
+    settings |= {"image.interpolation": "none"}  # stores an image once, and not as drawn
     settings |= dict.fromkeys(("text.color", "axes.labelcolor"), INK)
     settings |= dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT)
     settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), CARD)

@@ -57,7 +57,7 @@ audio, samples = torch.from_numpy(clip)[None], torch.tensor([len(clip)])  # (1, 
 fbank = parts["compute_features"]
 features, frames = fbank(audio, samples)  # (1, T, M), (1,)
 _, axes = pyplot.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
-axes[0].plot(np.arange(len(clip)) / rate, clip, linewidth=0.3)
+axes[0].plot(np.arange(len(clip)) / rate, clip, linewidth=0.3, rasterized=True)
 axes[0].set(title="Waveform")
 axes[1].imshow(features[0].T, origin="lower", aspect="auto", extent=(0, len(clip) / rate, 0, 80))
 axes[1].set(title="Log-mel features", xlabel="seconds", ylabel="mel bin")

@@ -22,6 +22,7 @@ from sbkit.train import Run
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
 OPTIONS = os.environ.get("SBKIT_OPTIONS", "--output_folder=results/notebook-posteriors")
+FEW_EPOCHS = {"number_of_epochs": 10, "warmup_fraction": 0.5}  # with 0.1, the rate rises too fast
 CLIP = 2  # its row in the validation set
 
 # %% [markdown]
@@ -31,7 +32,7 @@ CLIP = 2  # its row in the validation set
 # checkpoint. The model first learns to write only blanks, then tokens.
 
 # %%
-run = Run(Path("hparams/ctc.yaml"), {"number_of_epochs": 10, **parse_overrides(OPTIONS.split())})
+run = Run(Path("hparams/ctc.yaml"), {**FEW_EPOCHS, **parse_overrides(OPTIONS.split())})
 loaders, brain = run.make_loaders(), run.make_brain()
 with log_to_screen(to_stderr=True):
     brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
@@ -55,9 +56,8 @@ rate, step = run.knobs["sample_rate"], model.samples_per_frame
 row = next(iter(loaders.valid.values())).dataset[CLIP]
 audio = torch.from_numpy(row["audio"])
 brain.modules.eval()
-with torch.inference_mode():
-    scores, _ = model.predict(audio[None].to(brain.device), torch.tensor([len(audio)]))
-log_probs = scores[0].cpu().numpy()  # (U, V)
+scores, _ = model.predict(audio[None].to(brain.device), torch.tensor([len(audio)]))
+log_probs = scores[0].detach().cpu().numpy()  # (U, V)
 best, blank = log_probs.argmax(1), tokenizer.vocabulary.blank
 greedy = GreedyDecoder(vocab_size=tokenizer.vocab_size, blank=blank).nbest(log_probs)[0]
 print(f"reference  {row['text']}\ngreedy     {tokenizer.decode(greedy.tokens)}")
