@@ -9,6 +9,7 @@ Look at each picture before you commit it.
 """
 
 import argparse
+import base64
 import io
 import json
 import math
@@ -48,6 +49,7 @@ DARK = {
     **{INK: "#e6edf3", SOFT: "#9aa4af", CARD: "#161b22", LINE: "#6e7681"},
     **{BLUE: "#5b9bf3", VIOLET: "#a583ea", GREEN: "#41b077", ORANGE: "#e08a3c"},
 }
+EMBEDDED_PNG = re.compile(r"(?<=data:image/png;base64,)[\w+/=\s]+")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -220,7 +222,15 @@ def write_figure(name: str, drawn: Figure) -> None:
     svg = io.StringIO()
     drawn.savefig(svg, format="svg", metadata={"Date": None})
     pyplot.close(drawn)
-    write_svg(name, svg.getvalue())
+    write_svg(name, EMBEDDED_PNG.sub(shrink_png, svg.getvalue()))
+
+
+def shrink_png(match: re.Match[str]) -> str:
+    """Encode an embedded picture in 256 colors; matplotlib's color maps have no more."""
+    with Image.open(io.BytesIO(base64.b64decode(match[0]))) as picture:
+        content = io.BytesIO()
+        picture.quantize(256).save(content, format="PNG", optimize=True)
+    return base64.b64encode(content.getvalue()).decode()
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def run_notebook(notebook: Path) -> list[Output]:
         if cell.is_text:
             continue
         printed = io.StringIO()
-        with redirect_stdout(printed), pyplot.rc_context(style()):
+        with redirect_stdout(printed):
             exec(compile(cell.source, notebook, "exec"), namespace)
         pictures: dict[str, str] = {}
         for number in pyplot.get_fignums():
@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help=", ".join(names))
     for name in parser.parse_args().names or names:
         notebook = FOLDER / f"{name}.py"
-        text = to_json(run_notebook(notebook), indent=1) + "\n"
+        with pyplot.rc_context(style()):
+            text = to_json(run_notebook(notebook), indent=1) + "\n"
         notebook.with_suffix(".json").write_text(text, encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """The notebooks of docs/notebooks/ run as scripts, on a small corpus."""
 
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,13 @@ SMALL = (*TINY, "--number_of_epochs=2")
 
 @pytest.fixture(autouse=True)
 def _in_checkout(monkeypatch: pytest.MonkeyPatch, workplace: Workplace) -> Iterator[None]:
-    """Draw into memory; restore the working folder, which notebooks change."""
+    """Draw into memory; restore what notebooks change."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     matplotlib.use("Agg")
-    yield
+    with pyplot.rc_context():
+        yield
     pyplot.close("all")
 
 

@@ -59,7 +59,8 @@ features, frames = fbank(audio, samples)  # (1, T, M), (1,)
 _, axes = pyplot.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
 axes[0].plot(np.arange(len(clip)) / rate, clip, linewidth=0.3, rasterized=True)
 axes[0].set(title="Waveform")
-axes[1].imshow(features[0].T, origin="lower", aspect="auto", extent=(0, len(clip) / rate, 0, 80))
+pyplot.rc("image", origin="lower", aspect="auto")
+axes[1].imshow(features[0].numpy().T, extent=(0, 0.01 * features.shape[1], 0, features.shape[2]))
 axes[1].set(title="Log-mel features", xlabel="seconds", ylabel="mel bin")
 pyplot.show()
 
@@ -83,7 +84,7 @@ add_noise = AddNoise(folder=str(run.folder / "noise"), snr_db=(10, 10), prob=1, 
 views["White noise, 10 dB below the speech"] = fbank(*add_noise(audio, samples))[0]
 _, axes = pyplot.subplots(len(views), figsize=(8, 7), sharex=True, layout="constrained")
 for axis, (title, view) in zip(axes, views.items(), strict=True):
-    axis.imshow(view[0].T, origin="lower", aspect="auto", extent=(0, 0.01 * view.shape[1], 0, 80))
+    axis.imshow(view[0].numpy().T, extent=(0, 0.01 * view.shape[1], 0, view.shape[2]))
     axis.set(title=title, ylabel="mel bin")
-axes[-1].set(xlabel="seconds")
+axes[-1].set(xlabel="seconds", xlim=(0, 0.01 * max(view.shape[1] for view in views.values())))
 pyplot.show()
