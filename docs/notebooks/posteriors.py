@@ -22,7 +22,7 @@ from sbkit.train import Run
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
 OPTIONS = os.environ.get("SBKIT_OPTIONS", "--output_folder=results/notebook-posteriors")
-FEW_EPOCHS = {"number_of_epochs": 10, "warmup_fraction": 0.9}  # the rate rises as in long runs
+FEW_EPOCHS = {"number_of_epochs": 10, "warmup_fraction": 0.5}  # rises as slowly as in a long run
 CLIP = 2  # its row in the validation set
 
 # %% [markdown]
@@ -33,7 +33,8 @@ CLIP = 2  # its row in the validation set
 
 # %%
 run = Run(Path("hparams/ctc.yaml"), {**FEW_EPOCHS, **parse_overrides(OPTIONS.split())})
-loaders, brain = run.make_loaders(), run.make_brain()
+brain, loaders = run.make_brain(), run.make_loaders()
+brain.loaders = loaders  # without them, the features are not normalized
 with log_to_screen(to_stderr=True):
     brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
 epochs = [line for line in read_log(run.folder / "train_log.jsonl") if line["kind"] == "epoch"]
@@ -80,10 +81,9 @@ pyplot.show()
 
 # %%
 aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=step, sample_rate=rate)
-words = aligner.align(log_probs, tokenizer.encode(row["text"]), samples=len(audio))
 _, axis = pyplot.subplots(figsize=(8, 2.5), layout="constrained")
 axis.specgram(audio.numpy(), Fs=rate, NFFT=512, noverlap=352)
-for word in words:
+for word in aligner.align(log_probs, tokenizer.encode(row["text"]), samples=len(audio)):
     axis.axvline(word.start, color="white", linewidth=1)
     axis.text((word.start + word.end) / 2, 7000, word.text, color="white", ha="center")
 axis.set(title="Words of the reference", xlabel="seconds", ylabel="Hz")
