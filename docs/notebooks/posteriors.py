@@ -22,7 +22,7 @@ from sbkit.train import Run
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
 OPTIONS = os.environ.get("SBKIT_OPTIONS", "--output_folder=results/notebook-posteriors")
-FEW_EPOCHS = {"number_of_epochs": 10, "warmup_fraction": 0.5}  # rises as slowly as in a long run
+FEW_EPOCHS = {"number_of_epochs": 10, "warmup_fraction": 0.5}  # the rate rises as in long runs
 CLIP = 2  # its row in the validation set
 
 # %% [markdown]
