@@ -9,6 +9,7 @@ Look at each picture before you commit it.
 """
 
 import argparse
+import base64
 import io
 import json
 import math
@@ -26,7 +27,9 @@ from random import Random
 from typing import Any
 
 import soundfile
+from cycler import cycler
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 from PIL import Image
 from safetensors import safe_open
 from selenium.webdriver.support.wait import WebDriverWait
@@ -47,6 +50,7 @@ DARK = {
     **{INK: "#e6edf3", SOFT: "#9aa4af", CARD: "#161b22", LINE: "#6e7681"},
     **{BLUE: "#5b9bf3", VIOLET: "#a583ea", GREEN: "#41b077", ORANGE: "#e08a3c"},
 }
+EMBEDDED_PNG = re.compile(r"(?<=data:image/png;base64,)[\w+/=\s]+")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -326,21 +330,40 @@ def draw_bundles(_: argparse.Namespace) -> None:
     write_svg("bundles", drawing(NARROW, 460, "How a bundle is loaded", parts))
 
 
+def style() -> dict[Any, Any]:
+    """Return matplotlib's settings for the colors above."""
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "sbkit", "font.size": 11}
+    settings |= {"image.interpolation": "none"}  # stores an image once, and not as drawn
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor"), INK)
+    settings |= dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT)
+    settings |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), CARD)
+    settings |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
+    return settings | {"axes.prop_cycle": cycler(color=(BLUE, ORANGE, GREEN, VIOLET))}
+
+
+def write_figure(name: str, drawn: Figure) -> None:
+    """Write a figure that was drawn with `style`, and close it."""
+    svg = io.StringIO()
+    drawn.savefig(svg, format="svg", metadata={"Date": None})
+    pyplot.close(drawn)
+    write_svg(name, EMBEDDED_PNG.sub(shrink_png, svg.getvalue()))
+
+
+def shrink_png(match: re.Match[str]) -> str:
+    """Encode an embedded picture in 256 colors; matplotlib's color maps have no more."""
+    with Image.open(io.BytesIO(base64.b64decode(match[0]))) as picture:
+        content = io.BytesIO()
+        picture.quantize(256).save(content, format="PNG", optimize=True)
+    return base64.b64encode(content.getvalue()).decode()
+
+
 @contextmanager
 def figure(name: str, columns: int, size: tuple[float, float]) -> Iterator[Any]:
     """Yield one or several axes in the colors above, and write them as SVG."""
-    colors = dict.fromkeys(("text.color", "axes.labelcolor"), INK)
-    colors |= dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT)
-    colors |= dict.fromkeys(("figure.facecolor", "axes.facecolor"), CARD)
-    style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "sbkit", "font.size": 11}
-    style |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False)
-    with pyplot.rc_context(style | colors):
+    with pyplot.rc_context(style()):
         panels, axes = pyplot.subplots(1, columns, figsize=size, layout="constrained")
         yield axes
-        svg = io.StringIO()
-        panels.savefig(svg, format="svg", metadata={"Date": None})
-        pyplot.close(panels)
-    write_svg(name, svg.getvalue())
+        write_figure(name, panels)
 
 
 def draw_curves(options: argparse.Namespace) -> None:

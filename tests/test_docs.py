@@ -84,6 +84,19 @@ def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
         )
 
 
+def test_notebooks_are_pages_with_their_code_texts_and_pictures(site: Path) -> None:
+    notebooks = [*(ROOT / "docs/notebooks").glob("*.py")]
+    assert len(notebooks) == 3
+    for notebook in notebooks:
+        page = (site / f"notebooks/{notebook.stem}.html").read_text("utf-8")
+        pictures = re.findall(r'src="\.\./(pictures/notebook-[^"]+)"', page)
+        assert pictures
+        assert all((site / picture).is_file() for picture in pictures)
+        assert "# %%" not in page
+        assert "pyplot" in page
+        assert (site / f"source/docs/notebooks/{notebook.name}.txt").is_file()
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield from open_browser(tmp_path_factory.mktemp("downloads"))
