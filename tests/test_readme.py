@@ -28,7 +28,7 @@ from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 
 RECIPES = ("classification", "vad", "codec", "synthesis")
-RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu", "LibriSpeech", "OwnData")
+RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
 DOCS = sorted(file for file in (ROOT / "docs").rglob("*.md") if file.parent.name != "reference")
