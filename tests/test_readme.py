@@ -31,7 +31,11 @@ RECIPES = ("classification", "vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
-DOCS = sorted(file for file in (ROOT / "docs").rglob("*.md") if file.parent.name != "reference")
+# docs/guide/decoding.md gives the run of README.md another decoder: a beginner comes before that.
+DOCS = sorted((ROOT / "docs/start").glob("*.md"))
+DOCS += sorted(
+    file for file in (ROOT / "docs").rglob("*.md") if file.parent.name not in ("start", "reference")
+)
 GUIDE = ROOT / "docs/guide"
 READMES = (*(ROOT / folder / "README.md" for folder in FOLDERS), *DOCS)
 # The beginnings of commands that have tests of their own, or need a GPU, a network or other data.

@@ -409,8 +409,7 @@ def test_every_yaml_takes_a_step(
     hparams = run.build_hparams()
     before = [value.detach().clone() for value in hparams["model"].parameters()]
     run.results["hparams"] = {**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None}
-    brain = run.make_brain(optimizer_step_limit=1)
-    brain.loaders = run.make_loaders()
+    brain = run.make_brain(run.make_loaders(), optimizer_step_limit=1)
     brain.fit(hparams["epoch_counter"], run.make_loaders().train)
     assert brain.optimizer_step == 1
     assert 0 < brain.training_metrics.so_far.loss < 1000

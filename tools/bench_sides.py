@@ -62,8 +62,7 @@ class SbkitSide:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.brain = run.make_brain()
-        self.brain.loaders = run.make_loaders()
+        self.brain = run.make_brain(run.make_loaders())
         self.brain.on_fit_start()
         self.brain.training_step.train_mode()
         self.model = self.brain.modules

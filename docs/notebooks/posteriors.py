@@ -33,8 +33,8 @@ CLIP = 2  # its row in the validation set
 
 # %%
 run = Run(Path("hparams/ctc.yaml"), {**FEW_EPOCHS, **parse_overrides(OPTIONS.split())})
-brain, loaders = run.make_brain(), run.make_loaders()
-brain.loaders = loaders  # without them, the features are not normalized
+loaders = run.make_loaders()
+brain = run.make_brain(loaders)
 with log_to_screen(to_stderr=True):
     brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
 epochs = [line for line in read_log(run.folder / "train_log.jsonl") if line["kind"] == "epoch"]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -30,7 +31,11 @@ from sbkit.train.run import Result, Run, step
 
 ON_CPU = resolve("cpu", "fp32")
 Ids = tuple[str, ...]
-CPU_OPTIONS = {"device": ON_CPU.device, "precision": "fp32", "eval_precision": "fp32"}
+CPU_OPTIONS: dict[str, Any] = {
+    "device": ON_CPU.device,
+    "precision": "fp32",
+    "eval_precision": "fp32",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +186,7 @@ class PlannedRun(Run):
             ) from error
         return list((brain.optimizers_dict or {}).values())
 
-    def build_again(self, **run_opts: object) -> Brain:
+    def build_again(self, **run_opts: Any) -> Brain:
         """Build a second Brain, with other objects of the YAML, from the same data and labels."""
         return self.plan_again({}).make_brain(**run_opts)
 

@@ -58,8 +58,7 @@ def train(arguments: Sequence[str]) -> None:
         was_finished = run.is_finished()  # after `fit` every run is
         begin(run, text_log, was_finished=was_finished)
         loaders = run.make_loaders()
-        brain = run.make_brain()
-        brain.loaders = loaders
+        brain = run.make_brain(loaders)
         brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
         test(run, brain, was_finished=was_finished)
 

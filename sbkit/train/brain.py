@@ -55,7 +55,12 @@ from sbkit.train.evaluation import (
     seconds_after_training,
 )
 from sbkit.train.metrics import FIRST_STEPS, NO_TOTALS, MetricTotals, TrainingMetrics, profiled
-from sbkit.train.model_state import ComputeFeatures, agree_on_buffers, measure_normalization
+from sbkit.train.model_state import (
+    ComputeFeatures,
+    agree_on_buffers,
+    measure_normalization,
+    unmeasured_norms,
+)
 from sbkit.train.nonfinite import explained_memory, ids_of
 from sbkit.train.optimizers import (
     Freezing,
@@ -666,10 +671,18 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
+
+        Raises ConfigError if there is such a GlobalNorm, but this Brain has no loaders.
         """
-        if self.loaders is not None and compute is not None:
-            batches = self.watched(self.loaders.measure, "measure")
-            measure_normalization(self.modules, compute, batches, self.device)
+        if compute is None or not unmeasured_norms(self.modules):
+            return
+        if self.loaders is None:
+            raise ConfigError(
+                "The features cannot be normalized, because this Brain has no loaders to measure "
+                "them with. Make it by run.make_brain(run.make_loaders())."
+            )
+        batches = self.watched(self.loaders.measure, "measure")
+        measure_normalization(self.modules, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
 

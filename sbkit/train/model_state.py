@@ -157,6 +157,12 @@ def agree_on_buffers(modules: nn.Module) -> None:
 
 
 @torch.no_grad()
+def unmeasured_norms(model: nn.Module) -> list[GlobalNorm]:
+    """Return the GlobalNorms that have no statistics yet."""
+    norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
+    return [norm for norm in norms if int(norm.frames) == 0]
+
+
 def measure_normalization(
     model: nn.Module,
     compute: ComputeFeatures,
@@ -174,8 +180,7 @@ def measure_normalization(
         batches: the batches of the training set.
         device: the device of the model.
     """
-    norms = [part for part in model.modules() if isinstance(part, GlobalNorm)]
-    unmeasured = [norm for norm in norms if int(norm.frames) == 0]
+    unmeasured = unmeasured_norms(model)
     if not unmeasured:
         return
     frames = torch.zeros((), dtype=torch.int64, device=device)

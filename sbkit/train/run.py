@@ -181,8 +181,12 @@ class Run:
             self.choose_placement(),
         )
 
-    def make_brain(self, **run_opts: Any) -> Brain:
-        """Make a Brain of the recipe; ``run_opts`` take precedence over the YAML."""
+    def make_brain(self, loaders: Loaders | None = None, **run_opts: Any) -> Brain:
+        """Make a Brain of the recipe.
+
+        loaders: what the Brain will train on; it may not `fit` without them.
+        run_opts: take precedence over the YAML.
+        """
         recipe = self.load_recipe()
         hparams = self.build_hparams()
         brain_task = getattr(recipe.brain, "task", None)
@@ -200,6 +204,7 @@ class Run:
             run_opts={"device": self.choose_placement().device, **run_opts},
             checkpointer=hparams["checkpointer"],
         )
+        brain.loaders = loaders
         return brain
 
     # -- before and between the steps -----------------------------------------------------------

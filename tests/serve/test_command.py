@@ -61,7 +61,7 @@ def serving(*bundles_and_options: object) -> Iterator[tuple[httpx2.Client, Any]]
     process = processes.Process(words)
     try:
         wait_for(lambda: "running on" in process.output()[1])
-        (url,) = re.findall(r"serving \w+ .*at (\S+)", process.output()[1])
+        (url,) = re.findall(r"serving \w+.* at (\S+)", process.output()[1])
         with httpx2.Client(base_url=url, timeout=120.0) as client:
             wait_for(lambda: client.get("/health/ready").status_code == 200)
             yield client, process
