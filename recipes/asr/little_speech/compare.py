@@ -44,6 +44,7 @@ ROWS = {  # what each row uses besides the labeled speech
     "text, pseudo-labels": ("text", "pseudo-labels"),
     "text, synthetic": ("text", "synthetic"),
     "all": ("consistency", "text", "pseudo-labels", "synthetic"),
+    "all but consistency": ("text", "pseudo-labels", "synthetic"),
     "full labels": ("labels",),
 }
 
