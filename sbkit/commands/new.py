@@ -73,7 +73,7 @@ def project_files(recipe: str | None) -> Iterator[Path]:
     for file in sorted((source / "recipes").rglob("*")):
         name = file.relative_to(source)
         is_other = name.parts[1] in RECIPE_FOLDERS and recipe not in (None, name.parts[1])
-        if file.suffix in (".py", ".md") and not is_other:
+        if file.suffix == ".py" and not is_other:
             yield name
 
 
