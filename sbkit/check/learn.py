@@ -87,6 +87,8 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     elif is_flat or dead_parts or rate_sign or len(losses) == MAX_STEPS:
         outcome = "failed"
         fix = rate_fix or "Try a smaller model, or one with fewer of your own parts."
+        if dead_parts:
+            fix = "Let them reach the loss: look for detach(), no_grad() and NumPy in forward()."
     planned.results[LEARN_STEP] = LearningTest(
         outcome=outcome, description=description, losses=losses, values=values
     )

@@ -80,6 +80,7 @@ def test_part_without_gradient_is_named(
     with planned_run(workplace, tmp_path / "run", *LARGER, recipe=recipe) as planned:
         (finding,) = check_learning(planned)
     assert "the gradients of `CNN`, `Transformer` are zero" in finding.problem
+    assert "look for detach()" in finding.fix
 
 
 @pytest.mark.slow
