@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from matplotlib import pyplot
 
-from sbkit.audio import AddNoise, write_wav
-from sbkit.audio.augment import SpeedGroup, speed_perturb
+from sbkit.audio import AddNoise, SpeedGroup, speed_perturb, write_wav
 from sbkit.config import parse_overrides
 from sbkit.train import Run
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from sbkit.audio.augment import AddReverb as AddReverb
     from sbkit.audio.augment import Compose as Compose
     from sbkit.audio.augment import SpecAugment as SpecAugment
+    from sbkit.audio.augment import SpeedGroup as SpeedGroup
+    from sbkit.audio.augment import speed_perturb as speed_perturb
     from sbkit.audio.draws import draw_uniform as draw_uniform
     from sbkit.audio.fbank import Fbank as Fbank
     from sbkit.audio.io import AudioError as AudioError
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     "sbkit.audio",
     **dict.fromkeys(("AddNoise", "AddReverb", "Compose", "SpecAugment"), "augment"),
+    **dict.fromkeys(("SpeedGroup", "speed_perturb"), "augment"),
     **dict.fromkeys(("AudioError", "read_audio", "stream_audio", "write_wav"), "io"),
     draw_uniform="draws",
     Fbank="fbank",
