@@ -11,6 +11,7 @@ import numpy as np
 from recipes.prepare import log_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
+from sbkit.bundle.bundle import text_table_of
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
@@ -35,19 +36,31 @@ from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
 
+TOKENIZER_FILE = "tokenizer.model"
+
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
-    """Open or train the tokenizer in the run folder, and the language models of a decoder."""
+    """Open or make the tokenizer in the run folder, and the language models of a decoder."""
     tokenizer = ensure_tokenizer(
-        model_file=Path(knobs["output_folder"]) / "tokenizer.model",
+        model_file=Path(knobs["output_folder"]) / TOKENIZER_FILE,
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
         texts=lambda: read_column(splits.train, "text"),
         tags=check_tag_names(knobs.get("keep_tags")),
+        earlier=_find_earlier_tokenizer(knobs),
     )
     if "word_lm_order" in knobs:
         prepare_language_models(knobs, splits, tokenizer)
     return tokenizer
+
+
+def _find_earlier_tokenizer(knobs: Mapping[str, Any]) -> Path | None:
+    """Return the tokenizer of `init_from`, if its model writes texts of the declared form."""
+    file = Path(knobs.get("init_from") or "") / TOKENIZER_FILE
+    if not knobs.get("init_from") or not file.exists():
+        return None
+    is_same = text_table_of(file.parent) == text_table(knobs["language"], knobs.get("text"))
+    return file if is_same else None
 
 
 def make_asr_loaders(

@@ -16,7 +16,14 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 from sbkit.base.errors import DataError
-from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of, mapsswe
+from sbkit.evaluate.intervals import (
+    MIN_SEGMENTS,
+    Grouping,
+    Interval,
+    group_by_speaker,
+    interval_of,
+    mapsswe,
+)
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import read_clips, read_results
 from sbkit.evaluate.wer import (
@@ -232,7 +239,8 @@ def describe_test(row: FigureDict) -> str:
     if test["p"] is None:
         return f"no test: {test['reason']}"
     p = f"p {test['p']:.3f}" if test["p"] >= 0.001 else "p < 0.001"
-    text = f"{test['segments']} segments, {test['mean']:+.3f} errors each, Z {test['z']:.3f}, {p}"
+    count = f"{'only ' if test['segments'] < MIN_SEGMENTS else ''}{test['segments']} segments"
+    text = f"{count}, {test['mean']:+.3f} errors each, Z {test['z']:.3f}, {p}"
     return text if test["p"] < SIGNIFICANCE_LEVEL else f"{text}: not significant"
 
 

@@ -31,6 +31,7 @@ NUM_DRAWS = 10_000
 UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
 MIN_UNITS = 10  # an interval over fewer contains the true rate in less than 90 %
 BOUNDARY_WORDS = 2  # between segments, correct in both, as in sc_stats
+MIN_SEGMENTS = 50  # with fewer, Z may not be normal (Gillick and Cox, 1989)
 SUBSTITUTION, DELETION, INSERTION = 4, 3, 3  # costs of sclite's alignment
 
 
@@ -143,7 +144,7 @@ def mapsswe(triples: Iterable[tuple[str, str, str]], *, by_words: bool = True) -
     Returns the number of segments, the mean difference A - B, Z and the two-sided p. If no test is
     possible, Z and p are None, and `reason` says why. Characters replace words in a language
     without spaces between words. Segments and Z equal sc_stats' (SCTK 2.4.10). p assumes that Z
-    is normal; Gillick & Cox ask for about fifty segments.
+    is normal.
     """
     segments = (segment_differences(*triple, by_words=by_words) for triple in triples)
     differences = [*chain.from_iterable(segments)]

@@ -66,6 +66,19 @@ class Tokenizer:
         """The names of the tags, such as ``[noise]``, that are tokens."""
         return tuple(match[1] for piece in self.pieces() if (match := TOKEN.fullmatch(piece)))
 
+    @cached_property
+    def kind(self) -> str:
+        """One of `TOKEN_TYPES`. The scores of BPE tokens are their ranks, others' probabilities."""
+        learned = [id for id, text in enumerate(self.texts) if text and not TOKEN.fullmatch(text)]
+        if all(len(self.texts[id]) == 1 for id in learned):
+            return "char"
+        scores = (self._processor.get_score(id) for id in learned)
+        return "bpe" if all(map(float.is_integer, scores)) else "unigram"
+
+    def spells(self, texts: Iterable[str]) -> bool:
+        """Check whether the tokens spell all texts."""
+        return not any(self.vocabulary.unk in self.encode(text) for text in texts)
+
     def letters(self, text: str) -> str:
         """Return a text as a model writes it, with `▁` between words; "" if it cannot spell it."""
         ids = self.encode(text)
@@ -103,9 +116,12 @@ def ensure_tokenizer(
     vocab_size: int | None,
     texts: Callable[[], Iterable[str]],
     tags: Sequence[str] = (),
+    earlier: Path | None = None,
 ) -> Tokenizer:
-    """Open the tokenizer in the run folder, or train it and write it there.
+    """Open the tokenizer in the run folder; if there is none, write one there.
 
+    It is the ``earlier`` one, of the run or bundle that training starts from, if that has the
+    declared kind, size and tags, and spells all texts. Otherwise, it is trained.
     Each of ``tags``, the names of tags in the texts, becomes a token.
     """
     if kind not in TOKEN_TYPES:
@@ -113,9 +129,26 @@ def ensure_tokenizer(
             f"`token_type` must be one of {', '.join(TOKEN_TYPES)}, but is {kind!r}. Choose one."
         )
     if not model_file.exists():
+        content = _read_earlier(earlier, kind, vocab_size, texts, tags)
         model_file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(model_file, _train(kind, vocab_size, texts(), tags))
+        write_bytes_atomically(model_file, content or _train(kind, vocab_size, texts(), tags))
     return Tokenizer(model_file=model_file)
+
+
+def _read_earlier(
+    file: Path | None,
+    kind: str,
+    vocab_size: int | None,
+    texts: Callable[[], Iterable[str]],
+    tags: Sequence[str],
+) -> bytes | None:
+    """Return a tokenizer; None if there is none, or if it is not what is declared."""
+    if file is None:
+        return None
+    tokenizer = Tokenizer(model_file=file)
+    is_declared = (tokenizer.kind, {*tokenizer.tags}) == (kind, {*tags})
+    has_size = vocab_size in (None, tokenizer.vocab_size)
+    return tokenizer.content if is_declared and has_size and tokenizer.spells(texts()) else None
 
 
 def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:

@@ -183,8 +183,8 @@ def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[
             is_evident=True,
         )
     uses = train.labels.sum() / tokenizer.vocab_size
-    is_char = all(len(text) <= 1 for text in tokenizer.texts)
-    if uses < MIN_TOKEN_USES and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY and not is_char:
+    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    if uses < MIN_TOKEN_USES and is_large:
         hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
         yield Cause(
             key="token_type",

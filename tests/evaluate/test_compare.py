@@ -10,7 +10,15 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.evaluate.compare import MAX_CHANGED, ComparedRun, compare, compare_runs, write_comparison
+from sbkit.evaluate.compare import (
+    MAX_CHANGED,
+    ComparedRun,
+    compare,
+    compare_runs,
+    describe_test,
+    write_comparison,
+)
+from sbkit.evaluate.intervals import mapsswe
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import write_results
 from tests.evaluate.test_intervals import read_table
@@ -154,6 +162,11 @@ def test_compare_refuses_other_references(
 ) -> None:
     with pytest.raises(SbkitError, match=f"references of test differ.*{message}"):
         compare("test", [ComparedRun("x", x), ComparedRun("y", y)])
+
+
+def test_few_segments_are_marked_as_clips_are() -> None:
+    test = mapsswe([("press one", "press", "press one"), ("hold on", "", "hold on")])
+    assert describe_test({"MAPSSWE": test}).startswith("only 2 segments, +1.500 errors each")
 
 
 def test_compare_has_letters_for_any_number_of_runs() -> None:

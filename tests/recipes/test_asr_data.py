@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.asr.data import prepare_language_models
+from recipes.asr.data import prepare_language_models, prepare_tokenizer
 from sbkit.base.errors import SbkitError
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
@@ -116,3 +117,22 @@ def test_lm_text_that_cannot_be_used_is_named(
     knobs |= {"output_folder": str(tmp_path), "lm_text": [str(tmp_path / x) for x in content]}
     with pytest.raises(SbkitError, match=match):
         prepare_language_models(knobs, splits_of("call", ["call"], "call"), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "text", "is_kept"),
+    [
+        ("of the call", None, True),
+        ("jazz", None, False),
+        ("of the call", {"case": "keep"}, False),
+    ],
+)
+def test_tokenizer_of_init_from_is_kept_if_it_fits(
+    sentence: str, text: object, is_kept: bool, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / RESOLVED_YAML).write_text("language: en\n")
+    knobs = {"init_from": str(tmp_path), "language": "en", "text": text, "token_type": "char"}
+    knobs |= {"vocab_size": None, "output_folder": str(tmp_path / "run")}
+    train = make_store([Utterance("a", sentence, sentence, "ann", 0, b"")])
+    new = prepare_tokenizer(knobs, Splits(train, {}, {}))
+    assert (new.content == tokenizer.content) is is_kept

@@ -1,12 +1,13 @@
 """Decoding inverts encoding in any script."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -70,6 +71,31 @@ def test_long_sentence_is_not_dropped(tmp_path: Path, kind: str, vocab_size: Any
 def test_existing_tokenizer_is_not_trained_again(tmp_path: Path) -> None:
     first = train(tmp_path, "char", None)
     assert train(tmp_path, "char", None, texts=["quite another text"]).pieces() == first.pieces()
+
+
+@pytest.mark.parametrize("wanted", KINDS)
+@pytest.mark.parametrize("earlier", KINDS)
+def test_earlier_tokenizer_is_kept_if_it_is_what_is_declared(
+    tmp_path: Path, earlier: tuple[str, int | None], wanted: tuple[str, int | None]
+) -> None:
+    first = train(tmp_path / "earlier", *earlier)
+    assert first.kind == earlier[0]
+    for folder, texts in (("fits", ["fox fox dog lazy quick"]), ("lacks a letter", ["fox fôx"])):
+        kind, size = wanted
+        is_kept = wanted == earlier and folder == "fits"
+        try:
+            tokenizer = ensure_tokenizer(
+                model_file=tmp_path / folder / "tokenizer.model",
+                kind=kind,
+                vocab_size=size,
+                texts=partial(iter, texts),
+                earlier=first.model_file,
+            )
+        except ConfigError:  # these texts do not have so many tokens
+            assert size is not None
+            assert not is_kept
+        else:
+            assert (tokenizer.content == first.content) is is_kept
 
 
 REFUSED: dict[str, tuple[str, Any, Iterable[str], str]] = {
