@@ -178,6 +178,17 @@ def prepare(tar: Path, out: Path, *options: str) -> int:
     return sbkit(["prepare", yaml, *tables, "--shards", str(out), "--language=en", *options])
 
 
+@pytest.mark.parametrize("numbers", ["_OP_0..1_CL_", "{0..1}"])
+def test_a_range_names_many_tars(
+    clips: dict[Path, str], tmp_path: Path, numbers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_nemo(tmp_path, clips)
+    assert prepare(tmp_path / f"audio_{numbers}.tar", tmp_path / "shards") == 0
+    assert "train: 7 clips, 0.01 h, 2 shards" in capsys.readouterr().out
+    with pytest.raises(SbkitError, match=r"audio_2.tar does not exist"):
+        prepare(tmp_path / f"audio_{numbers.replace('1', '2')}.tar", tmp_path / "more")
+
+
 def test_rows_that_a_tar_lacks_are_named_and_counted(
     clips: dict[Path, str], tmp_path: Path
 ) -> None:
