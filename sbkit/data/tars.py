@@ -235,10 +235,10 @@ def _read_pair(sample: Sample, file: str, options: TableOptions) -> Row | Exclud
         return Excluded(sample.name, "not a JSON object or UTF-8 text", str(error))
     row = {ID_COLUMNS[0]: sample.name, **values}
     row.pop(OFFSET_COLUMN, None)  # describes the file that the clip was cut from
-    text_column = options.text_column or TEXT_COLUMNS[0]
-    has_text = find_column([*row], options.text_column or None, TEXT_COLUMNS) is not None
-    if ".txt" in sample.texts and not has_text:
-        row[text_column] = text
+    # One column for all samples: some may have their text in .json and others in .txt.
+    column = find_column([*row], options.text_column or None, TEXT_COLUMNS)
+    if column or ".txt" in sample.texts:
+        row[options.text_column or TEXT_COLUMNS[0]] = row.pop(column) if column else text
     return _to_row(row, sample.audio)
 
 

@@ -44,12 +44,16 @@ def write_tar(file: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def write_json_pairs(folder: Path, clips: Mapping[Path, str]) -> None:
-    """Write two tars as webdataset 1.0 does; the JSON has a path and an offset of its source."""
+    """Write two tars as webdataset 1.0 does; the JSON has a path and an offset of its source.
+
+    The first text is in a .txt.
+    """
     members = []
     for clip, text in clips.items():
         values = {"text": text, "speaker": "ann", "audio_filepath": "/gone.wav", "offset": 3.0}
         members.append((f"x/{clip.name}", clip.read_bytes()))
         members.append((f"x/{clip.stem}.json", json.dumps(values).encode()))
+    members[1] = (members[1][0].replace(".json", ".txt"), [*clips.values()][0].encode())
     write_tar(folder / "shard-000000.tar", members[:8])
     write_tar(folder / "shard-000001.tar", members[8:])
 
