@@ -174,6 +174,11 @@ def test_nemo_has_parts_of_members_and_members_without_rows(
     assert audio.keys() == {"one", "two"}
     assert np.array_equal(audio["one"], samples[:8000])
     assert np.array_equal(audio["two"], samples[8000:16_000])
+    rows.append({"audio_filepath": "a-sub3.flac", "offset": 0.4, "duration": 0.5, "text": "x"})
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    message = r"1 part overlaps another\).*: audio_3.tar a-400-900: 0.4 to 0.9 s of a.flac overlaps"
+    with pytest.raises(SbkitError, match=message):
+        to_shards(tmp_path / "audio_3.tar", tmp_path / "overlapping")
 
 
 def prepare(tar: Path, out: Path, *options: str) -> int:
