@@ -5,6 +5,7 @@ manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kald
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from sbkit.data.sources import (
     read_manifests,
 )
 from sbkit.data.tables import TableOptions
-from sbkit.data.tars import TAR_SUFFIXES
+from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
@@ -127,7 +128,8 @@ def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
     sources: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not sources or not all(isinstance(x, str | Path) and str(x) for x in sources):
         raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
-    return tuple(_absolute_path(key, str(source)) for source in sources)
+    names = chain.from_iterable(expand_ranges(str(source)) for source in sources)
+    return tuple(_absolute_path(key, name) for name in names)
 
 
 def _absolute_path(key: str, source: str) -> str:

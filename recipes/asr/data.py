@@ -77,8 +77,8 @@ def make_asr_loaders(
             "CTC needs a frame for each token of a transcript, but all "
             f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
             f"{milliseconds / hparams['sample_rate']:g} ms (`token_type` is "
-            f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Pass --token_type=bpe, "
-            "whose tokens are longer than characters, or let the encoder keep more frames."
+            f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Use longer "
+            "tokens (--token_type=bpe, a larger --vocab_size), or let the encoder keep more frames."
         )
     log_data(splits, hparams)
     if rank() == 0:

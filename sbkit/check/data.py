@@ -165,8 +165,8 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         problem=f"CTC cannot align utterances with fewer {milliseconds:g} ms frames than labels",
         fix="Lower the fastest of `speeds`."
         if fit_unchanged
-        else "Check that each transcript belongs to its clip. If most do, pass --token_type=bpe, "
-        "whose tokens are longer than characters, or let the encoder keep more frames. These "
+        else "Check that each transcript belongs to its clip. If most do, use longer tokens "
+        "(--token_type=bpe, a larger --vocab_size), or let the encoder keep more frames. These "
         "utterances are left out of training, and count as errors elsewhere.",
         stops=num_lacking > MAX_UNALIGNED_SHARE * num_utterances,
     )

@@ -42,7 +42,8 @@ TABLE_FILE, LEFT_OUT_FILE = "segments.csv", "left_out.tsv"
 COLUMNS = ("id", "path", "offset", "duration", "text", "score")
 MAX_TEXT_BYTES = 1 << 26
 MAX_SENTENCE_SECONDS = 20.0  # a longer sentence is split, at the average speed of the recording
-MAX_LETTERS = 300  # of a sentence: a text that belongs to more recordings looks fast
+# Limits of the longest sentence: a text of more recordings looks fast, one of a part looks slow.
+MIN_LETTERS, MAX_LETTERS = 40, 300
 PAUSE_TOLERANCE = 0.3  # seconds between the time of a token and the pause beside it
 MIN_PAUSE_SECONDS = 0.1  # shorter ones are part of consonants
 _CLOSING = "\"'\xbb\u201d\u2019)\\]\u300d\u300f"  # quotes and brackets
@@ -193,7 +194,7 @@ def split_text(text: str, seconds: float) -> list[str]:
     """
     paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
     speed = sum(map(len, paragraphs)) / max(seconds, 1.0)
-    max_letters = max(1, min(MAX_LETTERS, round(speed * MAX_SENTENCE_SECONDS)))
+    max_letters = max(MIN_LETTERS, min(MAX_LETTERS, round(speed * MAX_SENTENCE_SECONDS)))
     sentences: list[str] = []
     for paragraph in paragraphs:
         start = 0

@@ -147,7 +147,7 @@ def prepare_data(options: Namespace) -> None:
     splits = run.prepare_splits()
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
-        logger.info(f"{name}: {split['utterances']} utterances, {split['hours']:.2f} h")
+        logger.info(f"{name}: {plural(split['utterances'], 'utterance')}, {split['hours']:.2f} h")
         if clips := split["other_durations"]:
             ids = listed(clip["id"] for clip in clips)
             logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")

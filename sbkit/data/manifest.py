@@ -130,23 +130,7 @@ class Manifest:
         Clips that share an id are called by their path, relative to the first of ``bases`` that
         contains it, and by their position if they are parts.
         """
-        manifest = self
-        excluded = [*self.excluded]
-        if len(pc.unique(self.rows["audio"])) < len(self):
-            first_rows: dict[AudioPart, int] = {}
-            ids = self.ids
-            for row, part in enumerate(self.parts):
-                if first_rows.setdefault(part, row) != row:
-                    detail = f"a row before it names {part}"
-                    excluded.append(Excluded(ids[row], "clip listed twice", detail))
-            if self.has_parts:
-                part_at = {row: part for part, row in first_rows.items()}
-                for row, other in _find_overlapping(first_rows).items():
-                    part = part_at[row]
-                    detail = f"{part} overlaps {part_at[other]}, {ids[other]}"
-                    excluded.append(Excluded(ids[row], "part overlaps another", detail))
-                    del first_rows[part]
-            manifest = self.take([*first_rows.values()])
+        manifest = self.without_repeats()
         rows = manifest.rows
         if len(pc.unique(rows["id"])) < len(manifest):
             counts = Counter(manifest.ids)
@@ -155,7 +139,27 @@ class Manifest:
                 for id, part in zip(manifest.ids, manifest.parts, strict=True)
             ]
             rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
-        return replace(manifest, rows=rows, excluded=tuple(excluded))
+        return replace(manifest, rows=rows)
+
+    def without_repeats(self) -> Self:
+        """Exclude clips that are listed again or overlap."""
+        if len(pc.unique(self.rows["audio"])) == len(self):
+            return self
+        excluded = [*self.excluded]
+        first_rows: dict[AudioPart, int] = {}
+        ids = self.ids
+        for row, part in enumerate(self.parts):
+            if first_rows.setdefault(part, row) != row:
+                detail = f"a row before it names {part}"
+                excluded.append(Excluded(ids[row], "clip listed twice", detail))
+        if self.has_parts:
+            part_at = {row: part for part, row in first_rows.items()}
+            for row, other in _find_overlapping(first_rows).items():
+                part = part_at[row]
+                detail = f"{part} overlaps {part_at[other]}, {ids[other]}"
+                excluded.append(Excluded(ids[row], "part overlaps another", detail))
+                del first_rows[part]
+        return replace(self.take([*first_rows.values()]), excluded=tuple(excluded))
 
     @property
     def ids(self) -> list[str]:

@@ -378,7 +378,8 @@ class TableFolders:
 
 
 def _name_excluded(manifest: Manifest, file: str) -> Manifest:
-    """Start the ids of excluded rows with the name of their file."""
+    """Exclude repeated clips; start the ids of excluded rows with the name of their file."""
+    manifest = manifest.without_repeats()
     name = Path(file).name
     excluded = (replace(row, id=f"{name} {row.id}") for row in manifest.excluded)
     return replace(manifest, excluded=tuple(excluded))

@@ -47,6 +47,7 @@ MAX_TEXT_BYTES = 1 << 24
 COPY_BYTES = 1 << 20
 RECORDING = "recording"  # the field of Shar that has the audio of cuts
 _SHARD = re.compile(r"(?P<field>[^/]*?)[._-]?(?P<number>\d+)\.(?:tar|tar\.gz|tgz)$")
+_RANGE = re.compile(r"(?:\{|_OP_)(\d+)\.\.(\d+)(?:\}|_CL_)")
 _SUB = re.compile(r"-sub\d+$")  # NeMo's name for another part of the same member
 
 Entry = Mapping[str, Any]  # a row of NeMo, or a cut
@@ -72,6 +73,20 @@ class _CheckedMember(tarfile.TarInfo):
             if buf and not any(buf):  # the mark of the end
                 raise
             raise tarfile.ReadError(f"{error}") from error
+
+
+def expand_ranges(pattern: str) -> list[str]:
+    """Return the names that a pattern with ranges of numbers stands for, as NeMo writes them.
+
+    >>> expand_ranges("a_{08..10}.tar"), expand_ranges("a__OP_0..1_CL_.tar")
+    (['a_08.tar', 'a_09.tar', 'a_10.tar'], ['a_0.tar', 'a_1.tar'])
+    """
+    match = _RANGE.search(pattern)
+    if match is None or int(match[1]) > int(match[2]):
+        return [pattern]
+    before, after = pattern[: match.start()], expand_ranges(pattern[match.end() :])
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    return [f"{before}{n:0{len(match[1])}}{end}" for n in numbers for end in after]
 
 
 def select_tars(files: Iterable[str]) -> list[str]:
@@ -220,10 +235,10 @@ def _read_pair(sample: Sample, file: str, options: TableOptions) -> Row | Exclud
         return Excluded(sample.name, "not a JSON object or UTF-8 text", str(error))
     row = {ID_COLUMNS[0]: sample.name, **values}
     row.pop(OFFSET_COLUMN, None)  # describes the file that the clip was cut from
-    text_column = options.text_column or TEXT_COLUMNS[0]
-    has_text = find_column([*row], options.text_column or None, TEXT_COLUMNS) is not None
-    if ".txt" in sample.texts and not has_text:
-        row[text_column] = text
+    # One column for all samples: some may have their text in .json and others in .txt.
+    column = find_column([*row], options.text_column or None, TEXT_COLUMNS)
+    if column or ".txt" in sample.texts:
+        row[options.text_column or TEXT_COLUMNS[0]] = row.pop(column) if column else text
     return _to_row(row, sample.audio)
 
 

@@ -27,6 +27,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.evaluate.wer import word_correctness
 from sbkit.lm.ngram import UNKNOWN, NgramModel
+from sbkit.text.normalization import is_mark
 from sbkit.text.tokenizer import SPACE, Tokenizer
 from sbkit.text.word import Word
 
@@ -50,22 +51,27 @@ class TimedToken:
     token: int
     first: int
     end: int
+    is_mark: bool = False  # punctuation, which a model writes somewhere in the pause
 
 
 @dataclass(frozen=True)
 class TimedWord:
-    """A word and its tokens, with its first frame and the frame after its last."""
+    """A word and its tokens, with the first frame of its letters and the frame after their last."""
 
     text: str
     tokens: tuple[TimedToken, ...]
 
     @property
     def first(self) -> int:
-        return self.tokens[0].first
+        return self._spoken[0].first
 
     @property
     def end(self) -> int:
-        return self.tokens[-1].end
+        return self._spoken[-1].end
+
+    @property
+    def _spoken(self) -> Sequence[TimedToken]:
+        return [token for token in self.tokens if not token.is_mark] or self.tokens
 
 
 def align(log_probs: LogProbs, tokens: Sequence[int], blank: int) -> list[tuple[int, int]]:
@@ -128,7 +134,7 @@ def time_words(
     text = ""
     timed_tokens = list[TimedToken]()
     for token, frames in zip(tokens, align(log_probs, tokens, blank), strict=True):
-        timed_token = TimedToken(token, *frames)
+        timed_token = TimedToken(token, *frames, all(map(is_mark, pieces[token].strip(SPACE))))
         for letter in pieces[token]:
             if letter != SPACE:
                 text += letter

@@ -4,6 +4,8 @@ run folders, or folders of `sbkit score --out` -> the utterances of their common
 -> for each run its rates, their distance from the best run's, and MAPSSWE -> plain data
 -> a table, and a page of two runs
 
+Runs that keep case and punctuation are compared with others by their normalized texts.
+
 p is valid for one pair of runs. Among many runs, one is the best by chance.
 """
 
@@ -25,7 +27,7 @@ from sbkit.evaluate.intervals import (
     mapsswe,
 )
 from sbkit.evaluate.report import REPORT, write_report
-from sbkit.evaluate.run_results import read_clips, read_results
+from sbkit.evaluate.run_results import RunResults, read_clips, read_results
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
@@ -33,7 +35,12 @@ from sbkit.evaluate.wer import (
     ScoredUtterance,
     all_have_word_boundaries,
 )
-from sbkit.evaluate.wer_report import list_test_sets, read_utterances, utterances_file
+from sbkit.evaluate.wer_report import (
+    hash_references,
+    list_test_sets,
+    read_utterances,
+    utterances_file,
+)
 
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is significant
 MAX_CHANGED = 10  # utterances that are listed
@@ -48,6 +55,11 @@ class ComparedRun(NamedTuple):
     def in_order(self, *, by_words: bool) -> "ComparedRun":
         utterances = (replace(utterance, by_words=by_words) for utterance in self.utterances)
         return ComparedRun(self.name, sorted(utterances, key=lambda utterance: utterance.key))
+
+    def normalized(self) -> "ComparedRun":
+        """Use the texts without case and punctuation, where the run keeps them."""
+        texts = [utterance.normalized or utterance for utterance in self.utterances]
+        return ComparedRun(self.name, texts)
 
     @property
     def num_errors(self) -> int:
@@ -93,8 +105,11 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     fewest errors, and MAPSSWE between both. For two runs, also returns the utterances whose errors
     differ most, the largest difference first. A language without spaces between words has no WER.
 
-    Raises DataError if the references differ.
+    Raises DataError if the references differ, even normalized.
     """
+    is_normalized = len({hash_references(run.utterances) for run in runs}) > 1
+    if is_normalized:
+        runs = [run.normalized() for run in runs]
     by_words = all(all_have_word_boundaries(run.utterances) for run in runs)
     rates = [rate for rate in UNIT_OF_RATE if by_words or rate == "CER"]
     runs = [run.in_order(by_words=by_words) for run in runs]
@@ -109,6 +124,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     letters = [*ascii_uppercase, *map(str, range(27, len(runs) + 1))]
     return {
         "utterances": len(best.utterances),
+        "normalized": is_normalized,
         **{UNIT_OF_RATE[rate]: best.total(rate).reference_length for rate in rates},
         "rows": [
             {
@@ -198,7 +214,8 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         rates = [rate for rate in UNIT_OF_RATE if rate in rows[0]]
         groups = Interval(**rows[0][rates[0]]["interval"]).describe_units()
         lengths = ", ".join(f"{figures[UNIT_OF_RATE[rate]]} {UNIT_OF_RATE[rate]}" for rate in rates)
-        yield f"{name}: {figures['utterances']} utterances, {lengths}; 95 % intervals over {groups}"
+        kind = "normalized utterances" if figures["normalized"] else "utterances"
+        yield f"{name}: {figures['utterances']} {kind}, {lengths}; 95 % intervals over {groups}"
         above = [f"{rate} above the best" for rate in rates]
         head = (" ", *(f"{rate} %" for rate in rates), *above, "MAPSSWE", "run")
         yield from _align_columns([head, *(_cells(row, rates) for row in rows)])
@@ -244,6 +261,18 @@ def describe_test(row: FigureDict) -> str:
     return text if test["p"] < SIGNIFICANCE_LEVEL else f"{text}: not significant"
 
 
+def _as_compared(results: RunResults, compared: FigureDict) -> RunResults:
+    """Return results with the texts and the rates that were compared."""
+    names = [name for name, figures in compared.items() if figures["normalized"]]
+    test = {name: results.test[name].get("normalized", results.test[name]) for name in names}
+    utterances = {
+        name: ComparedRun("", results.utterances[name]).normalized().utterances for name in names
+    }
+    return replace(
+        results, test={**results.test, **test}, utterances={**results.utterances, **utterances}
+    )
+
+
 def write_comparison(file: Path, comparison: FigureDict) -> None:
     """Write the page of two runs, with the clips from the report of one of them."""
     folders = [*map(Path, comparison["runs"])]
@@ -255,7 +284,7 @@ def write_comparison(file: Path, comparison: FigureDict) -> None:
 
     write_report(
         file,
-        [*map(read_results, folders)],
+        [_as_compared(read_results(folder), comparison["test"]) for folder in folders],
         clips=clips,
         compared=comparison["test"],
         notes=[

@@ -9,6 +9,7 @@ each utterance, sorted by id:
     by_words                     false for a language without spaces between words; its lines have
                                  neither reference_words nor word_errors
     seconds, speaker             null if unknown
+    normalized                   reference and hypothesis by a further normalizer, if there is one
     words                        of the hypothesis: text, start and end in seconds, and confidence
                                  if there is a calibrated one
 """
@@ -16,7 +17,7 @@ each utterance, sorted by id:
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
@@ -328,6 +329,9 @@ def _to_row(utterance: ScoredUtterance) -> FigureDict:
     for rate, counts in by_rate.items():
         row[f"reference_{UNIT_OF_RATE[rate]}"] = counts.reference_length
         row[ERROR_KEYS[rate]] = counts.by_kind()
+    if (normalized := utterance.normalized) is not None:
+        texts = {"reference": normalized.reference, "hypothesis": normalized.hypothesis}
+        row["normalized"] = texts
     return row | {
         "seconds": utterance.seconds,
         "speaker": utterance.speaker or None,
@@ -361,7 +365,10 @@ def _from_row(row: FigureDict) -> ScoredUtterance:
         words=tuple(Word(**word) for word in row["words"]),
         by_words=row["by_words"],
     )
-    texts = (utterance.id, utterance.reference, utterance.hypothesis, utterance.speaker)
+    texts = [utterance.id, utterance.reference, utterance.hypothesis, utterance.speaker]
+    if (normalized := row.get("normalized")) is not None:
+        utterance = replace(utterance, normalized=replace(utterance, words=(), **normalized))
+        texts += normalized.values()
     numbers = [number for word in utterance.words for number in (word.start, word.end)]
     optional_numbers = [utterance.seconds, *(word.confidence for word in utterance.words)]
     numbers += [number for number in optional_numbers if number is not None]

@@ -107,8 +107,9 @@ _UNSPACED_LETTERS = (
     "\u3005-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\U0001aff0-\U0001b16f"
     "\U00020000-\U0003ffff"
 )
-_UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # after which no space is written either
-_SPACE_WITHIN = re.compile(f"(?<=[{_UNSPACED_LETTERS}{_UNSPACED_MARKS}]) (?=[{_UNSPACED_LETTERS}])")
+_UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # no space is written beside them either
+_UNSPACED_CHARS = f"[{_UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
+_SPACE_WITHIN = re.compile(f"(?<={_UNSPACED_CHARS}) (?={_UNSPACED_CHARS})")
 _TATWEEL = "\N{ARABIC TATWEEL}"
 
 

@@ -160,6 +160,10 @@ def test_text_is_split_into_sentences(text: str, sentences: list[str] | None) ->
         assert parts == sentences
 
 
+def test_short_text_of_a_long_recording_is_not_cut_into_words() -> None:
+    assert split_text("One two, three. ... ?!", seconds=600) == ["One two, three.", "...", "?!"]
+
+
 def test_windows_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(3)
     vocabulary = Vocabulary(size=12)

@@ -44,12 +44,16 @@ def write_tar(file: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def write_json_pairs(folder: Path, clips: Mapping[Path, str]) -> None:
-    """Write two tars as webdataset 1.0 does; the JSON has a path and an offset of its source."""
+    """Write two tars as webdataset 1.0 does; the JSON has a path and an offset of its source.
+
+    The first text is in a .txt.
+    """
     members = []
     for clip, text in clips.items():
         values = {"text": text, "speaker": "ann", "audio_filepath": "/gone.wav", "offset": 3.0}
         members.append((f"x/{clip.name}", clip.read_bytes()))
         members.append((f"x/{clip.stem}.json", json.dumps(values).encode()))
+    members[1] = (members[1][0].replace(".json", ".txt"), [*clips.values()][0].encode())
     write_tar(folder / "shard-000000.tar", members[:8])
     write_tar(folder / "shard-000001.tar", members[8:])
 
@@ -170,12 +174,28 @@ def test_nemo_has_parts_of_members_and_members_without_rows(
     assert audio.keys() == {"one", "two"}
     assert np.array_equal(audio["one"], samples[:8000])
     assert np.array_equal(audio["two"], samples[8000:16_000])
+    rows.append({"audio_filepath": "a-sub3.flac", "offset": 0.4, "duration": 0.5, "text": "x"})
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    message = r"1 part overlaps another\).*: audio_3.tar a-400-900: 0.4 to 0.9 s of a.flac overlaps"
+    with pytest.raises(SbkitError, match=message):
+        to_shards(tmp_path / "audio_3.tar", tmp_path / "overlapping")
 
 
 def prepare(tar: Path, out: Path, *options: str) -> int:
     tables = [f"--manifest={split}={tar}" for split in ("train", "dev")]
     yaml = "hparams/ctc.yaml"
     return sbkit(["prepare", yaml, *tables, "--shards", str(out), "--language=en", *options])
+
+
+@pytest.mark.parametrize("numbers", ["_OP_0..1_CL_", "{0..1}"])
+def test_a_range_names_many_tars(
+    clips: dict[Path, str], tmp_path: Path, numbers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_nemo(tmp_path, clips)
+    assert prepare(tmp_path / f"audio_{numbers}.tar", tmp_path / "shards") == 0
+    assert "train: 7 clips, 0.01 h, 2 shards" in capsys.readouterr().out
+    with pytest.raises(SbkitError, match=r"audio_2.tar does not exist"):
+        prepare(tmp_path / f"audio_{numbers.replace('1', '2')}.tar", tmp_path / "more")
 
 
 def test_rows_that_a_tar_lacks_are_named_and_counted(

@@ -64,6 +64,16 @@ def test_time_words_takes_the_frames_of_the_tokens() -> None:
     assert [word.token for word in words[0].tokens] == [1, 2]
 
 
+def test_marks_in_a_pause_do_not_lengthen_words() -> None:
+    """Frames of "(ab", silence, ".", silence, "." alone."""
+    path = [1, 0, 2, 3, 0, 0, 4, 0, 5, 4]
+    log_probs = np.log(np.full((len(path), 6), 0.01) + 0.94 * np.eye(6)[path])
+    pieces = ["<blank>", "(", "a", "b", ".", "▁"]
+    words = time_words(log_probs, [1, 2, 3, 4, 5, 4], pieces=pieces, blank=0)
+    assert [(word.text, word.first, word.end) for word in words] == [("(ab.", 2, 4), (".", 9, 10)]
+    assert [token.first for token in words[0].tokens] == [0, 2, 3, 6]
+
+
 @pytest.mark.parametrize(("frames", "tokens"), [(0, [1]), (2, [1, 2, 3]), (2, [1, 1])])
 def test_align_refuses_a_text_with_too_few_frames(frames: int, tokens: list[int]) -> None:
     message = f"{len(tokens)} tokens cannot be aligned with {frames} frames"

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,7 @@ def test_compare_counts_characters_in_a_language_without_spaces(
 
 
 A, B = ScoredUtterance("a", "one", "one"), ScoredUtterance("b", "two", "two")
+A_RIGHT = ScoredUtterance("a", "hi ann", "hi ann")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,29 @@ def test_compare_refuses_other_references(
 def test_few_segments_are_marked_as_clips_are() -> None:
     test = mapsswe([("press one", "press", "press one"), ("hold on", "", "hold on")])
     assert describe_test({"MAPSSWE": test}).startswith("only 2 segments, +1.500 errors each")
+
+
+def test_case_and_punctuation_are_compared_normalized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user trains with case and punctuation, and asks what that costs."""
+    plain = [ScoredUtterance("a", "hi ann", "hi and"), ScoredUtterance("b", "one two", "one")]
+    kept = [
+        replace(plain[0], reference="Hi, Ann.", hypothesis="hi Ann", normalized=A_RIGHT),
+        replace(plain[1], reference="One two!", hypothesis="One", normalized=plain[1]),
+    ]
+    runs = [
+        write_run(tmp_path / name, {"test": scored})
+        for name, scored in (("plain", plain), ("kept", kept), ("also kept", kept))
+    ]
+    assert sbkit(["compare", *runs[:2], "--html", str(tmp_path / "both.html")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("test: 2 normalized utterances, 4 words, 13 characters")
+    assert [line.split("(")[0].split() for line in lines[2:4]] == [["50.0"], ["*", "25.0"]]
+    page = (tmp_path / "both.html").read_text("utf-8")
+    assert "+25.0 points" in page and "Hi, Ann." not in page
+    assert sbkit(["compare", *runs[1:]]) == 0  # two that keep the same: as written
+    assert capsys.readouterr().out.startswith("test: 2 utterances, 4 words, 16 characters")
 
 
 def test_compare_has_letters_for_any_number_of_runs() -> None:

@@ -45,7 +45,8 @@ LETTERS = "aIiİeЁёÉ \u00ad-,?!.…«»¿()5&\u3002\uff0c你"
         ("de", ".", "GROẞE Straße.", "GROẞE Straße."),
         ("tr", ".", "Iğdır İzmir.", "Iğdır İzmir."),
         ("ca", "", "PARAĿLEL", "PARAL·LEL"),
-        ("zh", "，。", "你好， 世界。 OK,", "你好，世界。 OK"),
+        ("zh", "，。", "你好， 世界 。 OK,", "你好，世界。 OK"),
+        ("ja", "。、", "こんにちは 、世界", "こんにちは、世界"),
     ],
 )
 def test_table_keeps_case_and_marks(language: str, marks: str, text: str, expected: str) -> None:
