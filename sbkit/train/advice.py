@@ -145,7 +145,7 @@ def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]
     else:
         problem = f"The peak learning rate of {peak:g} may not suit this model"
         yield Cause(key="lr", problem=problem, fix=f"Try --lr={rate / 3:.2g}.")
-    if brain.run_share < knobs.get("warmup_fraction", 0):
+    if peak <= highest and brain.run_share < knobs.get("warmup_fraction", 0):
         yield Cause(
             key="warmup_fraction",
             problem=f"The warm-up has only reached a rate of {optimizer.param_groups[0]['lr']:.2g}",

@@ -124,6 +124,18 @@ def test_share_of_masks_counts_all_of_them() -> None:
     assert masked_share({"spec_augment": None}) == 0
 
 
+@pytest.mark.parametrize(("rate", "is_cause"), [(1e-6, True), (1.0, False)])
+def test_warm_up_is_no_cause_if_the_rate_is_too_high(
+    rate: float, is_cause: bool, speech: Workplace, tmp_path: Path
+) -> None:
+    with planned_run(speech, tmp_path / "run", f"--lr={rate}") as planned:
+        brain = planned.make_cpu_brain()
+        planned.make_optimizers()
+        first, *others = brain.likely_causes()
+    assert first.key == "lr"
+    assert ("warmup_fraction" in [cause.key for cause in others]) == is_cause
+
+
 @pytest.mark.slow(10)
 def test_check_names_shuffled_transcripts_once(speech: Workplace, tmp_path: Path) -> None:
     with planned_run(shuffle(speech, tmp_path), tmp_path / "run") as planned:
