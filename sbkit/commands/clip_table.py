@@ -15,11 +15,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import try_lock, write_text_atomically
+from sbkit.base.files import os_errors_name, try_lock, write_text_atomically
 from sbkit.base.messages import printable
 
 Item = TypeVar("Item")
@@ -57,7 +58,7 @@ class ClipTable:
     """
 
     file: Path
-    progress: BinaryIO
+    progress: FileIO
     rank: int
     num_ranks: int
     rows: dict[str, list[Row]] = field(default_factory=dict)
@@ -76,8 +77,10 @@ class ClipTable:
         self.write_progress({"item": item, "rows": rows})
 
     def write_progress(self, entry: Mapping[str, Any]) -> None:
-        self.progress.write(f"{json.dumps(entry)}\n".encode())
-        self.progress.flush()
+        line = f"{json.dumps(entry)}\n".encode()
+        with os_errors_name(Path(self.progress.name)):
+            while line:
+                line = line[self.progress.write(line) :]
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:
         """Read what all ranks have finished; raises ConfigError if they had other settings."""
@@ -138,7 +141,7 @@ def open_clip_table(file: Path, settings: Mapping[str, Any]) -> Iterator[ClipTab
                 "it, or choose another name or folder."
             )
         progress_file = file_of_rank(file.with_suffix(".progress.jsonl"), rank)
-        with progress_file.open("ab") as progress:
+        with progress_file.open("ab", buffering=0) as progress:
             if not try_lock(progress.fileno()):
                 raise ConfigError(f"Another command is writing {file}. Wait until it has ended.")
             table = ClipTable(file, progress, rank, num_ranks)

@@ -238,8 +238,10 @@ def ensure_language_models(
     sentences = [text for text in all_sentences if to_plain(text) not in excluded]
     if held_out:
         count = plural(len(all_sentences) - len(sentences), "sentence")
-        names = " or ".join(held_out)
-        messages.append(f"lm_text: {count} left out, because {names} has the same")
+        left_out = f"{count} left out, because {' or '.join(held_out)} has the same"
+        if not sentences and any(orders.values()):
+            raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
+        messages.append(f"lm_text: {left_out}")
     note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
     messages += _train_missing(models, orders, sentences, tokenizer, word_table)
     save(models, file, metadata=metadata)

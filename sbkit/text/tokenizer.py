@@ -206,7 +206,7 @@ def _train(
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).rsplit("] ", 1)[-1].strip()
+        reason = str(error).rsplit("] ", 1)[-1].strip(" .")
         raise ConfigError(
             f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
             f"tokens could not be trained: {reason}. Choose another size."

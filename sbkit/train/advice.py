@@ -25,7 +25,8 @@ from sbkit.train.schedule import highest_factor, read_schedule
 # hparams/ctc.yaml with its 28 characters and batches of 32 s writes only blanks at step 85 and 27 %
 # of the tokens at step 127; from scratch, hparams/ctc_pretrained.yaml writes only blanks at step
 # 160, and has learned by step 450.
-EARLY_STEPS = 100  # enough if the loss has not moved, or if a cause is evident
+EARLY_STEPS = 100  # enough if the loss has not moved
+EARLY_EPOCHS = 3  # so are these, if a cause is evident
 LATE_STEPS = 450  # enough for `FEW_TOKENS` once the warm-up is over
 FEW_TOKENS = 32
 MIN_FAILED_CER = 0.95
@@ -53,12 +54,15 @@ MIN_CAUSES, MAX_CAUSES = 2, 3  # that are named
 
 def advise_recognizer(brain: Brain, values: Mapping[str, float]) -> str | None:
     """Return advice if the metrics of a validation show that a recognizer does not learn."""
+    if TOKENS_WRITTEN not in values:  # a subclass may measure something else
+        return None
     step = brain.optimizer_step
-    if TOKENS_WRITTEN not in values or step < EARLY_STEPS:  # a subclass may measure something else
+    is_early = step < EARLY_STEPS
+    if is_early and brain.hparams.epoch_counter.current < EARLY_EPOCHS:
         return None
     first_loss = brain.training_metrics.first_loss
     loss = brain.training_metrics.so_far.loss
-    is_unmoved = loss > MIN_UNMOVED_SHARE * first_loss
+    is_unmoved = not is_early and loss > MIN_UNMOVED_SHARE * first_loss
     is_silent = values[TOKENS_WRITTEN] < MAX_SILENT_SHARE
     if not is_silent and values["CER"] < (MIN_RANDOM_CER if is_unmoved else MIN_FAILED_CER):
         return None
@@ -145,7 +149,7 @@ def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]
     else:
         problem = f"The peak learning rate of {peak:g} may not suit this model"
         yield Cause(key="lr", problem=problem, fix=f"Try --lr={rate / 3:.2g}.")
-    if brain.run_share < knobs.get("warmup_fraction", 0):
+    if peak <= highest and brain.run_share < knobs.get("warmup_fraction", 0):
         yield Cause(
             key="warmup_fraction",
             problem=f"The warm-up has only reached a rate of {optimizer.param_groups[0]['lr']:.2g}",

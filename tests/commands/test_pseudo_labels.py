@@ -28,6 +28,7 @@ from tests import processes
 from tests.runs import TINY, rows_of, train_here
 from tests.runtime.bundles import WITHOUT_DATA, edit_config, louder, make_run
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.shortage import largest_file
 
 Captured = pytest.CaptureFixture[str]
 TALK = ("lazy", "the quick brown fox", "dog")
@@ -144,6 +145,17 @@ def test_stopped_run_goes_on_with_the_next_file(
     assert sum(map(len, talks.model.batches)) == 1  # only a fox
     for line in Path("pseudo.progress.jsonl").read_text().splitlines():
         json.loads(line)
+
+
+def test_full_disk_names_the_progress_and_loses_no_file(talks: Talks) -> None:
+    talks.label("--min-confidence", "0", files="talks/long.wav")
+    progress = Path("pseudo.progress.jsonl")
+    with largest_file(progress.stat().st_size + 20), pytest.raises(OSError, match="too") as caught:
+        talks.run("talks", "--min-confidence", "0")
+    assert caught.value.filename == progress.name
+    talks.model.batches.clear()
+    assert [row["text"] for row in talks.label("--min-confidence", "0")] == [*TALK, "a fox"]
+    assert sum(map(len, talks.model.batches)) == 1
 
 
 def test_parts_are_disjoint_and_failed_files_are_tried_again(

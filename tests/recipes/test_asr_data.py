@@ -105,6 +105,7 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
         ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa with other files. Name it"),
         ({"a.csv": "id,text\n1,call\n"}, "needs a column `sentence`, but .*a.csv has id, text"),
         ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
+        ({"a.txt": "Call!"}, r"no sentence to learn from \(1 sentence left out, because dev"),
     ],
 )
 def test_lm_text_that_cannot_be_used_is_named(

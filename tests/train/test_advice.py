@@ -74,7 +74,8 @@ def advice_of(run: Path) -> list[str]:
     [
         (["--lr=1e-6"], None, "(1) The peak learning rate of 1e-06 is about 1,000 times too low."),
         (["--lr=1.0"], None, "of 1 is about 1,000 times too high. Try --lr=0.001."),
-        ([], shuffle, "(1) The transcripts do not seem to belong to their clips"),
+        # Half the clips are left out, since their new transcripts are too long for them.
+        (["--batch_seconds=16"], shuffle, "(1) The transcripts do not seem to belong to their"),
         ([], with_many_tokens, "(1) The vocabulary of 300 tokens is large for"),
         (MASKS, None, "(1) The masks of training hide 9"),
     ],
@@ -122,6 +123,18 @@ def test_share_of_masks_counts_all_of_them() -> None:
     masks = SpecAugment(time_masks=0, freq_masks=1, freq_width=80)
     assert masked_share({"spec_augment": masks, "n_mels": 80}) == pytest.approx(0.5, abs=0.1)
     assert masked_share({"spec_augment": None}) == 0
+
+
+@pytest.mark.parametrize(("rate", "is_cause"), [(1e-6, True), (1.0, False)])
+def test_warm_up_is_no_cause_if_the_rate_is_too_high(
+    rate: float, is_cause: bool, speech: Workplace, tmp_path: Path
+) -> None:
+    with planned_run(speech, tmp_path / "run", f"--lr={rate}") as planned:
+        brain = planned.make_cpu_brain()
+        planned.make_optimizers()
+        first, *others = brain.likely_causes()
+    assert first.key == "lr"
+    assert ("warmup_fraction" in [cause.key for cause in others]) == is_cause
 
 
 @pytest.mark.slow(10)
