@@ -301,7 +301,7 @@ def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
 
 def encode_clips(
     split: datasets.Dataset,
-    ids: Sequence[str],
+    ids: Iterable[str],
     *,
     sample_rate: int,
     max_seconds: float,

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,6 +91,7 @@ PHASES = {  # titles of the progress bar
     "averaging": "averaging checkpoints",
     "decoding": "encoding the validation sets",
     "measure": "measuring features",
+    "report": "writing clips",
 }
 
 
@@ -739,6 +741,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             splits=None if self.loaders is None else self.loaders.splits,
             sample_rate=self._hparam("sample_rate", 0),
             report_by=self._hparam("report_by", []),
+            watch=partial(self.watched, phase="report"),
         )
 
     # -- logs ---------------------------------------------------------------------------------

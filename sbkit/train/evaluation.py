@@ -6,9 +6,8 @@
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -111,6 +110,7 @@ class TestedModel:
     splits: Splits | None  # None if unknown
     sample_rate: int  # Hz, of the clips
     report_by: Sequence[str]  # columns that slice the test sets
+    watch: Callable[[Iterable[str]], Iterable[str]]  # yields the ids of clips, and pings
 
     @property
     def weights(self) -> str:
@@ -245,10 +245,15 @@ class Evaluator:
         read = read_results(model.folder, entries)
         splits = model.splits
         folder = model.folder
+
+        def encode(name: str, ids: list[str], max_characters: int) -> dict[str, str]:
+            tests = splits.test if splits else {}
+            return clips_of(tests, model.sample_rate, name, model.watch(ids), max_characters)
+
         write_report(
             folder / REPORT,
             [read],
-            clips=partial(clips_of, splits.test if splits else {}, model.sample_rate),
+            clips=encode,
             metrics=self.metrics,
             known_words=_training_words(splits.train) if splits and read.utterances else None,
             pictures=[file for split in entries for file in sorted(folder.glob(f"*_{split}.png"))],
@@ -320,7 +325,7 @@ def clips_of(
     splits: Mapping[str, datasets.Dataset],
     sample_rate: int,
     name: str,
-    ids: list[str],
+    ids: Iterable[str],
     max_characters: int,
 ) -> dict[str, str]:
     """Return clips of a test set in base64, by id; ``max_characters`` limits them together."""

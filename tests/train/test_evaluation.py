@@ -53,6 +53,7 @@ def test_run_shows_progress_of_every_phase(
         *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
         *("measuring features", "validating", "averaging checkpoints"),
         *("encoding the validation sets", "fitting the confidence of words", "testing"),
+        "writing clips",
     ]
     steps = [line for line in out.splitlines() if " lr " in line]
     first, *others = (line for line in steps if line.startswith("epoch 1/2"))
