@@ -32,11 +32,9 @@ from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
 from sbkit.text.normalization import describe_normalizer, spoken_symbols_note, text_table
 from sbkit.text.tags import check_tag_names
-from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
-
-TOKENIZER_FILE = "tokenizer.model"
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
@@ -56,11 +54,11 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
 
 def _find_earlier_tokenizer(knobs: Mapping[str, Any]) -> Path | None:
     """Return the tokenizer of `init_from`, if its model writes texts of the declared form."""
-    file = Path(knobs.get("init_from") or "") / TOKENIZER_FILE
-    if not knobs.get("init_from") or not file.exists():
+    if (source := knobs.get("init_from")) is None:
         return None
-    is_same = text_table_of(file.parent) == text_table(knobs["language"], knobs.get("text"))
-    return file if is_same else None
+    file = Path(source) / TOKENIZER_FILE
+    table = text_table(knobs["language"], knobs.get("text"))
+    return file if file.exists() and text_table_of(file.parent) == table else None
 
 
 def make_asr_loaders(

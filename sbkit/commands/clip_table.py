@@ -79,7 +79,7 @@ class ClipTable:
     def write_progress(self, entry: Mapping[str, Any]) -> None:
         line = f"{json.dumps(entry)}\n".encode()
         with os_errors_name(Path(self.progress.name)):
-            while line:
+            while line:  # a write without a buffer may be partial
                 line = line[self.progress.write(line) :]
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:

@@ -62,11 +62,11 @@ from sbkit.lm.language_models import (
 )
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.run import Run
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER = "tokenizer.model"
 DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS_FILE)
 EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
 MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms has one
@@ -156,7 +156,7 @@ def _make_language_models(
     if (model / LANGUAGE_MODELS_FILE).is_file():
         shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
     if run is not None and (options.lm_text or orders):
-        shutil.copyfile(model / TOKENIZER, file.with_name(TOKENIZER))
+        shutil.copyfile(model / TOKENIZER_FILE, file.with_name(TOKENIZER_FILE))
         splits = run.prepare_splits()
         # The recipe leaves the sentences of these sets out of `lm_text`.
         run.results["splits"] = replace(splits, valid={**splits.valid, **sets})

@@ -41,7 +41,7 @@ from sbkit.text.normalization import (
     table_from_stored,
     table_to_store,
 )
-from sbkit.text.tokenizer import SPACE, Tokenizer
+from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer
 
 WORDS, TOKENS = "words", "tokens"
 MAX_FILE_BYTES = 1 << 33
@@ -333,7 +333,7 @@ def train_texts(
         trained = train(map(str.split, sentences), order=order)
         messages = [_describe(WORDS, trained)]
     else:
-        file = tokenizer / "tokenizer.model" if tokenizer.is_dir() else tokenizer
+        file = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
         speller = Tokenizer(model_file=file)
         words = Counter[str]()
 

@@ -13,7 +13,7 @@ from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
 from sbkit.text.normalization import Orthography
 from sbkit.text.normalizers import Normalizer, table_normalizer
-from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
 def score_texts(
@@ -111,7 +111,7 @@ SPEECH_RECOGNITION = Task(
     predicts="text",
     metrics={"CER": Metric(), "WER": Metric()},
     labels=LabelFile(
-        name="tokenizer.model",
+        name=TOKENIZER_FILE,
         key="tokenizer",
         read=lambda file, content: Tokenizer(model_file=file, content=content),
         names=Tokenizer.pieces,

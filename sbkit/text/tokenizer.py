@@ -13,6 +13,7 @@ from sbkit.text.normalization import is_mark
 from sbkit.text.tags import TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
+TOKENIZER_FILE = "tokenizer.model"  # in a run folder or a bundle
 TOKEN_TYPES = ("char", "bpe", "unigram")
 MAX_MODEL_BYTES = 1 << 25  # 250,000 tokens take 4 MB
 SPACE = "▁"  # as sentencepiece writes it
@@ -68,7 +69,7 @@ class Tokenizer:
 
     @cached_property
     def kind(self) -> str:
-        """One of `TOKEN_TYPES`. The scores of BPE tokens are their ranks, others' probabilities."""
+        """One of `TOKEN_TYPES`. BPE tokens are scored by rank, all others by log-probability."""
         learned = [id for id, text in enumerate(self.texts) if text and not TOKEN.fullmatch(text)]
         if all(len(self.texts[id]) == 1 for id in learned):
             return "char"
@@ -142,7 +143,7 @@ def _read_earlier(
     texts: Callable[[], Iterable[str]],
     tags: Sequence[str],
 ) -> bytes | None:
-    """Return a tokenizer; None if there is none, or if it is not what is declared."""
+    """Return the content of the file; None without one, or if it is not what is declared."""
     if file is None:
         return None
     tokenizer = Tokenizer(model_file=file)
