@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
+from sbkit.base.machine import available_memory
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
@@ -31,6 +32,8 @@ from sbkit.train.nonfinite import explained_memory, is_out_of_memory
 COST_STEP = "cost"  # the name of this step among a planned run's results
 EXTRA_CHECKPOINTS = 2  # besides those to average: the newest, and the one being written
 KILOBYTE = 1024
+# Of the largest batch, on the CPU: a step with that share shows whether all of it fits.
+PROBED_SHARE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
     with real_steps(planned) as steps:
         batch = steps.load(largest)
         with explained_memory(batch):
+            steps.require_memory(largest)
             steps.run_step(batch)  # warm-up
             step_seconds = steps.run_step(batch)
         parameters = list(steps.brain.modules.parameters())
@@ -179,6 +183,23 @@ class RealSteps:
         if brain.device.type != "cpu":
             torch.get_device_module(brain.device).synchronize()
         return time.perf_counter() - start
+
+    def require_memory(self, micro_batch: MicroBatch) -> None:
+        """Raise OutOfMemoryError if a step would not fit on the CPU: Linux kills such a process.
+
+        The memory is extrapolated from a part of the batch.
+        """
+        if self.brain.device.type != "cpu":
+            return
+        rows = max(1, len(micro_batch) // PROBED_SHARE)
+        part = self.load(micro_batch[:rows])
+        self.run_step(part)  # makes the gradients and the states of the optimizers
+        self.reset_peak()
+        free_bytes, held_bytes = available_memory(), self.peak_bytes
+        self.run_step(part)
+        needed_bytes = (self.peak_bytes - held_bytes) * len(micro_batch) / rows
+        if needed_bytes > free_bytes:
+            raise torch.OutOfMemoryError(f"{needed_bytes:.0f} of {free_bytes} bytes")
 
     def reset_peak(self) -> None:
         """Make `peak_bytes` count from now on."""

@@ -18,7 +18,14 @@ from sbkit.check.batch_seconds import (
     largest_fitting,
 )
 from sbkit.check.check import check_planned_run
-from sbkit.check.cost import RealSteps, check_cost, measure_cost, real_steps
+from sbkit.check.cost import (
+    PROBED_SHARE,
+    RealSteps,
+    check_cost,
+    measure_cost,
+    padded_samples,
+    real_steps,
+)
 from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run
 from sbkit.config.overrides import parse_command
@@ -76,6 +83,23 @@ def test_step_that_fails_only_on_the_device_is_found(
     (finding,) = check_planned_run(planned, [check_cost])
     assert finding.stops
     assert text in str(finding)
+
+
+def test_batch_that_the_system_would_kill_for_is_found(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the batch takes 70 bytes, so the whole takes as many times more as it is larger."""
+    largest = max(planned.require_sampler().steps(), key=padded_samples)
+    num_rows = max(1, len(largest) // PROBED_SHARE)
+    needed_bytes = 70 * len(largest) / num_rows
+    peaks = iter([30, 100, 30, 100])
+    monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: next(peaks)))
+    with real_steps(planned) as steps:
+        monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes)
+        steps.require_memory(largest)
+    monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes - 1)
+    (finding,) = check_planned_run(planned, [check_cost])
+    assert "does not fit into memory. Lower --batch_seconds" in finding.problem
 
 
 def test_full_disk_is_found(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
