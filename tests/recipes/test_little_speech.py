@@ -10,6 +10,13 @@ from recipes.asr.little_speech import compare
 from tests.runs import TINY, Workplace
 
 
+def test_study_drops_the_options_of_the_corpus_in_both_spellings() -> None:
+    """Otherwise a `--manifest train=FILE` would add its labels to those of the study."""
+    corpus = ["--manifest", "train=a.csv", "--manifest=dev=b.csv", "--data_folder", "/data"]
+    others = ["--lr=0.001", "--language", "es"]
+    assert compare.without_corpus([others[0], *corpus, *others[1:]]) == others
+
+
 @pytest.mark.slow(60)
 def test_comparison_trains_each_row_and_goes_on_from_finished_ones(
     workplace: Workplace,
