@@ -299,6 +299,8 @@ class WrittenGraph:
         self.cases.append(batch)
         try:
             for x, y in zip(expected, self.run(*arguments), strict=True):
+                if x.shape != y.shape:  # which could broadcast
+                    raise ValueError(f"shape {y.shape} instead of {x.shape}")
                 if x.dtype.kind == "i":
                     self.integer_mismatches += int((x != y).sum())
                     self.integers += x.size

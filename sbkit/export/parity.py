@@ -183,26 +183,29 @@ class Comparison:
             return
         try:
             actual = self.candidate.log_probs(case.audio, case.lengths)
+            texts = self._transcribe(case, actual)
         except Exception as error:  # the graph of an LSTM may fail at other lengths
             self.failure = describe_failure(case.description, error)
             return
         agreement = self.clips if case.rows else self.grid
         agreement.add(expected, actual, blank=self.bundle.blank, where=case.description)
-        if case.rows and self.bundle.labels is not None:
-            self._score(case, expected, actual)
+        if texts:
+            trained_texts = self._decode(expected)
+            for row, text, trained in zip(case.rows, texts, trained_texts, strict=True):
+                self.errors += count_errors(row["text"], text)
+                self.trained_errors += count_errors(row["text"], trained)
+                self.other_words += text.split() != trained.split()
 
-    def _score(self, case: Case, expected: BatchLogProbs, actual: BatchLogProbs) -> None:
+    def _transcribe(self, case: Case, output: BatchLogProbs) -> list[str]:
+        """Transcribe test clips as the users of the format do; return nothing for noise."""
+        if not case.rows or self.bundle.labels is None:
+            return []
         if self.candidate.transcribe is None:
-            texts = self._texts(actual)
-        else:
-            clips = zip(case.audio, case.lengths, strict=True)
-            texts = self.candidate.transcribe([clip[:length] for clip, length in clips])
-        for row, text, trained in zip(case.rows, texts, self._texts(expected), strict=True):
-            self.errors += count_errors(row["text"], text)
-            self.trained_errors += count_errors(row["text"], trained)
-            self.other_words += text.split() != trained.split()
+            return self._decode(output)
+        clips = zip(case.audio, case.lengths, strict=True)
+        return self.candidate.transcribe([clip[:length] for clip, length in clips])
 
-    def _texts(self, output: BatchLogProbs) -> list[str]:
+    def _decode(self, output: BatchLogProbs) -> list[str]:
         """Decode log-probabilities with the candidate's decoder."""
         tokenizer, decoder = self.bundle.tokenizer, self.bundle.decoder
         if self.candidate.decoder == GREEDY or decoder is None:
@@ -227,23 +230,20 @@ class Comparison:
                 reasons.append(
                     f"{differing} of {agreement.utterances} utterances have other tokens"
                 )
-        name = "CER"
-        rate = self.errors.cer
-        trained_rate = self.trained_errors.cer
-        if self.bundle.config.has_words:
-            name = "WER"
-            rate = self.errors.wer
-            trained_rate = self.trained_errors.wer
-        if (
-            round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE
-        ):  # 4 of 400 words are a bit above 0.01
+        name = "WER" if self.bundle.config.has_words else "CER"
+        rate, trained_rate = (
+            scores.wer if name == "WER" else scores.cer
+            for scores in (self.errors, self.trained_errors)
+        )
+        # Rounded, because 4 of 400 words are a bit above 0.01.
+        if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
             reasons.append(
                 f"{name} is {100 * rate:.2f} %, the trained model's is {100 * trained_rate:.2f} %; "
                 f"it may be higher by {100 * MAX_WER_DIFFERENCE:g} points"
             )
         if not self.candidate.is_exact and not self.clips.utterances:
             reasons.append(
-                "error rates can only be compared on the run's test sets, which are gone"
+                "error rates can only be compared on the run's test sets, which are missing"
             )
         return reasons
 
