@@ -203,8 +203,8 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
 def check_data(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
     splits = planned.prepare_splits()
-    language = planned.knobs.get("language")
-    facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
+    rate = planned.knobs["sample_rate"]
+    facts = measure_data(splits, sample_rate=rate, language=planned.knobs.get("language"))
     yield from _check_letters(planned, [*facts["splits"].values()])
     num_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > num_usual
@@ -220,7 +220,6 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )
-    rate = planned.knobs["sample_rate"]
     yield from _finding_of_rows(
         planned,
         {name: implausible_rows(split, rate) for name, split in splits.named().items()},
@@ -241,7 +240,7 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
 def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:
     """Find values of a column in two splits; a single speaker cannot be kept in one."""
     noun = COLUMN_NOUNS.get(shared["column"])
-    (first, second) = shared["splits"]
+    first, second = shared["splits"]
     count = shared["values"]
     if noun and count and not (noun == "speaker" and is_one_speaker):
         yield planned.finding(
@@ -260,7 +259,7 @@ def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
     if not replaced:
         return
     count = replaced.total()
-    share = replaced.total() / sum(split["letters"] for split in splits)
+    share = count / sum(split["letters"] for split in splits)
     languages = languages_with(replaced)
     stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
     letters = (f"{number} {letter}" for letter, number in replaced.most_common())

@@ -17,7 +17,7 @@ from speechbrain import Stage
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed, plural
-from sbkit.check.dry_run import completed_dry_run
+from sbkit.check.dry_run import completed_dry_run, unused_parameters
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Loader
@@ -148,8 +148,8 @@ class Learner:
         losses: list[float] = []
         deadline = time.monotonic() + TRAINING_SECONDS
         while len(losses) < max_steps:
-            warmed_up = min(1.0, (len(losses) + 1) / WARM_UP_STEPS)
-            set_rate(self._optimizers, factor * self._highest_factor * warmed_up, None)
+            warm_up = min(1.0, (len(losses) + 1) / WARM_UP_STEPS)
+            set_rate(self._optimizers, factor * self._highest_factor * warm_up, None)
             brain.step = 1
             try:
                 loss = as_loss(brain.fit_batch(self._batch))
@@ -200,7 +200,7 @@ class Learner:
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, brain.to_device(self._batch))
         torch.autograd.backward(loss.sums.sum())
-        unused = {id(p) for module in brain.unused_modules for p in module.parameters()}
+        unused = unused_parameters(brain)
         parts: dict[str, bool] = {}
         for name, p in named_parameters(brain.modules, self._hparams).items():
             if p.requires_grad and id(p) not in unused:

@@ -400,11 +400,11 @@ def _add_task_commands(add_command: AddCommand) -> None:
     add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
-    doctor = "print which devices, packages and formats work on this machine"
     completion = "print a script that completes sbkit's commands in a shell"
     add = add_command("completion", _print_completion, completion)
     add("shell", choices=("bash", "zsh"))
 
+    doctor = "print which devices, packages and formats work on this machine"
     add = add_command("doctor", _imported("doctor.doctor"), doctor, _import)
     add("bundle", metavar="BUNDLE", type=Path, nargs="?", help="try the formats of this bundle")
 

@@ -102,13 +102,14 @@ def _open(
     metrics: Metrics,
 ) -> Recognizer | Voice:
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
-    opening = recognizer_options(options)
+    model_options = recognizer_options(options)
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:
         synthesizer_class = import_object(task.synthesizer_class)
-        synthesizer = synthesizer_class.load(folder, **{n: opening[n] for n in MODEL_OPTIONS})
+        voice_options = {name: model_options[name] for name in MODEL_OPTIONS}
+        synthesizer = synthesizer_class.load(folder, **voice_options)
         return Voice(synthesizer, workers=workers, metrics=metrics)
-    bundle = open_recognizer(folder, streaming="also", **opening)
+    bundle = open_recognizer(folder, streaming="also", **model_options)
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
         bundle,

@@ -280,7 +280,7 @@ def _describe(scores: Scores, by_words: bool) -> str:
 
 
 def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep its files; a run that is killed midway has none."""
+    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
     earlier = run / EARLIER_DECODER
     shutil.rmtree(earlier, ignore_errors=True)
     earlier.mkdir()

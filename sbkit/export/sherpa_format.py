@@ -294,9 +294,9 @@ def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> Batch
 # conv_cache  (N + 1, 1, D, C)      the last frames before the convolutions, as numbers in a row
 #
 # The last block of conv_cache holds the past frames of the front-end. C is as small as the numbers
-# of a block allow; the rest of a block is zero. sherpa-onnx decodes only
-# whole chunks, and each only once one more frame is available, so audio must end with silence
-# (sherpa #411). Its features equal sbkit's only with the settings of `load_online`.
+# of a block allow; the rest of a block is zero. sherpa-onnx decodes only whole chunks, each only
+# once one more frame is available, so audio must end with silence (sherpa #411). Its features equal
+# sbkit's only with the settings of `load_online`.
 
 
 class WenetModel(nn.Module):

@@ -211,10 +211,9 @@ class OnnxGraphs:
         """Load graphs of a bundle; raises SbkitError."""
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
         self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
-        first, *others = self._models.values()
-        nodes = Counter(first.effective.nodes)
-        for model in others:
-            nodes.update(model.effective.nodes)
+        first = next(iter(self._models.values()))
+        all_nodes = (Counter(model.effective.nodes) for model in self._models.values())
+        nodes = sum(all_nodes, Counter[str]())
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
         with parse_errors_as_sbkit_errors(

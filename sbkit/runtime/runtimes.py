@@ -100,7 +100,7 @@ def _load_onnx(
     graphs = [name for name, graph in task.require_export().graphs.items() if graph.format == ONNX]
     if not graphs and streaming != "only":  # classifiers are not exported to ONNX
         task.require_prediction("text", command="transcribe")
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # as of the torch runtime, under torchrun
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else gpu
     device = gpu if device == "cuda" else device
