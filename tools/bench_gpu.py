@@ -144,9 +144,8 @@ def make_release(folder: Path, clip_counts: dict[str, int]) -> Path:
             yield noise[start : start + int(seconds * RATE)], sentences
 
     for split, count in clip_counts.items():
-        write_split(
-            folder, split, make_clips(count, COPIES if split == "train" else 1), RATE, "wav"
-        )
+        copies = COPIES if split == "train" else 1
+        write_split(folder, split, make_clips(count, copies), RATE, "wav")
     return folder
 
 

@@ -310,12 +310,9 @@ class WenetModel(nn.Module):
         self.parts = model.model  # owns every parameter
         self.stream = stream
         self.initial_state = stream.start()
-        _, blocks, left_frames, _, heads, head_dim = self.initial_state.attention.shape
-        self.blocks = blocks
-        self.left_frames = left_frames
-        self.heads = heads
-        self.head_dim = head_dim
-        self.d_model = heads * head_dim
+        shape = self.initial_state.attention.shape
+        _, self.blocks, self.left_frames, _, self.heads, self.head_dim = shape
+        self.d_model = self.heads * self.head_dim
         self.n_mels = self.initial_state.features.shape[2]
         self.subsampling = model.samples_per_frame // shift_samples(SAMPLE_RATE)
         self.feature_frames = stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)

@@ -24,7 +24,7 @@ from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.process import run_main
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import read_knobs, resolve
 from sbkit.config.overrides import parse_command
 from sbkit.data.corpus import splits_of
 from sbkit.data.manifest import Clip
@@ -61,18 +61,6 @@ def execute(*words: object) -> None:
         raise SbkitError(f"This step failed with exit code {exit_code}: python {' '.join(command)}")
 
 
-def without_corpus(arguments: Sequence[str]) -> list[str]:
-    """Drop the options that choose the corpus, which the tables of the study replace."""
-    others: list[str] = []
-    is_dropped = False
-    for word in arguments:
-        if word.startswith("--"):
-            is_dropped = word.removeprefix("--").partition("=")[0] in CORPUS_KEYS
-        if not is_dropped:
-            others.append(word)
-    return others
-
-
 def write_table(file: Path, clips: Iterable[Clip]) -> None:
     """Write clips as a table that `--manifest` takes."""
     with file.open("w", encoding="utf-8", newline="") as lines:
@@ -94,11 +82,15 @@ class LittleSpeechStudy:
         voice_epochs: epochs of each voice.
         """
         self._folder = folder
-        self._overrides = without_corpus(overrides)
         self._minutes = minutes
         self._voice_epochs = voice_epochs
-        self._knobs = read_knobs(*parse_command([YAML, *overrides]))
+        yaml, values = parse_command([YAML, *overrides])
+        self._knobs = read_knobs(yaml, values)
         folder.mkdir(parents=True, exist_ok=True)
+        # The tables of this folder take the place of the corpus.
+        values = {key: value for key, value in values.items() if key not in CORPUS_KEYS}
+        self._yaml = folder / yaml.name
+        write_text_atomically(self._yaml, resolve(yaml, values).one_file)
 
     def prepare(self) -> None:
         """Write the tables of labeled and full speech, a list of the other audio, and the text."""
@@ -158,7 +150,7 @@ class LittleSpeechStudy:
             options += [*TWO_VIEWS, f"--batch_seconds={batch_seconds}"]
             options.append(f"--max_seconds={batch_seconds}")
         options += [f"--number_of_epochs={max(1, round(epochs))}", f"--seed={seed}"]
-        execute("train.py", YAML, *self._overrides, *options, f"--output_folder={run}")
+        execute("train.py", self._yaml, *options, f"--output_folder={run}")
 
     def _pseudo_labels(self, seed: int) -> Path:
         """Transcribe the speech without transcripts with the recognizer of the row `text`."""
