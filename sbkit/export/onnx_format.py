@@ -344,7 +344,7 @@ def write_graphs(
         WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
         SETTINGS_JSON: json.dumps(model.settings),
     }
-    noise = next(Grid(batches=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
+    noise = next(Grid(batch_sizes=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
     written = []
     for name, graph in graphs.items():
         graph_metadata, texts = graph.companions(trained.bundle)

@@ -99,32 +99,32 @@ class Grid:
     none: all clips have one length; ragged: each is shorter than the one before; beyond: ragged,
     with a second of zeros past the longest.
 
-    >>> [case.description for case in Grid(batches=(1,), seconds=(0.5,)).cases(16_000)]
+    >>> [case.description for case in Grid(batch_sizes=(1,), seconds=(0.5,)).cases(16_000)]
     ['1 x 0.5 s, padding: none', '1 x 0.5 s, padding: beyond']
     """
 
-    batches: tuple[int, ...] = (1, 2, 5)
+    batch_sizes: tuple[int, ...] = (1, 2, 5)
     seconds: tuple[float, ...] = (0.3, 2.0, 10.0, 40.0)
 
     @property
     def combinations(self) -> list[tuple[int, float, str]]:
         """All batch sizes, lengths and paddings; a single clip cannot be ragged."""
-        combinations = product(self.batches, self.seconds, PADDINGS)
+        combinations = product(self.batch_sizes, self.seconds, PADDINGS)
         return [(b, s, padding) for b, s, padding in combinations if b > 1 or padding != "ragged"]
 
     def cases(self, sample_rate: int) -> Iterator[Case]:
         """Yield every combination, filled with noise that swells and fades four times a second."""
         random = np.random.default_rng(0)
-        for batch, seconds, padding in self.combinations:
+        for batch_size, seconds, padding in self.combinations:
             longest = seconds_to_samples(seconds, sample_rate)
-            shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
+            shares = np.linspace(1.0, 0.4, batch_size) if padding != "none" else np.ones(batch_size)
             lengths = (longest * shares).astype(np.int64)
             extra = seconds_to_samples(EXTRA_SECONDS, sample_rate) + 1 if padding == "beyond" else 0
-            audio = np.zeros((batch, longest + extra), np.float32)
+            audio = np.zeros((batch_size, longest + extra), np.float32)
             for clip, length in zip(audio, lengths, strict=True):
                 loudness = 0.05 + 0.05 * np.sin(np.arange(length) * (8 * np.pi / sample_rate))
                 clip[:length] = loudness * random.standard_normal(length)
-            yield Case(audio, lengths, f"{batch} x {seconds:g} s, padding: {padding}")
+            yield Case(audio, lengths, f"{batch_size} x {seconds:g} s, padding: {padding}")
 
 
 FULL_GRID = Grid()
@@ -260,7 +260,7 @@ class Comparison:
                 "word_error_rate": MAX_WER_DIFFERENCE,
             },
             "grid": {
-                "batch": grid.batches,
+                "batch": grid.batch_sizes,
                 "seconds": grid.seconds,
                 "padding": PADDINGS,
                 **asdict(self.grid),
@@ -320,7 +320,7 @@ def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
     sets = [] if isinstance(test_sets, str) else [*test_sets.values()]
     batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
     test_cases = (Case.of_clips([*batch.values()]) for batch in batches)
-    clips = sum(batch for batch, *_ in grid.combinations) + sum(map(len, sets))
+    clips = sum(batch_size for batch_size, *_ in grid.combinations) + sum(map(len, sets))
     with progress_bar("comparing with the trained model", clips) as advance:
         for case in chain(grid.cases(rate), test_cases):
             yield case

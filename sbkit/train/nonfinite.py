@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite, and their utterances.
+"""Steps whose loss or gradient is not finite, batches that exceed the memory, their utterances.
 
 Only the names and lengths of a micro-batch are kept until the host reads the step's flags.
 """

@@ -205,7 +205,7 @@ def test_graph_with_outputs_of_other_shapes_is_not_written() -> None:
 
 
 def test_grid_pads_clips_in_every_way() -> None:
-    cases = {case.description: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(100)}
+    cases = {case.description: case for case in Grid(batch_sizes=(1, 2), seconds=(1.0,)).cases(100)}
     assert len(cases) == 2 + 3
     ragged = cases["2 x 1 s, padding: ragged"]
     assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
@@ -213,7 +213,7 @@ def test_grid_pads_clips_in_every_way() -> None:
 
 
 def test_grid_noise_swells_and_fades_four_times_a_second() -> None:
-    case, *_ = Grid(batches=(1,), seconds=(20.0,)).cases(400)
+    case, *_ = Grid(batch_sizes=(1,), seconds=(20.0,)).cases(400)
     loudness = case.audio.reshape(80, 100).std(0)
     assert loudness[20:30].mean() == pytest.approx(0.1, rel=0.1)
     assert loudness[70:80].mean() < 0.002
