@@ -39,7 +39,6 @@ CONFORMER = (  # 30 million parameters
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
     *("--vocab_size=null", "--precision=bf16"),
 )
-
 XLS_R = (  # 300 million parameters
     *("--yaml", "hparams/ctc_pretrained.yaml", "--precision=bf16", "--batch_seconds=200"),
     "--encoder_config={model_type: wav2vec2, hidden_size: 1024, num_hidden_layers: 24, "

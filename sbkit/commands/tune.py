@@ -25,12 +25,7 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.decoding.decoder import (
-    DECODER_FILE,
-    DECODER_TYPES,
-    LANGUAGE_MODELS_FILE,
-    BeamDecoder,
-)
+from sbkit.decoding.decoder import DECODER_FILE, DECODER_TYPES, LANGUAGE_MODELS_FILE, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,

@@ -320,10 +320,7 @@ class WrittenGraph:
         return {
             "written": not reasons,
             "reasons": reasons,
-            "limits": {
-                "difference": MAX_DIFFERENCE,
-                "integer_mismatches": MAX_INTEGER_MISMATCHES,
-            },
+            "limits": {"difference": MAX_DIFFERENCE, "integer_mismatches": MAX_INTEGER_MISMATCHES},
             "cases": self.cases,
             "largest_difference": self.difference,
             "integer_mismatches": self.integer_mismatches,

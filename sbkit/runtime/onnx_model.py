@@ -26,13 +26,7 @@ from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
-from sbkit.bundle.protocols import (
-    ChunkSizes,
-    DeviceArray,
-    Effective,
-    Encoded,
-    StreamingModel,
-)
+from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, StreamingModel
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import StreamingUse, run_batches
 
