@@ -10,7 +10,7 @@ from sbkit.logs.handlers import log_to_screen
 def main() -> None:
     """Run ``train.py`` with the arguments of the process."""
     keep_freed_memory()
-    from sbkit.commands.train import train  # imports torch, when `run_main` said how threads wait
+    from sbkit.commands.train import train  # imports torch, once `run_main` set how threads wait
 
     with log_to_screen():
         train(sys.argv[1:])

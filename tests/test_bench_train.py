@@ -22,7 +22,7 @@ from tools.bench_gpu import (
     CONFORMER,
     COPIES,
     GPU_TESTS,
-    Part,
+    TimedCommand,
     default_parts,
     fine_tuning_parts,
     make_release,
@@ -151,10 +151,10 @@ def test_bench_gpu_fine_tunes_large_encoder_in_all_ways(tmp_path: Path) -> None:
 
 def test_bench_gpu_reports_failed_and_hanging_parts_and_continues() -> None:
     python = (sys.executable, "-c")
-    failed = run(Part("a test", (*python, "print('seen'); raise SystemExit(3)"), 60))
+    failed = run(TimedCommand("a test", (*python, "print('seen'); raise SystemExit(3)"), 60))
     assert failed.startswith("a test (exit code 3, ") and failed.endswith("seen")
     hung = (*python, "import time; print('begun', flush=True); time.sleep(60)")
-    assert run(Part("another", hung, 1)).startswith("another (exit code -9, ")
+    assert run(TimedCommand("another", hung, 1)).startswith("another (exit code -9, ")
     large = default_parts(["--data_folder=x", "--seconds=8"], Path("run"))[1]
     assert list(large.command[-3:]) == ["--yaml", "hparams/ctc_large.yaml", "--precision=bf16"]
     for parts in (default_parts([], Path("run")), fine_tuning_parts([])):

@@ -39,7 +39,6 @@ CONFORMER = (  # 30 million parameters
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
     *("--vocab_size=null", "--precision=bf16"),
 )
-
 XLS_R = (  # 300 million parameters
     *("--yaml", "hparams/ctc_pretrained.yaml", "--precision=bf16", "--batch_seconds=200"),
     "--encoder_config={model_type: wav2vec2, hidden_size: 1024, num_hidden_layers: 24, "
@@ -53,7 +52,7 @@ FINE_TUNINGS = {
 }
 
 
-class Part(NamedTuple):
+class TimedCommand(NamedTuple):
     """A command with its time limit."""
 
     title: str
@@ -81,7 +80,7 @@ def main() -> None:
         print("\n\n".join(["", *[run(part) for part in parts]]))
 
 
-def default_parts(common: Sequence[str], folder: Path) -> list[Part]:
+def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
     """List the parts without --fine_tuning; ``common``: options of all training commands."""
     bench = (*BENCH, *common)
     large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
@@ -96,23 +95,25 @@ def default_parts(common: Sequence[str], folder: Path) -> list[Part]:
     # Other test files need packages that a bare machine lacks, and its versions may warn.
     tests = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
     return [
-        Part("tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 240),
-        Part("ctc_large in bf16", large, 180),
-        Part("Conformer CTC, 30 M", conformer, 70),
-        Part("its profile", profile, 70),
+        TimedCommand(
+            "tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 240
+        ),
+        TimedCommand("ctc_large in bf16", large, 180),
+        TimedCommand("Conformer CTC, 30 M", conformer, 70),
+        TimedCommand("its profile", profile, 70),
     ]
 
 
-def fine_tuning_parts(common: Sequence[str]) -> list[Part]:
+def fine_tuning_parts(common: Sequence[str]) -> list[TimedCommand]:
     """List the ways to train a large encoder; ``common``: options of all of them."""
     bench = (*BENCH, "--only-sbkit", *XLS_R, *common)
     return [
-        Part(f"XLS-R, 300 M: {way}", (*bench, *options), 170)
+        TimedCommand(f"XLS-R, 300 M: {way}", (*bench, *options), 170)
         for way, options in FINE_TUNINGS.items()
     ]
 
 
-def run(part: Part) -> str:
+def run(part: TimedCommand) -> str:
     """Run a part, print its output, and return the last lines."""
     print(f"== {part.title}: {shlex.join(part.command)}", flush=True)
     start = time.perf_counter()
@@ -142,9 +143,8 @@ def make_release(folder: Path, clip_counts: dict[str, int]) -> Path:
             yield noise[start : start + int(seconds * RATE)], sentences
 
     for split, count in clip_counts.items():
-        write_split(
-            folder, split, make_clips(count, COPIES if split == "train" else 1), RATE, "wav"
-        )
+        copies = COPIES if split == "train" else 1
+        write_split(folder, split, make_clips(count, copies), RATE, "wav")
     return folder
 
 

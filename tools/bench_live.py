@@ -83,8 +83,8 @@ def main() -> None:
     parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
     parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
     options = parser.parse_args()
-    rows = list[list[str]]()
-    latencies = dict[str, list[float]]()
+    rows: list[list[str]] = []
+    latencies: dict[str, list[float]] = {}
     with open_model(options.model) as bundle:
         clips = list(read_clips(bundle, options))
         if options.whole_clip_model is not None:

@@ -168,7 +168,7 @@ class HuggingFaceSide:
         self._device = run.choose_placement().device
         self.model.to(self._device).train()
         self._context = run.choose_placement().autocast()
-        self._inputs = dict[int, Any]()
+        self._inputs: dict[int, Any] = {}
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, weight_decay=0.0, fused=True
         )
@@ -202,7 +202,7 @@ class HuggingFaceSide:
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy, clip by clip."""
         self.model.eval()
-        scored = list[ScoredUtterance]()
+        scored: list[ScoredUtterance] = []
         for id, item in self._dev_items.items():
             audio = torch.from_numpy(self._read(item["wav"])).to(self._device)
             tokens = self.model(audio.unsqueeze(0)).logits[0].argmax(-1).unique_consecutive()

@@ -252,7 +252,7 @@ async def ask(
 async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> int:
     """Let clients speak in real time, after one client that collects the expected texts."""
     results = Results()
-    expected = dict[Path, str]()
+    expected: dict[Path, str] = {}
     samples = {file: read_audio(file, RATE) for file in files}
 
     async def say_files(clip_files: Iterable[Path], pace: float) -> None:

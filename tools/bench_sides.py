@@ -10,8 +10,8 @@ from speechbrain import Stage
 from torchaudio.functional import resample
 
 from recipes.prepare import corpus_of, read_manifest
-from sbkit.audio.io import read_audio
-from sbkit.base.units import at_speed
+from sbkit.audio.io import FULL_SCALE, read_audio
+from sbkit.base.units import SAMPLE_RATE, at_speed
 from sbkit.config.overrides import parse_command
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.evaluate.wer import ScoredUtterance, total_scores
@@ -47,9 +47,9 @@ def convert(release: Path) -> Path:
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
         for clip in read_manifest(corpus, knobs, split):
-            samples = torch.from_numpy(read_audio(clip.path)) / 32768
+            samples = torch.from_numpy(read_audio(clip.path)) / FULL_SCALE
             copies = COPIES if split == "train" else 1
-            yield resample(samples, 16_000, MP3_RATE).numpy(), [clip.sentence] * copies
+            yield resample(samples, SAMPLE_RATE, MP3_RATE).numpy(), [clip.sentence] * copies
 
     for split in ("train", "dev", "test"):
         if not (release / f"{split}.tsv").exists():
@@ -89,7 +89,7 @@ class SbkitSide:
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
         brain = self.brain
-        scored = list[ScoredUtterance]()
+        scored: list[ScoredUtterance] = []
         brain.modules.eval()
         for batch in map(brain.to_device, next(iter(self._run.make_loaders().valid.values()))):
             with torch.no_grad(), brain.evaluation_ctx:

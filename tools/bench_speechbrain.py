@@ -220,7 +220,7 @@ class SpeechBrainSide:
     def cer(self) -> float:
         """Return the character error rate of the first validation set, greedy."""
         brain = self.brain
-        scored = list[ScoredUtterance]()
+        scored: list[ScoredUtterance] = []
         brain.modules.eval()
         for batch in self._dev_loader:
             log_probs, _, lengths = brain.compute_forward(batch.to(brain.device), sb.Stage.VALID)

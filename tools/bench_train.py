@@ -85,7 +85,7 @@ def main() -> None:
 
 
 class Side:
-    """A process that works when it is asked, and is suspended otherwise."""
+    """A process that works on request, and is suspended otherwise."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Side:
         module: str = "tools.bench_train",
     ) -> None:
         self.name = name
-        self.rounds = list[dict[str, float]]()
+        self.rounds: list[dict[str, float]] = []
         toolkit = name.split()[0]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, "--side", toolkit, *arguments],

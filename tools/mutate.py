@@ -41,10 +41,7 @@ FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data", "evalua
 CPU_SECONDS = 300
 WALL_SECONDS = 1800  # the machine may be busy
 WHOLE_RUN = "tests/test_run.py::test_a_run_leaves_everything_in_its_folder"
-QUICK_MARKS, ALL_MARKS = (
-    "not slow and not ddp and not browser",
-    "not browser",
-)  # expressions of marks
+QUICK_MARKS, ALL_MARKS = "not slow and not ddp and not browser", "not browser"  # of pytest
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ def main() -> None:
 def draw(modules: Iterable[Path], count: int, dice: random.Random) -> list[Fault]:
     """Draw positions in the modules without repetition, and one fault for each.
 
-    Raises SbkitError: a module is not in the working folder.
+    Raises SbkitError if a module is not in the working folder.
     """
     positions: list[list[Fault]] = []
     for module in modules:
@@ -145,7 +142,7 @@ def faults_by_position(module: Path) -> list[list[Fault]]:
     for name in operator_names():
         operator_class = get_operator(name)
         if operator_class.arguments():
-            continue  # it would have to be told what to replace
+            continue  # an argument says what to replace
         operator = operator_class()
         positions = (position for node in nodes for position in operator.mutation_positions(node))
         for occurrence, (start, end) in enumerate(positions):

@@ -137,7 +137,7 @@ def main() -> int:
     seconds = time.monotonic() - start_time
 
     kills = 0
-    mismatches = list[str]()
+    mismatches: list[str] = []
     while kills < options.kills:
         run = folder / f"after_{kills}_kills"
         process = start(arguments, run)

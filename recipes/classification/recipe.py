@@ -81,7 +81,7 @@ class ClassificationBrain(Brain):
             **encoder_parts(self.hparams.knobs),
             pooling=self.hparams.pooling,
             label_lin=self.hparams.label_lin,
-            classes=self.hparams.labels.size,
+            num_classes=self.hparams.labels.size,
         )
         self.classifier.to(self.device)
         self.augmentation = Augmentation(self.hparams, features=self.classifier.encoder.features)

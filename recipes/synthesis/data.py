@@ -27,6 +27,7 @@ from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.distributed.device import Placement
+from sbkit.models.vocoder import FRAME_HOPS
 from sbkit.text.symbols import SYMBOL_TYPES, read_texts, to_symbols
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
@@ -39,6 +40,12 @@ MIN_AMPLITUDE = 0.02  # of the loudest frame's
 OCTAVE_COST = 0.03  # per octave below MAX_HZ: without it, twice a period is as good as one
 JUMP_COST = 0.75  # per octave; Boersma's 0.35 leaves 1.5 times as many jumps
 VOICING_COST = 0.14  # between a frame with a pitch and one without
+
+SYMBOLS, PITCH = "symbols", "pitch"  # columns: the spelled-out text, and Hz of each frame
+SYMBOL_FILE = "symbols.txt"
+COLUMNS_VERSION = 3  # raise it when the same clips would get other symbols or another pitch
+MARGIN_WINDOWS = 2  # of 20 ms, kept of the silence around a clip
+REFERENCE_HZ = 150.0  # octaves are counted from here
 
 Hertz = npt.NDArray[np.float32]
 
@@ -115,13 +122,6 @@ def interpolate(pitch: Hertz) -> Hertz:
     return hertz
 
 
-SYMBOLS, PITCH = "symbols", "pitch"  # columns: the spelled-out text, and Hz of each frame
-SYMBOL_FILE = "symbols.txt"
-COLUMNS_VERSION = 3  # raise it when the same clips would get other symbols or another pitch
-MARGIN_WINDOWS = 2  # of 20 ms, kept of the silence around a clip
-REFERENCE_HZ = 150.0  # octaves are counted from here
-
-
 def prepare_spoken(knobs: KnobValues) -> Splits:
     """Prepare audio and transcripts, and add the symbols and the pitch of each clip as columns.
 
@@ -134,7 +134,7 @@ def prepare_spoken(knobs: KnobValues) -> Splits:
         raise ConfigError(
             f"`symbols` must be {' or '.join(SYMBOL_TYPES)}, but is {symbol_type!r}. Choose one."
         )
-    frame = 2 * knobs["hop"]
+    frame = FRAME_HOPS * knobs["hop"]
     splits = with_column(
         prepare_transcripts(knobs),
         SYMBOLS,
@@ -162,7 +162,7 @@ def make_spoken_loaders(
 ) -> Loaders:
     """Plan the batches of every split."""
     log_data(splits, hparams)
-    collate = SpokenCollate(symbols, hparams["sample_rate"], 2 * hparams["hop"])
+    collate = SpokenCollate(symbols, hparams["sample_rate"], FRAME_HOPS * hparams["hop"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 

@@ -1,7 +1,7 @@
 """Text to speech in the voice of a corpus: an aligner, an acoustic model and a vocoder.
 
-All are trained in one step. The aligner sees the audio. On its best path the acoustic model learns
-durations, pitch, energy and features; the vocoder learns from the clips' own features.
+All are trained in one step. The aligner sees the audio. Along its best path the acoustic model
+learns durations, pitch, energy and features; the vocoder learns from the clips' own features.
 
 Legend: B utterances, S samples, L symbols, U frames, F features.
 """
@@ -143,17 +143,17 @@ class SynthesisBrain(Brain):
             mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
             target = model.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
-        symbols = symbol_mask.unsqueeze(2).float()
+        text_mask = symbol_mask.unsqueeze(2).float()
         aligned = self._align(batch, target, frames)
         octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
         pitch_and_energy = (octaves * mask[:, :, 0], target.mean(2))
         variances = torch.stack(
             [mean_by_symbol(x, aligned.index, aligned.durations) for x in pitch_and_energy], 2
         )
-        states = model.text_encoder(batch.symbols, symbols)
-        log_durations, predicted = model.adaptor.predict(states, symbols)
+        states = model.text_encoder(batch.symbols, text_mask)
+        log_durations, predicted = model.adaptor.predict(states, text_mask)
         used = variances if stage is Stage.TRAIN else predicted
-        frame_states = expand(model.adaptor(states, used, symbols), aligned.index)
+        frame_states = expand(model.adaptor(states, used, text_mask), aligned.index)
         segment, decoded, lengths = self._vocode(audio, raw, frames, stage)
         distance = mel_distance(model.features, decoded, segment, lengths)
         features = model.mel_decoder(frame_states, mask) * mask

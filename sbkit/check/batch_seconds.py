@@ -179,7 +179,7 @@ def largest_fitting(
 
 
 class ProbeBatches:
-    """The micro-batches with which memory is tried: utterances of a planned run, slowed down.
+    """Micro-batches that probe the memory: utterances of a planned run, slowed down.
 
     Speed perturbation makes an utterance longest at the lowest of the run's speeds.
     """

@@ -61,7 +61,7 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
         failure = _from_error(error, step, planned)
         if reported.isdisjoint([failure.problem, *_places_of_keys(error, planned)]):
             findings.append(failure)
-    # Where an error stands, a likely cause says the same again.
+    # A likely cause would repeat the error at its place.
     findings = [f for f in findings if f.check != "causes" or f.where not in reported]
     return _without_repeats(findings)
 

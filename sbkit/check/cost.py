@@ -27,13 +27,12 @@ from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
 from sbkit.train.brain import training_loss
-from sbkit.train.nonfinite import explained_memory, is_out_of_memory
+from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 
 COST_STEP = "cost"  # the name of this step among a planned run's results
 EXTRA_CHECKPOINTS = 2  # besides those to average: the newest, and the one being written
 KILOBYTE = 1024
-# Of the largest batch, on the CPU: a step with that share shows whether all of it fits.
-PROBED_SHARE = 8
+PROBED_SHARE = 1 / 8  # of the largest batch; its memory on the CPU shows whether all of it fits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +112,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
 
     with real_steps(planned) as steps:
         batch = steps.load(largest)
-        with explained_memory(batch):
+        with memory_errors_as_sbkit_errors(batch):
             steps.require_memory(largest)
             steps.run_step(batch)  # warm-up
             step_seconds = steps.run_step(batch)
@@ -191,7 +190,7 @@ class RealSteps:
         """
         if self.brain.device.type != "cpu":
             return
-        rows = max(1, len(micro_batch) // PROBED_SHARE)
+        rows = max(1, int(PROBED_SHARE * len(micro_batch)))
         part = self.load(micro_batch[:rows])
         self.run_step(part)  # makes the gradients and the states of the optimizers
         self.reset_peak()

@@ -150,25 +150,25 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     completed_dry_run(planned)  # there are frames to count
     subsampling = measure_subsampling(planned.build_hparams())
     fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
-    lacking = {
+    too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
         for name, split in transcripts.items()
     }
-    num_lacking = sum(map(len, lacking.values()))
+    num_too_short = sum(map(len, too_short.values()))
     num_utterances = sum(len(split.labels) for split in transcripts.values())
-    fit_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
+    fits_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
     milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
     yield from _finding_of_rows(
         planned,
-        lacking,
-        key="speeds" if fit_unchanged else "data_folder",
+        too_short,
+        key="speeds" if fits_unchanged else "data_folder",
         problem=f"CTC cannot align utterances with fewer {milliseconds:g} ms frames than labels",
         fix="Lower the fastest of `speeds`."
-        if fit_unchanged
+        if fits_unchanged
         else "Check that each transcript belongs to its clip. If most do, use longer tokens "
         "(--token_type=bpe, a larger --vocab_size), or let the encoder keep more frames. These "
         "utterances are left out of training, and count as errors elsewhere.",
-        stops=num_lacking > MAX_UNALIGNED_SHARE * num_utterances,
+        stops=num_too_short > MAX_UNALIGNED_SHARE * num_utterances,
     )
 
 
@@ -203,11 +203,11 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
 def check_data(planned: PlannedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
     splits = planned.prepare_splits()
-    language = planned.knobs.get("language")
-    facts = measure_data(splits, sample_rate=planned.knobs["sample_rate"], language=language)
+    rate = planned.knobs["sample_rate"]
+    facts = measure_data(splits, sample_rate=rate, language=planned.knobs.get("language"))
     yield from _check_letters(planned, [*facts["splits"].values()])
-    num_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
-    is_unusual = len(splits.out_of_range) > num_usual
+    max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
+    is_unusual = len(splits.out_of_range) > max_usual
     outside = {row.reason for row in splits.out_of_range if is_unusual}
     unusable = {row.reason for row in splits.excluded}
     for group in facts["left_out"]:
@@ -220,7 +220,6 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )
-    rate = planned.knobs["sample_rate"]
     yield from _finding_of_rows(
         planned,
         {name: implausible_rows(split, rate) for name, split in splits.named().items()},
@@ -241,7 +240,7 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
 def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:
     """Find values of a column in two splits; a single speaker cannot be kept in one."""
     noun = COLUMN_NOUNS.get(shared["column"])
-    (first, second) = shared["splits"]
+    first, second = shared["splits"]
     count = shared["values"]
     if noun and count and not (noun == "speaker" and is_one_speaker):
         yield planned.finding(
@@ -260,7 +259,7 @@ def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
     if not replaced:
         return
     count = replaced.total()
-    share = replaced.total() / sum(split["letters"] for split in splits)
+    share = count / sum(split["letters"] for split in splits)
     languages = languages_with(replaced)
     stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
     letters = (f"{number} {letter}" for letter, number in replaced.most_common())

@@ -74,7 +74,7 @@ class DryRun:
 
 
 def dry_run(planned: PlannedRun) -> DryRun:
-    """Return what small steps show, which are taken once."""
+    """Take the small steps once, and return what they show."""
     return planned.take("dry_run", lambda: _take_small_steps(planned))
 
 
@@ -115,7 +115,7 @@ def _take_small_steps(planned: PlannedRun) -> DryRun:
 
 def _train(brain: Brain, batch: object) -> None:
     """Take two steps, as the first may break the second, and more if layers are dropped."""
-    unused = _unused_parameters(brain)
+    unused = unused_parameters(brain)
     for index in range(MAX_STEPS):
         parameters = list(brain.modules.parameters())
         missing = (p for p in parameters if p.requires_grad and p.grad is None)
@@ -126,7 +126,7 @@ def _train(brain: Brain, batch: object) -> None:
         torch.autograd.backward(training_loss(brain, batch).sums.sum())
 
 
-def _unused_parameters(brain: Brain) -> set[int]:
+def unused_parameters(brain: Brain) -> set[int]:
     """Return the ids of the parameters that the knobs turn off."""
     return {id(p) for part in brain.unused_modules for p in part.parameters()}
 
@@ -252,7 +252,7 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     """
     run = completed_dry_run(planned)
     parameters = planned.require_model().parameters()
-    used = run.trained | _unused_parameters(planned.make_cpu_brain())
+    used = run.trained | unused_parameters(planned.make_cpu_brain())
     dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
     groups: dict[tuple[str | int, bool], list[Keys]] = {}
     for keys, part in _largest_dead(planned, dead):

@@ -7,7 +7,7 @@ the clips; for any other Brain, the loss on the clips must fall.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,7 +17,7 @@ from speechbrain import Stage
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed, plural
-from sbkit.check.dry_run import completed_dry_run
+from sbkit.check.dry_run import completed_dry_run, unused_parameters
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Loader
@@ -41,11 +41,11 @@ MIN_SWEPT_STEPS, MAX_SWEPT_STEPS = 8, 30
 WARM_UP_STEPS = 10
 SWEPT_FACTORS = (1e-3, 1e-2, 0.1, 10.0, 100.0, 1e3)  # of the run's own rate
 MAX_LEARNED_CER = 0.2
-MAX_LEARNED_SHARE = 0.8  # of the first loss, for a recipe without CER
-MIN_FLAT_SHARE = 0.97  # of the first loss
-LEARNED_LOSS_SHARE = 0.02  # of the first loss; training then stops early
-MAX_BETTER_SHARE = 0.7  # of the loss at the run's own rate, for another rate to be better
-GOOD_LOSS_SHARE = 1.1  # of the best loss of a sweep; the lowest such rate is suggested
+MIN_LEARNED_FALL = 0.2  # of the first loss, for a recipe without CER
+MIN_FALL = 0.03  # of the first loss; with less, it does not fall
+FULL_FALL = 0.98  # of the first loss; training then stops early
+MIN_BETTER_FALL = 0.3  # from the loss at the run's own rate, for another rate to be better
+MAX_GOOD_RISE = 0.1  # above the best loss of a sweep; the lowest such rate is suggested
 # Keys of a YAML whose objects are taken out, and keys that are set to 0.
 NULL_OBJECTS = {"spec_augment", "wave_augment", "lr_schedule"}
 ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "consistency_weight", "ema_decay")
@@ -74,12 +74,13 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
         losses = learner.train(MAX_STEPS)
         values, description = learner.evaluate(losses)
         dead_parts = learner.parts_without_gradient()
-        is_learned = losses[-1] <= MAX_LEARNED_SHARE * losses[0]
+        fall = relative_fall(losses[-1], losses[0])
+        is_learned = fall >= MIN_LEARNED_FALL
         if "CER" in values:
             is_learned = values["CER"] <= MAX_LEARNED_CER
         is_passed = is_learned and not dead_parts
         rate_sign, rate_fix = ("", "") if is_passed else learner.sweep(losses)
-    is_flat = not losses[-1] < MIN_FLAT_SHARE * losses[0]  # also if it is NaN
+    is_flat = not fall > MIN_FALL  # also if it is NaN
     outcome = "unfinished"
     fix = "The time was too short: repeat this on the device that will train."
     if is_passed:
@@ -148,8 +149,8 @@ class Learner:
         losses: list[float] = []
         deadline = time.monotonic() + TRAINING_SECONDS
         while len(losses) < max_steps:
-            warmed_up = min(1.0, (len(losses) + 1) / WARM_UP_STEPS)
-            set_rate(self._optimizers, factor * self._highest_factor * warmed_up, None)
+            warm_up = min(1.0, (len(losses) + 1) / WARM_UP_STEPS)
+            set_rate(self._optimizers, factor * self._highest_factor * warm_up, None)
             brain.step = 1
             try:
                 loss = as_loss(brain.fit_batch(self._batch))
@@ -157,7 +158,7 @@ class Learner:
                 return [*losses, math.nan]
             losses.append(float(loss.sums.sum() / loss.counts.sum().clamp(min=1e-9)))
             is_late = len(losses) >= MIN_STEPS and time.monotonic() > deadline
-            if is_late or losses[-1] < LEARNED_LOSS_SHARE * losses[0]:
+            if is_late or relative_fall(losses[-1], losses[0]) > FULL_FALL:
                 break
         return losses
 
@@ -180,13 +181,10 @@ class Learner:
         """
         num_steps = max(MIN_SWEPT_STEPS, min(MAX_SWEPT_STEPS, len(losses) // len(SWEPT_FACTORS)))
         swept = {factor: self.train(num_steps, factor)[-1] for factor in SWEPT_FACTORS}
-        swept = {factor: loss for factor, loss in swept.items() if math.isfinite(loss)}
         own_loss = losses[:num_steps][-1]
-        best_loss = min(swept.values(), default=math.nan)
-        is_better = best_loss < MAX_BETTER_SHARE * own_loss or math.isnan(own_loss)
-        if not swept or not is_better:
+        factor = find_better_factor(swept, own_loss)
+        if factor is None:
             return "", ""
-        factor = min(f for f, loss in swept.items() if loss <= GOOD_LOSS_SHARE * best_loss)
         rate = self._optimizers[0].defaults["lr"]
         return f"the learning rate is {describe_ratio(1 / factor)}", (
             f"Try --lr={factor * rate:.2g}, which takes the loss to {swept[factor]:.3g} in "
@@ -200,7 +198,7 @@ class Learner:
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, brain.to_device(self._batch))
         torch.autograd.backward(loss.sums.sum())
-        unused = {id(p) for module in brain.unused_modules for p in module.parameters()}
+        unused = unused_parameters(brain)
         parts: dict[str, bool] = {}
         for name, p in named_parameters(brain.modules, self._hparams).items():
             if p.requires_grad and id(p) not in unused:
@@ -208,6 +206,24 @@ class Learner:
                 parts[part] = parts.get(part, False) or (p.grad is not None and bool(p.grad.any()))
         brain.modules.zero_grad(set_to_none=True)
         return [part for part, has_gradient in parts.items() if not has_gradient]
+
+
+def relative_fall(loss: float, first: float) -> float:
+    """Return how far a loss is below the first, as a share of the size of the first.
+
+    >>> relative_fall(1.0, 4.0), relative_fall(-6.0, -4.0)
+    (0.75, 0.5)
+    """
+    return (first - loss) / max(abs(first), 1e-9)
+
+
+def find_better_factor(swept: Mapping[float, float], own_loss: float) -> float | None:
+    """Return the lowest factor of the rate with a good loss; None if none is clearly better."""
+    finite = {factor: loss for factor, loss in swept.items() if math.isfinite(loss)}
+    best_loss = min(finite.values(), default=math.inf)
+    is_better = math.isnan(own_loss) or relative_fall(best_loss, own_loss) > MIN_BETTER_FALL
+    good = [f for f, loss in finite.items() if relative_fall(loss, best_loss) >= -MAX_GOOD_RISE]
+    return min(good, default=None) if is_better else None
 
 
 def check_causes(planned: PlannedRun) -> Iterator[Finding]:

@@ -256,6 +256,16 @@ def _imported(path: str) -> Handler:
     return lambda options: import_object(f"sbkit.commands.{path}")(options)
 
 
+def _imported_with_bundle(path: str) -> Handler:
+    """Return the handler of `_imported`, but with a run folder as `bundle` exported first."""
+
+    def handle(options: Namespace) -> int | None:
+        with _with_bundle(options) as bundle_options:
+            return _imported(path)(bundle_options)
+
+    return handle
+
+
 def _add_training_commands(add_command: AddCommand) -> None:
     add = add_command("new", _imported("new.new"), "make a project with recipes to edit")
     add("folder", metavar="FOLDER", type=Path, help="the new project")
@@ -360,7 +370,8 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     add("bundles", metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices")
 
     groups = [_runtime, _vad, _quiet, _import]
-    add = add_command("segment", _segment, "cut a long recording into utterances", *groups)
+    segment = _imported_with_bundle("segment.segment_recording")
+    add = add_command("segment", segment, "cut a long recording into utterances", *groups)
     add("recording", metavar="RECORDING", type=Path, help="an audio file of any length")
     add("transcript", metavar="TRANSCRIPT", type=Path, help="its text, in UTF-8")
     model = "a bundle or a run folder that recognizes the language"
@@ -372,7 +383,8 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     add("--min-score", metavar="LN_P", type=float, default=-3.0, help=score)
 
     groups = [_bundle, _files, _quiet, _import]
-    add = add_command("classify", _classify, "print the class of audio files", *groups)
+    classify = _imported_with_bundle("transcribe.classify")
+    add = add_command("classify", classify, "print the class of audio files", *groups)
     add("--format", choices=("text", "json"), default="text")
 
 
@@ -400,11 +412,11 @@ def _add_task_commands(add_command: AddCommand) -> None:
     add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
-    doctor = "print which devices, packages and formats work on this machine"
     completion = "print a script that completes sbkit's commands in a shell"
     add = add_command("completion", _print_completion, completion)
     add("shell", choices=("bash", "zsh"))
 
+    doctor = "print which devices, packages and formats work on this machine"
     add = add_command("doctor", _imported("doctor.doctor"), doctor, _import)
     add("bundle", metavar="BUNDLE", type=Path, nargs="?", help="try the formats of this bundle")
 
@@ -493,28 +505,17 @@ def _compare(options: Namespace) -> None:
         print(*map(printable, compare.describe_comparison(comparison)), sep="\n")
 
 
-def _transcribe(options: Namespace) -> int:
+def _transcribe(options: Namespace) -> int | None:
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
     for name in ("min_confidence", "segments", "part"):
         if getattr(options, name) is not None and options.format != "manifest":
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"`{option}` needs --format manifest. Add it, or leave {option} out.")
-    with _with_bundle(options) as options:
-        path = "listen.transcribe_live" if options.live else "transcribe.transcribe"
-        if options.format == "manifest" and not options.live:
-            path = "pseudo_labels.write_pseudo_labels"
-        return _imported(path)(options) or 0
-
-
-def _segment(options: Namespace) -> int:
-    with _with_bundle(options) as options:
-        return _imported("segment.segment_recording")(options) or 0
-
-
-def _classify(options: Namespace) -> int:
-    with _with_bundle(options) as options:
-        return _imported("transcribe.classify")(options) or 0
+    path = "listen.transcribe_live" if options.live else "transcribe.transcribe"
+    if options.format == "manifest" and not options.live:
+        path = "pseudo_labels.write_pseudo_labels"
+    return _imported_with_bundle(path)(options)
 
 
 def _serve(options: Namespace) -> int:

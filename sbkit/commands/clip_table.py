@@ -1,9 +1,9 @@
-"""A table of clips that training takes as it is, and that is made in several attempts.
+"""A table of clips to train on, which may take several attempts to make.
 
 items (recordings, lines of a text) -> a line of TABLE.progress.jsonl for each -> TABLE.csv
 
-The progress has the rows of each finished item. A command that was stopped, even by `kill -9`, goes
-on from it when it is started again. The table is made from it at the end.
+The progress has the rows of each finished item. A command that was stopped, even by `kill -9`,
+continues from it when it is started again. The table is made from it at the end.
 """
 
 import csv

@@ -15,7 +15,7 @@ from sbkit.base.versions import versions
 from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER, available_providers
 from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 
-MORE_PACKAGES = (  # besides those of a run
+MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "hyperpyyaml",
     "soundfile",
     "onnx",
@@ -76,7 +76,7 @@ def describe_machine() -> dict[str, str]:
 
         from sbkit.distributed.device import PRECISIONS_BY_DEVICE_TYPE, count_local_devices
 
-        subjects["torch"] = torch.__version__  # ends in +cpu or +cu130, for what it was built for
+        subjects["torch"] = torch.__version__  # its end, such as +cpu or +cu130, names the build
         subjects["torchaudio"] = _try_torchaudio(subjects["torchaudio"])
         for device_type in PRECISIONS_BY_DEVICE_TYPE:
             if device_type != "cpu":

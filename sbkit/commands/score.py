@@ -74,8 +74,8 @@ def score(options: Namespace) -> None:
     scored: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
-        scorer = _scorer_of(bundle.task, options.label)
         label = options.label
+        scorer = _scorer_of(bundle.task, label)
         score_batch = partial(scorer.score, bundle, label=label, times=options.out is not None)
         if options.normalizer is not None:
             if scorer.target != "text":
@@ -138,7 +138,7 @@ def _report(
     report_by: list[str] = options.report_by
     entry: FigureDict = {"utterances": len(rows), **scorer.report(options.out, name, results)}
     if report_by:
-        values = {name: rows[name][:] for name in report_by if name in rows.column_names}
+        values = {column: rows[column][:] for column in report_by if column in rows.column_names}
         rate = bundle.config.sample_rate
         clips = read_clips(rows, range(len(rows)))
         columns = slice_columns(report_by, values, rows["samples"][:], rate, clips)
@@ -206,9 +206,9 @@ def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, dat
             f"{options.model} is a bundle, which has no test sets. Name the data: sbkit score "
             "BUNDLE test.csv"
         )
-    column_options = {name: getattr(options, name) for name in ("path_column", "text_column")}
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
+    column_options = {name: getattr(options, name) for name in ("path_column", "text_column")}
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, **column_options)) for name, file in sources)
     for name, rows in (

@@ -33,7 +33,7 @@ from sbkit.commands.pseudo_labels import MARGIN_SECONDS, utterance_id
 from sbkit.commands.transcribe import open_detector, show_seconds
 from sbkit.decoding.segmentation import AlignedUtterance, segment
 from sbkit.decoding.words import GREEDY, WordOffsets
-from sbkit.runtime.runtimes import MODEL_OPTIONS
+from sbkit.runtime.runtimes import model_options
 from sbkit.runtime.transcriber import Pauses, Transcriber, open_recognizer
 from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import spell_numbers
@@ -68,8 +68,7 @@ def segment_recording(options: Namespace) -> int:
     lines = read_text_lines(options.transcript, max_bytes=MAX_TEXT_BYTES, subject="A transcript")
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
-    model_options = {name: getattr(options, name) for name in MODEL_OPTIONS}
-    bundle = open_recognizer(options.bundle, decoder=GREEDY, **model_options)
+    bundle = open_recognizer(options.bundle, decoder=GREEDY, **model_options(options))
     settings = {name: getattr(options, name) for name in ("runtime", "precision", "vad")}
     recording = str(options.recording.parent.resolve() / options.recording.name)
     digest = hashlib.sha256("\n".join([str(options.lines), *lines]).encode()).hexdigest()

@@ -17,7 +17,7 @@ from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import open_detector, recognizer_options
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import require_effective
-from sbkit.runtime.runtimes import AUTO, FIRST_GPU, MODEL_OPTIONS
+from sbkit.runtime.runtimes import AUTO, FIRST_GPU, model_options
 from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import ServedModel, ServedModels
@@ -102,13 +102,12 @@ def _open(
     metrics: Metrics,
 ) -> Recognizer | Voice:
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
-    opening = recognizer_options(options)
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:
         synthesizer_class = import_object(task.synthesizer_class)
-        synthesizer = synthesizer_class.load(folder, **{n: opening[n] for n in MODEL_OPTIONS})
+        synthesizer = synthesizer_class.load(folder, **model_options(options))
         return Voice(synthesizer, workers=workers, metrics=metrics)
-    bundle = open_recognizer(folder, streaming="also", **opening)
+    bundle = open_recognizer(folder, streaming="also", **recognizer_options(options))
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
     return Recognizer(
         bundle,

@@ -164,7 +164,7 @@ def _write_clips(
 
 
 def _read_completely(voice: Synthesizer, text: str) -> Reading:
-    """Read a text; raises DataError if it is unreadable, even if only a symbol of it is."""
+    """Read a text; raises DataError if any symbol of it is unreadable."""
     reading = voice.read(text)
     if reading.omitted:
         raise DataError(f"No training clip of this voice has {listed(reading.omitted)}.")
@@ -174,7 +174,7 @@ def _read_completely(voice: Synthesizer, text: str) -> Reading:
 def _plan_clip(text: str, settings: Mapping[str, Any]) -> Row:
     """Return the row of a text's clip, without its duration.
 
-    A hash of the text, voice and speeds decides about its file and speed, so voices share folders.
+    Its file and speed follow from a hash of text, voice and speeds, so voices can share a folder.
     """
     digest = hashlib.sha256(to_json([text, settings]).encode()).hexdigest()
     lowest, highest = settings["speeds"]

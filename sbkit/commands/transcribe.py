@@ -32,7 +32,7 @@ from sbkit.base.messages import printable, printable_json
 from sbkit.base.units import samples_to_seconds
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
-from sbkit.runtime.runtimes import MODEL_OPTIONS
+from sbkit.runtime.runtimes import model_options
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
 from sbkit.runtime.transcriber import Segmenter, Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
@@ -95,7 +95,7 @@ def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
 
 def recognizer_options(options: Namespace) -> dict[str, Any]:
     """Return the options of `open_recognizer`."""
-    return {name: getattr(options, name) for name in (*MODEL_OPTIONS, "decoder", "hotwords")}
+    return {**model_options(options), "decoder": options.decoder, "hotwords": options.hotwords}
 
 
 def open_detector(options: Namespace) -> VoiceDetector | None:

@@ -25,12 +25,7 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.commands.score import name_of, prepare_source
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.decoding.decoder import (
-    DECODER_FILE,
-    DECODER_TYPES,
-    LANGUAGE_MODELS_FILE,
-    BeamDecoder,
-)
+from sbkit.decoding.decoder import DECODER_FILE, DECODER_TYPES, LANGUAGE_MODELS_FILE, BeamDecoder
 from sbkit.decoding.fit import (
     ValidationUtterance,
     count_own_errors,
@@ -280,7 +275,7 @@ def _describe(scores: Scores, by_words: bool) -> str:
 
 
 def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep its files; a run that is killed midway has none."""
+    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
     earlier = run / EARLIER_DECODER
     shutil.rmtree(earlier, ignore_errors=True)
     earlier.mkdir()

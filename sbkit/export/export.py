@@ -287,10 +287,9 @@ def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list
 
 
 def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[Checkpoint], Task]:
-    """Return the checkpoints to average, which are not damaged, and the task of the run.
+    """Return the undamaged checkpoints to average, and the task of the run.
 
-    They are those that the run's test averaged. Without a test, it is the best one on the
-    validation set.
+    These are what the run's test averaged, or without a test the best one on the validation set.
     """
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:

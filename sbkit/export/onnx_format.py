@@ -299,6 +299,8 @@ class WrittenGraph:
         self.cases.append(batch)
         try:
             for x, y in zip(expected, self.run(*arguments), strict=True):
+                if x.shape != y.shape:  # which could broadcast
+                    raise ValueError(f"shape {y.shape} instead of {x.shape}")
                 if x.dtype.kind == "i":
                     self.integer_mismatches += int((x != y).sum())
                     self.integers += x.size
@@ -318,10 +320,7 @@ class WrittenGraph:
         return {
             "written": not reasons,
             "reasons": reasons,
-            "limits": {
-                "difference": MAX_DIFFERENCE,
-                "integer_mismatches": MAX_INTEGER_MISMATCHES,
-            },
+            "limits": {"difference": MAX_DIFFERENCE, "integer_mismatches": MAX_INTEGER_MISMATCHES},
             "cases": self.cases,
             "largest_difference": self.difference,
             "integer_mismatches": self.integer_mismatches,
@@ -342,7 +341,7 @@ def write_graphs(
         WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
         SETTINGS_JSON: json.dumps(model.settings),
     }
-    noise = next(Grid(batches=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
+    noise = next(Grid(batch_sizes=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
     written = []
     for name, graph in graphs.items():
         graph_metadata, texts = graph.companions(trained.bundle)

@@ -99,32 +99,32 @@ class Grid:
     none: all clips have one length; ragged: each is shorter than the one before; beyond: ragged,
     with a second of zeros past the longest.
 
-    >>> [case.description for case in Grid(batches=(1,), seconds=(0.5,)).cases(16_000)]
+    >>> [case.description for case in Grid(batch_sizes=(1,), seconds=(0.5,)).cases(16_000)]
     ['1 x 0.5 s, padding: none', '1 x 0.5 s, padding: beyond']
     """
 
-    batches: tuple[int, ...] = (1, 2, 5)
+    batch_sizes: tuple[int, ...] = (1, 2, 5)
     seconds: tuple[float, ...] = (0.3, 2.0, 10.0, 40.0)
 
     @property
     def combinations(self) -> list[tuple[int, float, str]]:
         """All batch sizes, lengths and paddings; a single clip cannot be ragged."""
-        combinations = product(self.batches, self.seconds, PADDINGS)
+        combinations = product(self.batch_sizes, self.seconds, PADDINGS)
         return [(b, s, padding) for b, s, padding in combinations if b > 1 or padding != "ragged"]
 
     def cases(self, sample_rate: int) -> Iterator[Case]:
         """Yield every combination, filled with noise that swells and fades four times a second."""
         random = np.random.default_rng(0)
-        for batch, seconds, padding in self.combinations:
+        for batch_size, seconds, padding in self.combinations:
             longest = seconds_to_samples(seconds, sample_rate)
-            shares = np.linspace(1.0, 0.4, batch) if padding != "none" else np.ones(batch)
+            shares = np.linspace(1.0, 0.4, batch_size) if padding != "none" else np.ones(batch_size)
             lengths = (longest * shares).astype(np.int64)
             extra = seconds_to_samples(EXTRA_SECONDS, sample_rate) + 1 if padding == "beyond" else 0
-            audio = np.zeros((batch, longest + extra), np.float32)
+            audio = np.zeros((batch_size, longest + extra), np.float32)
             for clip, length in zip(audio, lengths, strict=True):
                 loudness = 0.05 + 0.05 * np.sin(np.arange(length) * (8 * np.pi / sample_rate))
                 clip[:length] = loudness * random.standard_normal(length)
-            yield Case(audio, lengths, f"{batch} x {seconds:g} s, padding: {padding}")
+            yield Case(audio, lengths, f"{batch_size} x {seconds:g} s, padding: {padding}")
 
 
 FULL_GRID = Grid()
@@ -183,26 +183,29 @@ class Comparison:
             return
         try:
             actual = self.candidate.log_probs(case.audio, case.lengths)
+            texts = self._transcribe(case, actual)
         except Exception as error:  # the graph of an LSTM may fail at other lengths
             self.failure = describe_failure(case.description, error)
             return
         agreement = self.clips if case.rows else self.grid
         agreement.add(expected, actual, blank=self.bundle.blank, where=case.description)
-        if case.rows and self.bundle.labels is not None:
-            self._score(case, expected, actual)
+        if texts:
+            trained_texts = self._decode(expected)
+            for row, text, trained in zip(case.rows, texts, trained_texts, strict=True):
+                self.errors += count_errors(row["text"], text)
+                self.trained_errors += count_errors(row["text"], trained)
+                self.other_words += text.split() != trained.split()
 
-    def _score(self, case: Case, expected: BatchLogProbs, actual: BatchLogProbs) -> None:
+    def _transcribe(self, case: Case, output: BatchLogProbs) -> list[str]:
+        """Transcribe test clips as the users of the format do; return nothing for noise."""
+        if not case.rows or self.bundle.labels is None:
+            return []
         if self.candidate.transcribe is None:
-            texts = self._texts(actual)
-        else:
-            clips = zip(case.audio, case.lengths, strict=True)
-            texts = self.candidate.transcribe([clip[:length] for clip, length in clips])
-        for row, text, trained in zip(case.rows, texts, self._texts(expected), strict=True):
-            self.errors += count_errors(row["text"], text)
-            self.trained_errors += count_errors(row["text"], trained)
-            self.other_words += text.split() != trained.split()
+            return self._decode(output)
+        clips = zip(case.audio, case.lengths, strict=True)
+        return self.candidate.transcribe([clip[:length] for clip, length in clips])
 
-    def _texts(self, output: BatchLogProbs) -> list[str]:
+    def _decode(self, output: BatchLogProbs) -> list[str]:
         """Decode log-probabilities with the candidate's decoder."""
         tokenizer, decoder = self.bundle.tokenizer, self.bundle.decoder
         if self.candidate.decoder == GREEDY or decoder is None:
@@ -227,23 +230,20 @@ class Comparison:
                 reasons.append(
                     f"{differing} of {agreement.utterances} utterances have other tokens"
                 )
-        name = "CER"
-        rate = self.errors.cer
-        trained_rate = self.trained_errors.cer
-        if self.bundle.config.has_words:
-            name = "WER"
-            rate = self.errors.wer
-            trained_rate = self.trained_errors.wer
-        if (
-            round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE
-        ):  # 4 of 400 words are a bit above 0.01
+        name = "WER" if self.bundle.config.has_words else "CER"
+        rate, trained_rate = (
+            scores.wer if name == "WER" else scores.cer
+            for scores in (self.errors, self.trained_errors)
+        )
+        # Rounded, because 4 of 400 words are a bit above 0.01.
+        if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:
             reasons.append(
                 f"{name} is {100 * rate:.2f} %, the trained model's is {100 * trained_rate:.2f} %; "
                 f"it may be higher by {100 * MAX_WER_DIFFERENCE:g} points"
             )
         if not self.candidate.is_exact and not self.clips.utterances:
             reasons.append(
-                "error rates can only be compared on the run's test sets, which are gone"
+                "error rates can only be compared on the run's test sets, which are missing"
             )
         return reasons
 
@@ -260,7 +260,7 @@ class Comparison:
                 "word_error_rate": MAX_WER_DIFFERENCE,
             },
             "grid": {
-                "batch": grid.batches,
+                "batch": grid.batch_sizes,
                 "seconds": grid.seconds,
                 "padding": PADDINGS,
                 **asdict(self.grid),
@@ -320,7 +320,7 @@ def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
     sets = [] if isinstance(test_sets, str) else [*test_sets.values()]
     batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
     test_cases = (Case.of_clips([*batch.values()]) for batch in batches)
-    clips = sum(batch for batch, *_ in grid.combinations) + sum(map(len, sets))
+    clips = sum(batch_size for batch_size, *_ in grid.combinations) + sum(map(len, sets))
     with progress_bar("comparing with the trained model", clips) as advance:
         for case in chain(grid.cases(rate), test_cases):
             yield case

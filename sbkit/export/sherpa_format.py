@@ -294,9 +294,9 @@ def _waveform_log_probs(session: Any, audio: Float32s, lengths: Counts) -> Batch
 # conv_cache  (N + 1, 1, D, C)      the last frames before the convolutions, as numbers in a row
 #
 # The last block of conv_cache holds the past frames of the front-end. C is as small as the numbers
-# of a block allow; the rest of a block is zero. sherpa-onnx decodes only
-# whole chunks, and each only once one more frame is available, so audio must end with silence
-# (sherpa #411). Its features equal sbkit's only with the settings of `load_online`.
+# of a block allow; the rest of a block is zero. sherpa-onnx decodes only whole chunks, each only
+# once one more frame is available, so audio must end with silence (sherpa #411). Its features equal
+# sbkit's only with the settings of `load_online`.
 
 
 class WenetModel(nn.Module):
@@ -310,12 +310,9 @@ class WenetModel(nn.Module):
         self.parts = model.model  # owns every parameter
         self.stream = stream
         self.initial_state = stream.start()
-        _, blocks, left_frames, _, heads, head_dim = self.initial_state.attention.shape
-        self.blocks = blocks
-        self.left_frames = left_frames
-        self.heads = heads
-        self.head_dim = head_dim
-        self.d_model = heads * head_dim
+        shape = self.initial_state.attention.shape
+        _, self.blocks, self.left_frames, _, self.heads, self.head_dim = shape
+        self.d_model = self.heads * self.head_dim
         self.n_mels = self.initial_state.features.shape[2]
         self.subsampling = model.samples_per_frame // shift_samples(SAMPLE_RATE)
         self.feature_frames = stream.chunk_shift_samples // shift_samples(SAMPLE_RATE)

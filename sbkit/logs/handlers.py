@@ -22,11 +22,7 @@ from sbkit.base.messages import printable
 TEXT_LOG = "train.log"
 PROGRESS_LOGGER = "sbkit.logs.progress"
 # The folders of installed packages and of the standard library.
-SITE_PACKAGES = (
-    *site.getsitepackages(),
-    site.getusersitepackages(),
-    sysconfig.get_path("stdlib"),
-)
+SITE_PACKAGES = (*site.getsitepackages(), site.getusersitepackages(), sysconfig.get_path("stdlib"))
 
 
 def is_first_rank() -> bool:

@@ -117,11 +117,10 @@ class RunLog:
     ``write`` passes each line to the operating system before it returns, so a killed run loses at
     most its last line.
 
-    resume_step: records after this step are dropped, and so are all test figures, because the run
-        measures them again. A new run has step 0, and drops all records.
+    resume_step: records after this step are dropped; a new run has step 0, and drops all records.
     before_validation: whether the checkpoint was saved before the validation of its epoch. If so,
         the record of this epoch is dropped, too.
-    keep_test: whether the test figures up to ``resume_step`` stay.
+    keep_test: whether test figures up to ``resume_step`` stay; a test replaces all of them.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class UtteranceClassifier(AcousticModel):
         self,
         *,
         model: nn.ModuleList,
-        classes: int,
+        num_classes: int,
         pooling: nn.Module,
         label_lin: nn.Module,
         encoder: nn.Module | None = None,
@@ -45,11 +45,12 @@ class UtteranceClassifier(AcousticModel):
         if argument is None or argument.convert is not absolute_lengths:
             raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
         outputs = head_size(label_lin)
-        if outputs != classes:
+        if outputs != num_classes:
             raise ConfigError(
-                f"`label_lin` has {outputs} outputs for {classes} classes. Correct out_features."
+                f"`label_lin` has {outputs} outputs for {num_classes} classes. Correct its "
+                "out_features."
             )
-        self.classes = classes
+        self.num_classes = num_classes
         self.pooling = pooling
         self.label_lin = label_lin
 

@@ -29,7 +29,7 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     """
     lists = (m if isinstance(m, nn.ModuleList) else [m] for m in modules)
     all_blocks = (block for part in chain.from_iterable(lists) for block in find_blocks(part))
-    blocks = [block for block in all_blocks if not _is_torchs(block)]
+    blocks = [block for block in all_blocks if not _has_only_torch_modules(block)]
     set_recompile_limit(MAX_VARIANTS)
     if device.type == "cpu":
         # torch 2.11 compiles the strides of the first batch into the gradient of its attention, so
@@ -43,8 +43,8 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     return counts
 
 
-def _is_torchs(block: nn.Module) -> bool:
-    """Return whether a block has only modules of torch, which are not worth compiling."""
+def _has_only_torch_modules(block: nn.Module) -> bool:
+    """Return whether all modules of a block are torch's, which are not worth compiling."""
     return all(type(m).__module__.startswith("torch.") for m in block.modules())
 
 

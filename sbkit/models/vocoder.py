@@ -45,13 +45,12 @@ def inverse_basis(window: int) -> Tensor:
 
 
 def window_margins(hop: int) -> tuple[int, int]:
-    """Return by how many samples a window extends to the left and right of the hop in its center.
+    """Return the samples of a window before and after the hop in its center.
 
-    If ``hop`` is odd, the window extends one sample further to the right.
+    If ``hop`` is odd, there is one more sample after it.
     """
     margins = (WINDOW_HOPS - 1) * hop
-    left = margins // 2
-    return left, margins - left
+    return margins // 2, margins - margins // 2
 
 
 class LogMel(nn.Module):
@@ -81,9 +80,9 @@ class LogMel(nn.Module):
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the features of audio between -1 and 1."""
-        left, right = window_margins(self.hop_samples)
+        before, after = window_margins(self.hop_samples)
         tail = -audio.shape[1] % self.frame_samples  # completes the last frame
-        padded = pad(audio, (left, right + tail))
+        padded = pad(audio, (before, after + tail))
         windows = padded.unfold(1, WINDOW_HOPS * self.hop_samples, self.hop_samples)
         real, imaginary = (windows @ self.basis).chunk(2, 2)  # (B, T, F)
         magnitudes = (real.square() + imaginary.square() + MIN_MAGNITUDE**2).sqrt()
@@ -188,5 +187,5 @@ class VocoderDecoder(nn.Module):
         hops = (windows @ self.inverse).reshape(*windows.shape[:2], WINDOW_HOPS, self.hop_samples)
         # Hop n of window t is part of hop t + n of the output: four times (B, T + 3, hop).
         shifted = [pad(hops[:, :, n], (0, 0, n, WINDOW_HOPS - 1 - n)) for n in range(WINDOW_HOPS)]
-        left, right = window_margins(self.hop_samples)
-        return torch.stack(shifted).sum(0).flatten(1)[:, left:-right]
+        before, after = window_margins(self.hop_samples)
+        return torch.stack(shifted).sum(0).flatten(1)[:, before:-after]

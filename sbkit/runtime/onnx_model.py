@@ -26,13 +26,7 @@ from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
-from sbkit.bundle.protocols import (
-    ChunkSizes,
-    DeviceArray,
-    Effective,
-    Encoded,
-    StreamingModel,
-)
+from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, StreamingModel
 from sbkit.runtime.batch_shapes import pad_clips, round_up
 from sbkit.runtime.model_thread import StreamingUse, run_batches
 
@@ -211,10 +205,9 @@ class OnnxGraphs:
         """Load graphs of a bundle; raises SbkitError."""
         contents = {name: read_graph(bundle, f"{name}.onnx") for name in graphs}
         self._models = {name: OnnxModel(contents[name], device=device) for name in contents}
-        first, *others = self._models.values()
-        nodes = Counter(first.effective.nodes)
-        for model in others:
-            nodes.update(model.effective.nodes)
+        first = next(iter(self._models.values()))
+        all_nodes = (Counter(model.effective.nodes) for model in self._models.values())
+        nodes = sum(all_nodes, Counter[str]())
         self.effective = replace(first.effective, nodes=dict(nodes))
         self.metadata = first.metadata
         with parse_errors_as_sbkit_errors(

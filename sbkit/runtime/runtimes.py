@@ -26,8 +26,12 @@ from sbkit.tasks.task import ONNX, PRECISIONS
 
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
-# The options of a command line that `open_model` takes.
-MODEL_OPTIONS = ("device", "runtime", "precision", "compile", "user_modules")
+
+
+def model_options(options: Namespace) -> dict[str, Any]:
+    """Return the options of a command that `open_model` takes."""
+    names = ("device", "runtime", "precision", "compile", "user_modules")
+    return {name: getattr(options, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def _load_onnx(
     graphs = [name for name, graph in task.require_export().graphs.items() if graph.format == ONNX]
     if not graphs and streaming != "only":  # classifiers are not exported to ONNX
         task.require_prediction("text", command="transcribe")
-    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # as of the torch runtime, under torchrun
+    gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else gpu
     device = gpu if device == "cuda" else device
@@ -192,7 +196,7 @@ class GraphModel:
     @classmethod
     def from_options(cls, options: Namespace) -> Self:
         """Open the bundle that the options of a command name."""
-        return cls(options.bundle, **{name: getattr(options, name) for name in MODEL_OPTIONS})
+        return cls(options.bundle, **model_options(options))
 
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run the graph of that name: arrays in, arrays out."""

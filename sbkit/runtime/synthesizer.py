@@ -89,7 +89,7 @@ class Synthesizer(GraphModel):
         pairs = zip(texts, speeds, strict=True)
         sentences = [(ids, speed) for text, speed in pairs for ids in text.sentences]
         lengths = [math.ceil(len(ids) / speed) for ids, speed in sentences]
-        signals = dict[int, Signal]()
+        signals: dict[int, Signal] = {}
         for batch in self._shapes.batches(lengths):
             batch_signals = self._run_batch([sentences[index] for index in batch])
             signals.update(zip(batch, batch_signals, strict=True))
@@ -119,10 +119,10 @@ class Synthesizer(GraphModel):
             symbols = to_symbols(sentence)
             if symbols and symbols[-1] not in MARKS:
                 symbols.append(".")
-            known = [symbol for symbol in symbols if symbol in self._symbols]
+            readable = [symbol for symbol in symbols if symbol in self._symbols]
             unknown |= dict.fromkeys(s for s in symbols if not (s in self._symbols or s in MARKS))
-            if not {*known} <= {*MARKS, " "}:
-                sentences.append([self._labels.encode(symbol) for symbol in known])
+            if not {*readable} <= {*MARKS, " "}:
+                sentences.append([self._labels.encode(symbol) for symbol in readable])
         if not sentences:
             raise DataError(
                 f"{printable(text[:40])!r} has no words that this voice can read. Write words of "

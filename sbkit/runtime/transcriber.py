@@ -373,7 +373,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         """Transcribe a file, or an array at ``sample_rate``, which is converted like a file.
 
         Raises:
-            DataError: the file is not audio, or the array has no finite samples.
+            DataError: the file is not audio, or the array is not finite.
         """
         (transcript,) = self.stream([audio], sample_rate)
         if isinstance(transcript, SbkitError):
@@ -542,10 +542,10 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def _join(
         self, recognized: Sequence[Recognition], file: str | None, last: Segment
     ) -> Transcript:
-        words = chain.from_iterable(part.words for part in recognized)
+        words = chain.from_iterable(segment.words for segment in recognized)
         return Transcript(
             file=file,
-            text=printable(join_segments(part.text for part in recognized)),
+            text=printable(join_segments(segment.text for segment in recognized)),
             seconds=self._seconds(last.next_start),
             words=tuple(replace(word, text=printable(word.text)) for word in words),
             utterances=tuple(recognized),

@@ -83,7 +83,7 @@ UTTERANCE_CLASSIFICATION = Task(
         key="labels",
         read=lambda file, content: ClassLabels(file=file, content=content),
         names=lambda labels: labels.names,
-        arguments=lambda labels: {"classes": labels.size},
+        arguments=lambda labels: {"num_classes": labels.size},
     ),
     heads=("label_lin",),
     scorer=Scorer(

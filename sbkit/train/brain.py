@@ -62,7 +62,7 @@ from sbkit.train.model_state import (
     measure_normalization,
     unmeasured_norms,
 )
-from sbkit.train.nonfinite import explained_memory, ids_of
+from sbkit.train.nonfinite import ids_of, memory_errors_as_sbkit_errors
 from sbkit.train.optimizers import (
     Freezing,
     OptimizerClass,
@@ -299,12 +299,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         with self.signals, self._watch() as self.watchdog:
             return self._evaluate_stage(loaders, Stage.TEST, None)
 
-    def load_best(self, valid_set: object) -> None:
-        """Load the weights that a test would run with, without training or testing anything."""
-        self._valid_set = self._loaders(valid_set, Stage.VALID, None)
-        with self._watch() as self.watchdog:
-            self.on_evaluate_start(**self._best_keys())
-
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
 
@@ -345,7 +339,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 break
             self.epoch_share = self._share_of_steps(count)
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
-            self.step = self.step + 1
+            self.step += 1
             self._is_last = is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
@@ -425,7 +419,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._set_rate()
         with self._seeded(batch):
             self.on_fit_batch_start(batch, self.should_step)
-            with self.no_sync(not self.should_step), explained_memory(batch):
+            with self.no_sync(not self.should_step), memory_errors_as_sbkit_errors(batch):
                 with self.training_ctx:
                     outputs, objective = self.training_step.forward(batch)
                 optimizers = self.optimizers_dict or {}
@@ -611,7 +605,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         losses: list[Loss] = []
         for batch in self._evaluated_batches(loaders, phase):
             self.step += 1
-            with explained_memory(batch, "eval_batch_seconds"):
+            with memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"):
                 loss = as_loss(self.evaluate_batch(batch, stage))
             losses.append(loss)
             if not type(self).metrics:

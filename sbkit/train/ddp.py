@@ -120,9 +120,7 @@ class DdpStep:
             find_unused_parameters=self._find_unused,
             gradient_as_bucket_view=True,
         )
-        reducer.broadcast_buffers = (
-            False  # torch 2.14 gave the argument, but not this, another name
-        )
+        reducer.broadcast_buffers = False  # only the argument has another name since torch 2.14
         return reducer
 
     def unwrap(self) -> None:

@@ -232,9 +232,9 @@ class Evaluator:
             provenance=provenance,
         )
         draw_curves(model.folder / LOG_FILE, model.folder / "curves.png", self.metrics)
-        rows = ("utterance",) if type(self._hooks).metrics else ("loss", "losses")
+        nouns = ("utterance",) if type(self._hooks).metrics else ("loss", "losses")
         for split, its_results in results.items():
-            count = plural(len(its_results), *rows)
+            count = plural(len(its_results), *nouns)
             logger.info(f"{split}: {self.describe(its_results)}, {count}, {model.weights}")
         for note in notes:
             logger.info(note)
@@ -242,9 +242,8 @@ class Evaluator:
     def _write_page(
         self, model: TestedModel, entries: dict[str, dict[str, Any]], notes: Sequence[str]
     ) -> None:
-        read = read_results(model.folder, entries)
-        splits = model.splits
-        folder = model.folder
+        folder, splits = model.folder, model.splits
+        run_results = read_results(folder, entries)
 
         def encode(name: str, ids: list[str], max_characters: int) -> dict[str, str]:
             tests = splits.test if splits else {}
@@ -252,10 +251,12 @@ class Evaluator:
 
         write_report(
             folder / REPORT,
-            [read],
+            [run_results],
             clips=encode,
             metrics=self.metrics,
-            known_words=_training_words(splits.train) if splits and read.utterances else None,
+            known_words=_training_words(splits.train)
+            if splits and run_results.utterances
+            else None,
             pictures=[file for split in entries for file in sorted(folder.glob(f"*_{split}.png"))],
             notes=notes,
         )
@@ -281,7 +282,7 @@ def gather_results(results: Results) -> dict[str, list[Any]]:
 
 
 def mean_over_ranks(losses: Sequence[Loss]) -> float:
-    """Divide all sums by all counts: to the last digit the same, however batches are shared out."""
+    """Divide the exact sum of all losses by all counts, however the ranks share the batches."""
     sums = [value for loss in losses for value in loss.sums.tolist()]
     counts = [value for loss in losses for value in loss.counts.tolist()]
     per_rank = gather_over_ranks((sums, counts))

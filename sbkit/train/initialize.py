@@ -48,6 +48,7 @@ from sbkit.tasks.task import Task
 SOURCE = "be a run folder or a bundle for `init_from`"
 FIX = "Name another, or null to start without."
 MAX_LISTED_NAMES = 4
+PRETRAINED, ENCODER_CONFIG = "pretrained", "encoder_config"  # keys of the YAML
 
 
 def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
@@ -206,9 +207,6 @@ def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
     return merge_adapters(average(best, "model")), parts
 
 
-PRETRAINED, ENCODER_CONFIG = "pretrained", "encoder_config"
-
-
 def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:
     """Return the overrides with the sizes of the encoder, if the YAML has `encoder_config`.
 
@@ -231,7 +229,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     run = Path(knobs["output_folder"])
     if newest_checkpoint(run / CHECKPOINTS) is not None:
         return {**overrides, ENCODER_CONFIG: read_run_config(run).values[ENCODER_CONFIG]}
-    config = _config_of(knobs)
+    config = _config_of_new_run(knobs)
     if config["sample_rate"] != knobs["sample_rate"]:
         raise ConfigError(
             f"`sample_rate` must be the {config['sample_rate']} Hz that the encoder was trained on "
@@ -241,7 +239,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
     return {**overrides, ENCODER_CONFIG: config}
 
 
-def _config_of(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
     folder = knobs.get(PRETRAINED)
     declared = knobs[ENCODER_CONFIG]
     if folder is None:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Batched = TypeVar("Batched")
 WARM_UP_BATCHES, PROFILED_BATCHES = 10, 10
-FIRST_STEPS = 10  # whose loss tells later whether the loss has moved
+FIRST_STEPS = 10  # their loss is what later losses are compared with
 NUM_LISTED_OPERATIONS = 8
 NUM_TOTALS = 3  # the sum of the losses, the labels and the sum of the penalties
 
@@ -365,7 +365,7 @@ def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> 
         for batch in islice(batches, PROFILED_BATCHES):
             waiting += time.perf_counter() - asked_at
             yield batch
-            steps = steps + 1
+            steps += 1
             asked_at = time.perf_counter()
         if is_gpu:
             torch.cuda.synchronize(device)
@@ -373,15 +373,15 @@ def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> 
     if steps:
         order = "self_cuda_time_total" if is_gpu else "self_cpu_time_total"
         operations = profiler.key_averages().table(sort_by=order, row_limit=NUM_LISTED_OPERATIONS)
-        verdict = (
+        summary = (
             f"profile of {steps} steps: one takes {1000 * seconds / steps:.1f} ms, and "
             f"{waiting / seconds:.1%} of it waits for data\n{operations}"
         )
-        write_text_atomically(folder / "profile.txt", verdict + "\n")
+        write_text_atomically(folder / "profile.txt", summary + "\n")
         trace = folder / "profile.json.gz"
         trace.unlink(missing_ok=True)  # it may be a link to another's file
         profiler.export_chrome_trace(str(trace))
-        logger.info(verdict)
+        logger.info(summary)
     else:
         logger.info(
             f"note: profile: True needs an epoch of more than {WARM_UP_BATCHES} steps; nothing is "

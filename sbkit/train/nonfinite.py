@@ -1,4 +1,4 @@
-"""Steps whose loss or gradient is not finite, and their utterances.
+"""Steps whose loss or gradient is not finite, batches that exceed the memory, their utterances.
 
 Only the names and lengths of a micro-batch are kept until the host reads the step's flags.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.messages import listed
 from sbkit.data.batch import Batch
 from sbkit.distributed.ranks import rank
 
@@ -26,7 +27,7 @@ MAX_MICRO_BATCHES = 1024  # of a step; a recipe without an optimizer never ends 
 
 
 @dataclass(frozen=True)
-class Step:
+class UnreadStep:
     """A step whose flags the host has not read yet: its micro-batches with their summed losses ().
 
     flags (2,), on the device: losses that are not finite, over all ranks; 1 if it was skipped.
@@ -44,7 +45,7 @@ class NonFiniteRecorder:
     def __init__(self, run_folder: Path | None) -> None:
         self._folder = run_folder and run_folder / FOLDER
         self._batches: deque[tuple[dict[str, Any], Tensor]] = deque(maxlen=MAX_MICRO_BATCHES)
-        self._steps: list[Step] = []
+        self._steps: list[UnreadStep] = []
         self.epoch = 0
 
     def record(self, batch: Any, loss: Tensor) -> None:
@@ -56,7 +57,7 @@ class NonFiniteRecorder:
 
     def end_step(self, step: int, flags: Tensor) -> None:
         """End a step: the micro-batches recorded since the last one."""
-        self._steps.append(Step(self.epoch, step, list(self._batches), flags))
+        self._steps.append(UnreadStep(self.epoch, step, list(self._batches), flags))
         self._batches.clear()
 
     def flush(self, *, overflow_is_usual: bool) -> tuple[int, int]:
@@ -87,7 +88,7 @@ class NonFiniteRecorder:
                 "torch.autograd.set_detect_anomaly. The last checkpoint was saved before that."
             )
 
-    def _write(self, step: Step, fault: str) -> None:
+    def _write(self, step: UnreadStep, fault: str) -> None:
         """Record this rank's micro-batches; for a bad loss only on the ranks that have it."""
         batches = [
             description | {"loss_is_finite": bool(loss.isfinite())}
@@ -117,17 +118,17 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def explained_memory(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
+def memory_errors_as_sbkit_errors(batch: Any, knob: str = "batch_seconds") -> Iterator[None]:
     """Raise SbkitError, naming the knobs to lower, if a batch does not fit into memory."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        size = (
-            f"{len(batch)} utterances, {batch.seconds:.0f} s, " if isinstance(batch, Batch) else ""
-        )
+        ids = ids_of(batch)
+        size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
+        names = f" ({listed(ids, max_names=3)})" if ids else ""
         raise SbkitError(
-            f"A batch ({size}{', '.join(ids_of(batch)[:3])}, ...) does not fit into memory. Lower "
-            f"--{knob} or --max_seconds, raise --grad_accumulation_factor, or use a smaller model."
+            f"A batch{size}{names} does not fit into memory. Lower --{knob} or --max_seconds, "
+            "raise --grad_accumulation_factor, or use a smaller model."
         ) from error

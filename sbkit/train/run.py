@@ -196,10 +196,10 @@ class Run:
                 f"rebuilt as {recipe.task.model_class}. Set `task` of its class to "
                 f"{recipe.task.name}."
             )
-        has_several = "optimizers" in hparams
+        opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
         brain: Brain = recipe.brain(
             modules={"model": hparams["model"]},
-            opt_class=hparams.get("opt_class") if has_several else hparams["opt_class"],
+            opt_class=opt_class,
             hparams=hparams,
             run_opts={"device": self.choose_placement().device, **run_opts},
             checkpointer=hparams["checkpointer"],

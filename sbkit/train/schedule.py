@@ -95,15 +95,15 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
         return lambda position: declared(position.validations)
     if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
         return lambda position: declared(position.progress)
-    takes = tuple(inspect.signature(declared).parameters)
-    if takes == ("current_epoch",):
+    parameters = tuple(inspect.signature(declared).parameters)
+    if parameters == ("current_epoch",):
         return lambda position: declared(position.epoch - 1)[1] / float(rate)
-    if takes not in (("opt",), ("opt", "num_updates")):
-        raise TypeError(f"it is called with {' and '.join(takes)}")
+    if parameters not in (("opt",), ("opt", "num_updates")):
+        raise TypeError(f"it is called with {' and '.join(parameters)}")
 
     def begin(optimizer: Optimizer) -> Scheduler:
         scheduler = deepcopy(declared)  # the recipe may call its own
-        return lambda step: scheduler(*(optimizer, step)[: len(takes)])
+        return lambda step: scheduler(*(optimizer, step)[: len(parameters)])
 
     stepped = _SteppedScheduler(begin, float(rate))
     return lambda position: stepped.factor(position.step)

@@ -90,7 +90,7 @@ def test_batch_that_the_system_would_kill_for_is_found(
 ) -> None:
     """A part of the batch takes 70 bytes, so the whole takes as many times more as it is larger."""
     largest = max(planned.require_sampler().steps(), key=padded_samples)
-    num_rows = max(1, len(largest) // PROBED_SHARE)
+    num_rows = max(1, int(PROBED_SHARE * len(largest)))
     needed_bytes = 70 * len(largest) / num_rows
     peaks = iter([30, 100, 30, 100])
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: next(peaks)))

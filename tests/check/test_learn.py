@@ -1,6 +1,7 @@
 """`sbkit check --learn`: runs that learn eight clips, and runs that do not, with what to try."""
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from speechbrain import Stage
 from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import ConfigError
 from sbkit.check import learn
-from sbkit.check.learn import LEARN_STEP, check_learning
+from sbkit.check.learn import LEARN_STEP, check_learning, find_better_factor
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import TextBatch
 from sbkit.models.asr import Predictions
@@ -92,6 +93,24 @@ def test_loss_of_another_task_must_fall(
     with planned_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
         assert [*check_learning(run)] == []
         assert run.results[LEARN_STEP].outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("own_loss", "losses", "factor"),
+    [
+        (4.0, (3.9, 1.05, 1.0, math.nan), 0.1),
+        (4.0, (4.0, 3.9, 3.5, math.nan), None),
+        (math.nan, (2.0, 4.0, math.nan, math.inf), 0.01),
+        (math.nan, (math.nan,) * 4, None),
+        (-4.0, (-4.0, -9.5, -10.0, math.nan), 0.1),  # such as SI-SNR
+        (-4.0, (-4.0, -4.2, -3.0, math.nan), None),
+    ],
+)
+def test_lowest_rate_with_a_good_loss_is_suggested(
+    own_loss: float, losses: tuple[float, ...], factor: float | None
+) -> None:
+    swept = dict(zip((0.01, 0.1, 10.0, 100.0), losses, strict=True))
+    assert find_better_factor(swept, own_loss) == factor
 
 
 def test_another_machine_cannot_be_tried(workplace: Workplace, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from sbkit.export import formats
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUB, WRITERS
 from sbkit.export.model_card import USES
-from sbkit.export.onnx_format import make_onnx
+from sbkit.export.onnx_format import WrittenGraph, make_onnx
 from sbkit.export.parity import Agreement, Candidate, Case, Comparison, Grid
 from sbkit.export.traced import TrainedModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
@@ -177,8 +177,35 @@ def test_comparison_counts_word_errors_of_test_clips(tmp_path: Path) -> None:
     assert comparison.other_words == 1
 
 
+def test_format_that_cannot_transcribe_has_a_report(tmp_path: Path) -> None:
+    bundle, tokenizer, model = tone_bundle(tmp_path)
+    output = BatchLogProbs(model.encode([speak(tokenizer, "dogs")])[0].log_probs[None], np.ones(1))
+
+    def transcribe(clips: Sequence[object]) -> list[str]:
+        raise RuntimeError("the library cannot decode")
+
+    candidate = Candidate(
+        name="onnx", files=[], log_probs=lambda audio, lengths: output, transcribe=transcribe
+    )
+    comparison = Comparison(candidate, bundle)
+    case = Case(np.zeros((1, 1)), np.ones(1, np.int64), "a clip", [{"text": "dogs"}])
+    comparison.add(case, output)
+    assert comparison.reasons() == [
+        "on a clip it raised RuntimeError: the library cannot decode",
+    ]
+
+
+def test_graph_with_outputs_of_other_shapes_is_not_written() -> None:
+    graph = WrittenGraph("encode", (), run=lambda codes: [codes[:1]])
+    codes = np.zeros((2, 3), np.int64)
+    graph.compare([codes], [codes], "noise")
+    assert graph.report()["reasons"] == [
+        "on noise it raised ValueError: shape (1, 3) instead of (2, 3)"
+    ]
+
+
 def test_grid_pads_clips_in_every_way() -> None:
-    cases = {case.description: case for case in Grid(batches=(1, 2), seconds=(1.0,)).cases(100)}
+    cases = {case.description: case for case in Grid(batch_sizes=(1, 2), seconds=(1.0,)).cases(100)}
     assert len(cases) == 2 + 3
     ragged = cases["2 x 1 s, padding: ragged"]
     assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
@@ -186,7 +213,7 @@ def test_grid_pads_clips_in_every_way() -> None:
 
 
 def test_grid_noise_swells_and_fades_four_times_a_second() -> None:
-    case, *_ = Grid(batches=(1,), seconds=(20.0,)).cases(400)
+    case, *_ = Grid(batch_sizes=(1,), seconds=(20.0,)).cases(400)
     loudness = case.audio.reshape(80, 100).std(0)
     assert loudness[20:30].mean() == pytest.approx(0.1, rel=0.1)
     assert loudness[70:80].mean() < 0.002

@@ -30,7 +30,7 @@ def test_sherpa_online_recognizer_writes_the_same_words(
     knobs: dict[str, Any], asterisk_english: Path, tmp_path: Path
 ) -> None:
     run = make_live_run(tmp_path / "run", **knobs)
-    grid = Grid(batches=(1, 2), seconds=(0.02, 0.655, 1.3))
+    grid = Grid(batch_sizes=(1, 2), seconds=(0.02, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=["sherpa-onnx"], grid=grid)
     report = parity_report(tmp_path / "bundle", "sherpa-onnx")["wenet_ctc, online"]
     assert report["written"] and report["test_sets"]["utterances"] == 65
@@ -42,7 +42,7 @@ def test_sherpa_online_recognizer_writes_the_same_words(
 def test_ebranchformer_of_80_ms_equals_torch_in_every_format(tmp_path: Path) -> None:
     run = make_live_run(tmp_path / "run", **EBRANCHFORMER, **WITHOUT_DATA)
     formats = ["onnx", "sherpa-onnx", "torch"]
-    grid = Grid(batches=(1, 2), seconds=(0.2, 0.655, 1.3))
+    grid = Grid(batch_sizes=(1, 2), seconds=(0.2, 0.655, 1.3))
     export_run(run, tmp_path / "bundle", formats=formats, grid=grid)
     for name in formats:
         for precision, report in parity_report(tmp_path / "bundle", name).items():

@@ -19,7 +19,7 @@ def make_classifier(**changes: Any) -> UtteranceClassifier:
         "label_lin": nn.Linear(32, 3),
     }
     model = nn.ModuleList(options.values())
-    return UtteranceClassifier(**{"model": model, "classes": 3, **options, **changes})
+    return UtteranceClassifier(**{"model": model, "num_classes": 3, **options, **changes})
 
 
 def test_pooling_is_the_weighted_mean_and_deviation_without_padding() -> None:
@@ -55,7 +55,7 @@ def test_scores_of_an_utterance_do_not_depend_on_its_batch() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": 4}, "3 outputs for 4 classes"),
+        ({"num_classes": 4}, "3 outputs for 4 classes"),
         ({"pooling": nn.Identity()}, "`pooling` must have forward.* takes no `lengths`"),
         ({"model": nn.ModuleList([])}, "`CNN` is not in its list"),
     ],

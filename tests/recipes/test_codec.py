@@ -75,7 +75,7 @@ def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.fixture(scope="module")
 def bundle(trained: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bundle") / "bundle"
-    grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
+    grid = Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         reports = export_run(trained, out, formats=["onnx"], grid=grid)["onnx"]
     reasons = {name: report["reasons"] for name, report in reports.items()}

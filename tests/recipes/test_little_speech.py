@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from recipes.asr.little_speech import compare
+from sbkit.config.hparams import read_knobs
 from tests.runs import TINY, Workplace
+
+
+def test_study_leaves_out_the_corpus_in_both_spellings(tmp_path: Path) -> None:
+    """Otherwise a `--manifest train=FILE` would add its labels to those of the study."""
+    corpus = ["--manifest", "train=a.csv", "--manifest=dev=b.csv", "--data_folder", "/data"]
+    overrides = ["--lr=0.001", *corpus, "--language", "es"]
+    compare.LittleSpeechStudy(tmp_path, overrides, minutes=1, voice_epochs=1)
+    knobs = read_knobs(tmp_path / "ctc.yaml", {})
+    values = [knobs[key] for key in ("lr", "manifest", "data_folder", "language")]
+    assert values == [0.001, None, None, "es"]
 
 
 @pytest.mark.slow(60)

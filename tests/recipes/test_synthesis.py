@@ -280,7 +280,7 @@ def test_speed_divides_the_length_of_speech(voice: Synthesizer) -> None:
 def test_onnx_and_sherpa_onnx_synthesize_the_same(
     trained: Path, voice: Synthesizer, workplace: Workplace, tmp_path: Path
 ) -> None:
-    grid = Grid(batches=(1, 3), seconds=(0.3, 1.0))
+    grid = Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
     formats, reasons = ["onnx", "sherpa-onnx"], {}
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         parity = export_run(trained, tmp_path / "bundle", formats=formats, grid=grid)

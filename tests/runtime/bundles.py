@@ -21,7 +21,7 @@ from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import TINY_VOICE, Workplace, rows_of
 
 ROOT = Path(__file__).parents[2]
-SMALL = Grid(batches=(1, 3), seconds=(0.3, 2.0))
+SMALL = Grid(batch_sizes=(1, 3), seconds=(0.3, 2.0))
 WITHOUT_DATA = {"data_folder": "/nowhere"}  # so formats are compared on noise only
 SIZES: dict[str, object] = {
     "cnn_channels": 8,
@@ -99,7 +99,7 @@ def export_all(folder: Path) -> None:
 def export_streaming(folder: Path) -> None:
     """Make a streaming run whose transcripts are not empty, and export it with its ONNX."""
     run = make_live_run(folder / "run", **WITHOUT_DATA)
-    grid = Grid(batches=(1, 3), seconds=(0.02, 0.3, 2.0))
+    grid = Grid(batch_sizes=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
 
 
@@ -131,7 +131,7 @@ def export_tasks(workplace: Workplace, folder: Path) -> None:
         assert workplace.train_here(run, "--number_of_epochs=1", *more, yaml=yaml, tiny=tiny) == 0
         formats = ["onnx"] if name in ("codec", "tts") else []
         export_run(
-            run, folder / name, formats=formats, grid=Grid(batches=(1, 3), seconds=(0.3, 1.0))
+            run, folder / name, formats=formats, grid=Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
         )
 
 

@@ -1,7 +1,9 @@
 """The Brain keeps SpeechBrain's ways, and is exact where SpeechBrain's is not."""
 
+import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from sbkit.base.errors import STALLED, SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
+from sbkit.train.nonfinite import memory_errors_as_sbkit_errors
 from tests import processes
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
@@ -180,3 +183,13 @@ def test_overflow_skips_the_step_and_halves_the_scale() -> None:
     assert brain.training_metrics.so_far.skipped_steps == 1
     assert brain.nonfinite_count == 0
     assert brain.scaler.get_scale() == pytest.approx(1.5e38)
+
+
+@pytest.mark.parametrize(
+    ("ids", "subject"),
+    [([], "A batch does"), (["a", "b", "c", "d"], "A batch (a, b, c and 1 more)")],
+)
+def test_batch_that_exceeds_the_memory_is_named_if_it_has_ids(ids: list[str], subject: str) -> None:
+    batch = SimpleNamespace(id=ids)
+    with pytest.raises(SbkitError, match=re.escape(subject)), memory_errors_as_sbkit_errors(batch):
+        raise torch.OutOfMemoryError

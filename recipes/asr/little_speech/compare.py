@@ -24,14 +24,14 @@ from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.base.files import write_text_atomically
 from sbkit.base.process import run_main
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import read_knobs, resolve
 from sbkit.config.overrides import parse_command
 from sbkit.data.corpus import splits_of
 from sbkit.data.manifest import Clip
 from sbkit.evaluate.run_results import SUMMARY
 
 YAML = "hparams/ctc.yaml"
-CORPUS_OPTIONS = tuple(f"--{key}=" for key in ("data_folder", "corpus", "manifest", "splits"))
+CORPUS_KEYS = ("data_folder", "corpus", "manifest", "splits", "path_column", "text_column")
 SUBSET_SEED = 1  # which clips keep their transcripts; the same in all runs
 MAX_CLIP_SECONDS = 15.0  # so that half of `batch_seconds` holds every clip
 MIN_CONFIDENCE = 0  # ten minutes of speech give too few right utterances to fit confidences to
@@ -78,19 +78,22 @@ class LittleSpeechStudy:
         """Use a folder.
 
         overrides: of `hparams/ctc.yaml`, for every recognizer.
-        minutes: of speech with transcripts.
+        minutes: the amount of speech with transcripts.
         voice_epochs: epochs of each voice.
         """
         self._folder = folder
-        # The tables of this folder take the place of the corpus.
-        self._overrides = [word for word in overrides if not word.startswith(CORPUS_OPTIONS)]
         self._minutes = minutes
         self._voice_epochs = voice_epochs
-        self._knobs = read_knobs(*parse_command([YAML, *overrides]))
+        yaml, values = parse_command([YAML, *overrides])
+        self._knobs = read_knobs(yaml, values)
         folder.mkdir(parents=True, exist_ok=True)
+        # The tables of this folder take the place of the corpus.
+        values = {key: value for key, value in values.items() if key not in CORPUS_KEYS}
+        self._yaml = folder / yaml.name
+        write_text_atomically(self._yaml, resolve(yaml, values).one_file)
 
     def prepare(self) -> None:
-        """Write the tables of labeled and full speech, the other audio's list, and all text."""
+        """Write the tables of labeled and full speech, a list of the other audio, and the text."""
         corpus = corpus_of(self._knobs)
         clips: dict[str, list[Clip]] = {
             role: [clip for name in names for clip in read_manifest(corpus, self._knobs, name)]
@@ -133,12 +136,10 @@ class LittleSpeechStudy:
         mix = {f"train-{name}": SHARES[name] for name in sources}
         seconds_per_epoch = seconds[table] / (1 - sum(mix.values()))
         epochs = self._knobs["number_of_epochs"] * seconds["full"] / seconds_per_epoch
-        options = ["--manifest", f"train={self._folder / table}.csv"]
-        for split in ("dev", "test"):
-            options += ["--manifest", f"{split}={self._folder / split}.csv"]
+        options = self._manifests(table)
         for name in sources:
             source = self._pseudo_labels(seed) if name == "pseudo-labels" else self._synthetic(seed)
-            options += ["--manifest", f"train-{name}={source}"]
+            options.append(f"--manifest=train-{name}={source}")
         if mix:
             options.append(f"--mix={json.dumps(mix)}")
         if "text" in uses:
@@ -149,7 +150,7 @@ class LittleSpeechStudy:
             options += [*TWO_VIEWS, f"--batch_seconds={batch_seconds}"]
             options.append(f"--max_seconds={batch_seconds}")
         options += [f"--number_of_epochs={max(1, round(epochs))}", f"--seed={seed}"]
-        execute("train.py", YAML, *self._overrides, *options, f"--output_folder={run}")
+        execute("train.py", self._yaml, *options, f"--output_folder={run}")
 
     def _pseudo_labels(self, seed: int) -> Path:
         """Transcribe the speech without transcripts with the recognizer of the row `text`."""
@@ -163,10 +164,8 @@ class LittleSpeechStudy:
     def _synthetic(self, seed: int) -> Path:
         """Speak the text without speech with a voice that is trained on the labeled speech."""
         voice = self._folder / f"voice-{seed}"
-        options = ["--manifest", f"train={self._folder / 'labeled.csv'}"]
-        for split in ("dev", "test"):
-            options += ["--manifest", f"{split}={self._folder / split}.csv"]
-        options += [f"--seed={seed}", f"--language={self._knobs['language']}"]
+        options = [*self._manifests("labeled"), f"--seed={seed}"]
+        options.append(f"--language={self._knobs['language']}")
         options += [f"--number_of_epochs={self._voice_epochs}", f"--output_folder={voice}"]
         if not (voice / SUMMARY).exists():
             execute("train.py", "hparams/tts.yaml", *options)
@@ -175,6 +174,11 @@ class LittleSpeechStudy:
         speeds = ["--speeds", "0.9", "1.1"]
         execute("-m", "sbkit", "speak", voice, "--lines", lines, "--out-dir", clips, *speeds)
         return clips / "new.csv"
+
+    def _manifests(self, train: str) -> list[str]:
+        """Return the options that name the tables of this folder, with one to train on."""
+        tables = {"train": train, "dev": "dev", "test": "test"}
+        return [f"--manifest={split}={self._folder / name}.csv" for split, name in tables.items()]
 
     def _run(self, row: str, seed: int) -> Path:
         return self._folder / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}"
@@ -204,7 +208,9 @@ def _rates(metric: str, results: Sequence[Any]) -> str:
 
 def main() -> None:
     """Run all rows and seeds, and print the table after each of them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    description = (__doc__ or "").partition("\n")[0]
+    # Without abbreviations: --seed is an option of the YAML.
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument("--out", type=Path, default=Path("results/little_speech"))
     parser.add_argument("--minutes", type=float, default=10.0, help="of speech with transcripts")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

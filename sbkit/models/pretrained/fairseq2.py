@@ -2,7 +2,7 @@
 
     python -m sbkit.models.pretrained.fairseq2 omniASR-W2V-300M.pt omniasr-300m
 
-The checkpoint is a pickle, of which only tensors are read, so that none of its code runs. It has no
+The checkpoint is a pickle. Only its tensors are read, so none of its code runs. It has no
 configuration: all sizes but the number of heads follow from the shapes of the tensors. The encoder
 of a CTC model converts as well; its head is left out.
 Layout: fairseq2's `models/wav2vec2` and omnilingual-asr's cards of its models.
@@ -60,10 +60,10 @@ RENAMED_PARTS = (
 def convert(checkpoint: Path, folder: Path, *, heads: int = OMNIASR_HEADS) -> dict[str, Any]:
     """Write config.json, preprocessor_config.json and model.safetensors; return the configuration.
 
-    heads: of attention; the file does not tell.
+    heads: the number of attention heads, which the file does not contain.
 
     Raises:
-        BundleError: the folder exists, or the layout of the encoder is another one.
+        BundleError: the folder exists, or the encoder has another layout.
         SbkitError: the checkpoint is damaged.
     """
     if folder.exists():
