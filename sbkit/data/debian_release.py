@@ -86,10 +86,10 @@ def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
     apt_get = ["apt-get", "-qq", *(part for option in options for part in ("-o", option))]
     update = _run([*apt_get, "update"], folder)
     _run([*apt_get, "download", *names], folder, previous_errors=update.stderr)
-    packages = sorted(folder.glob("*.deb"))
-    for package in packages:
+    for package in folder.glob("*.deb"):
         _run(["dpkg-deb", "-x", str(package), str(folder / "root")], folder)
-    version = _run(["dpkg-deb", "-f", str(packages[0]), "Version"], folder).stdout
+    first = find_one(folder, f"{names[0]}_*.deb")
+    version = _run(["dpkg-deb", "-f", str(first), "Version"], folder).stdout
     return version.strip(), folder / "root"
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.manifest import Manifest, to_texts
+from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     TEXT_COLUMNS,
     Table,
@@ -27,6 +27,7 @@ from sbkit.data.tables import (
     find_column,
     locate_clip,
     read_table,
+    read_text_column,
     to_manifest,
 )
 from sbkit.text.tags import select_tags
@@ -66,7 +67,7 @@ def read_spontaneous(
     is_filled = [True] * len(rows)
     text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)
     if text and options.text_column is not False:
-        texts = _read_column(table, text)
+        texts = read_text_column(table, text)
         is_filled = [bool(transcript.strip()) for transcript in texts]
         texts = [select_tags(transcript, kept_tags) for transcript in texts]
         rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
@@ -92,16 +93,9 @@ def read_spontaneous(
     return replace(manifest.distinct(audios), filtered=filtered)
 
 
-def _read_column(table: Table, name: str) -> list[str]:
-    """Return the texts of a column; empty ones if the table lacks it, as first releases do."""
-    if name not in table.rows.column_names:
-        return [""] * len(table.rows)
-    return to_texts(table.rows[name].fill_null(""))
-
-
 def _log_chosen(table: Table, splits: Sequence[str]) -> None:
     """Log how many rows belong to a split that the table does not name."""
-    names = _read_column(table, "split")
+    names = read_text_column(table, "split")
     count = sum(
         split in SPLITS and split != name.strip() for split, name in zip(splits, names, strict=True)
     )
@@ -120,9 +114,9 @@ def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
 
     Raises DataError if there are fewer than three speakers to deal.
     """
-    names = [name.strip() for name in _read_column(table, "split")]
+    names = [name.strip() for name in read_text_column(table, "split")]
     free = {""} if {*names} & {*SPLITS} else {"", UNASSIGNED}
-    speakers = _read_column(table, "client_id")
+    speakers = read_text_column(table, "client_id")  # the first releases name none
     assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in SPLITS}
     counts = Counter(
         speaker

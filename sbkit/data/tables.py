@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -306,8 +306,8 @@ def _find_clips(
     ids: list[str] = []
     paths: list[bytes] = []
     positions: dict[int, tuple[int, int | None]] = {}
-    fields = (_read_column(table, column) for column in columns)
-    for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=False)):
+    fields = (read_text_column(table, column) for column in columns)
+    for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=True)):
         file = find_audio(name.strip())
         part = parse_part(file, offset, duration) if isinstance(file, str) else file
         if isinstance(part, Excluded):
@@ -352,10 +352,11 @@ def to_part(path: str, start: float, end: float | None) -> AudioPart | Excluded:
     return AudioPart(path, round(start * MICROSECONDS), microseconds)
 
 
-def _read_column(table: Table, column: str) -> Iterable[str]:
-    if column not in table.rows.column_names:
-        return repeat("")
-    return to_texts(table.rows[column].fill_null(""))
+def read_text_column(table: Table, name: str) -> list[str]:
+    """Return the texts of a column, "" for missing ones and for a column that the table lacks."""
+    if name not in table.rows.column_names:
+        return [""] * len(table.rows)
+    return to_texts(table.rows[name].fill_null(""))
 
 
 def locate(folder: Path, name: str) -> str | Excluded:
