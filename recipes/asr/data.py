@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
-    """Open or make the tokenizer in the run folder, and the language models of a decoder."""
+    """Open or make the tokenizer in the run folder, then the language models of the decoder."""
     tokenizer = ensure_tokenizer(
         model_file=Path(knobs["output_folder"]) / TOKENIZER_FILE,
         kind=knobs["token_type"],
@@ -132,9 +132,9 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     """Train the language models of the run's decoder, unless the run folder has them.
 
     Weights and confidences that were fitted with earlier models are removed, so that a run that is
-    killed before they are fitted again does not use them.
-    Sentences of validation and test sets are left out of `lm_text`, but not of the training
-    transcripts: the encoder hears those, too.
+    killed before they are fitted again does not use them. Sentences of validation and test sets are
+    left out of `lm_text`, but not of the training transcripts: the encoder hears those, too.
+
     Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits, or if a decoding
     graph has no model of words.
     """

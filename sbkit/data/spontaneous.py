@@ -21,6 +21,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
+    RELEASE_SPLITS,
     TEXT_COLUMNS,
     Table,
     TableOptions,
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 TABLE_NAME = "ss-corpus-{}.tsv"
 AUDIO_FOLDER = "audios"
-SPLITS = ("train", "dev", "test")
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
 EVALUATION_SHARE = 0.1  # of the rows whose split is chosen here, for each of dev and test
 
@@ -77,8 +77,8 @@ def read_spontaneous(
         of_split = [row for row, name in enumerate(splits) if name == split]
         if split == "train":
             _log_chosen(table, splits)
-        elif not of_split and split not in SPLITS:
-            names = ", ".join(sorted({*SPLITS, *splits}))
+        elif not of_split and split not in RELEASE_SPLITS:
+            names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
             raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
     indices = [row for row in of_split if is_filled[row]]
     num_empty = len(of_split) - len(indices)
@@ -97,7 +97,8 @@ def _log_chosen(table: Table, splits: Sequence[str]) -> None:
     """Log how many rows belong to a split that the table does not name."""
     names = read_text_column(table, "split")
     count = sum(
-        split in SPLITS and split != name.strip() for split, name in zip(splits, names, strict=True)
+        split in RELEASE_SPLITS and split != name.strip()
+        for split, name in zip(splits, names, strict=True)
     )
     if count:
         rows = plural(count, "row")
@@ -115,9 +116,9 @@ def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
     Raises DataError if there are fewer than three speakers to deal.
     """
     names = [name.strip() for name in read_text_column(table, "split")]
-    free = {""} if {*names} & {*SPLITS} else {"", UNASSIGNED}
+    free = {""} if {*names} & {*RELEASE_SPLITS} else {"", UNASSIGNED}
     speakers = read_text_column(table, "client_id")  # the first releases name none
-    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in SPLITS}
+    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in RELEASE_SPLITS}
     counts = Counter(
         speaker
         for speaker, name, filled in zip(speakers, names, is_filled, strict=True)
@@ -132,7 +133,7 @@ def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
 
 def _deal(file: Path, counts: Mapping[str, int], *, is_needed: bool) -> dict[str, str]:
     """Deal speakers, with their numbers of rows, to the splits."""
-    if is_needed and len(counts) < len(SPLITS):
+    if is_needed and len(counts) < len(RELEASE_SPLITS):
         raise DataError(
             f"{file} assigns no row to train, dev and test, and has {len(counts)} of the three "
             "speakers that it takes to choose them. Write the splits into its column `split`."

@@ -47,6 +47,7 @@ BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 

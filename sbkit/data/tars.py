@@ -273,7 +273,7 @@ def _read_entries(manifest: str, file: str) -> dict[str, list[Entry]]:
 
 
 def _member_name(name: str) -> str:
-    """Return the name by which NeMo's rows find a member."""
+    """Return the name that NeMo's rows share with their member: without ``-subN``."""
     return _SUB.sub("", name)
 
 

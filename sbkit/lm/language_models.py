@@ -242,32 +242,30 @@ def ensure_language_models(
         if not sentences and any(orders.values()):
             raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
         messages.append(f"lm_text: {left_out}")
-    note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
-    messages += _train_missing(models, orders, sentences, tokenizer, word_table)
+    spelling_notes = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
+    missing_orders = {name: n for name, n in orders.items() if n and name not in models}
+    for name, trained in _train_models(missing_orders, sentences, tokenizer, word_table).items():
+        models[name] = replace(trained.model, table=word_table if name == WORDS else None)
+        messages.append(_describe(name, trained))
+    if WORDS in models and models[WORDS].table is not None:
+        messages.append("words of the language model: without case and punctuation")
     save(models, file, metadata=metadata)
-    return messages + note
+    return messages + spelling_notes
 
 
-def _train_missing(
-    models: dict[str, NgramModel],
+def _train_models(
     orders: Mapping[str, int],
-    sentences: Iterable[str],
+    sentences: Sequence[str],
     tokenizer: Tokenizer,
     word_table: Orthography | None,
-) -> Iterator[str]:
-    """Train the models that are not there yet; yield messages about them."""
+) -> dict[str, Trained]:
+    """Train a model of words, of tokens or both, as ``orders`` names them."""
     to_words = _normalizer(word_table)
-    splits: dict[str, Callable[[str], list[str]]] = {
+    splitters: dict[str, Callable[[str], list[str]]] = {
         WORDS: lambda text: to_words(text).split(),
         TOKENS: partial(_to_pieces, tokenizer=tokenizer),
     }
-    for name, split in splits.items():
-        if orders[name] and name not in models:
-            trained = train(map(split, sentences), order=orders[name])
-            models[name] = replace(trained.model, table=word_table if name == WORDS else None)
-            yield _describe(name, trained)
-    if WORDS in models and models[WORDS].table is not None:
-        yield "words of the language model: without case and punctuation"
+    return {name: train(map(splitters[name], sentences), order=n) for name, n in orders.items()}
 
 
 def _normalizer(table: Orthography | None) -> Callable[[str], str]:
@@ -373,7 +371,7 @@ def read_sentences(files: Iterable[Path], table: Orthography) -> Iterator[str]:
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the pieces of a text's tokens, without unknown ones."""
+    """Return the tokens of a text as pieces, without unknown ones."""
     unknown = tokenizer.vocabulary.unk
     return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
 
