@@ -167,18 +167,24 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         arpa=lm_text.arpa,
         held_out=held_out if lm_text.texts else {},
     )
+    if not messages:  # the run folder has the models
+        return
     for line in messages:
         logger.info(line)
-    fitted_files = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
-    if messages and any(fitted.exists() for fitted in fitted_files):
-        names = " and ".join(fitted.name for fitted in fitted_files)
+    _remove_fitted(file.parent)
+    word_lm = load_language_models(file, tokenizer).words
+    if word_lm is not None:
+        for name, sentences in held_out.items():
+            spoken = " ".join(sentences).split()
+            share = sum(word not in word_lm for word in spoken) / max(1, len(spoken))
+            logger.info(f"{name}: the language model does not know {share:.1%} of the words")
+
+
+def _remove_fitted(folder: Path) -> None:
+    """Remove what was fitted with earlier language models."""
+    files = [folder / DECODER_FILE, folder / CONFIDENCE_FILE]
+    if any(file.exists() for file in files):
+        names = " and ".join(file.name for file in files)
         logger.info(f"{names} of earlier models are removed; training or `sbkit tune` fits others")
-        for fitted in fitted_files:
-            fitted.unlink(missing_ok=True)
-    words = load_language_models(file, tokenizer).words if messages else None
-    if words is None:
-        return
-    for name, sentences in held_out.items():
-        spoken = " ".join(sentences).split()
-        share = sum(word not in words for word in spoken) / max(1, len(spoken))
-        logger.info(f"{name}: the language model does not know {share:.1%} of the words")
+        for file in files:
+            file.unlink(missing_ok=True)

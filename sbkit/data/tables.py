@@ -60,7 +60,7 @@ class Table:
 
     file: Path  # relative paths are relative to its folder
     rows: pa.Table
-    lines: LineNumbers  # of each row, 1 for the first line of the file
+    lines: LineNumbers  # of each row, from 1; below a header, blank lines are not counted
     excluded: Sequence[Excluded] = ()  # lines that are not rows
 
 

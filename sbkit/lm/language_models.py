@@ -367,7 +367,9 @@ def read_sentences(files: Iterable[Path], table: Orthography) -> Iterator[str]:
                 lines = (row[SENTENCE_COLUMN] or "" for row in rows)
             yield from filter(None, (normalize(line, "", table) for line in lines))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
+            raise DataError(
+                f"{SUBJECT} must be UTF-8, and a table well-formed, but {file} is not ({error})."
+            ) from error
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
