@@ -71,17 +71,17 @@ def read_spontaneous(
         is_filled = [bool(transcript.strip()) for transcript in texts]
         texts = [select_tags(transcript, kept_tags) for transcript in texts]
         rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
-    of_split = [*range(len(rows))]
+    split_rows = [*range(len(rows))]
     if split is not None:
         splits = choose_splits(table, is_filled)
-        of_split = [row for row, name in enumerate(splits) if name == split]
+        split_rows = [row for row, name in enumerate(splits) if name == split]
         if split == "train":
             _log_chosen(table, splits)
-        elif not of_split and split not in RELEASE_SPLITS:
+        elif not split_rows and split not in RELEASE_SPLITS:
             names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
             raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
-    indices = [row for row in of_split if is_filled[row]]
-    num_empty = len(of_split) - len(indices)
+    indices = [row for row in split_rows if is_filled[row]]
+    num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag
         rows = rows.drop_columns(["language"])
     excluded = table.excluded if split in (None, "train") else ()  # they have no split

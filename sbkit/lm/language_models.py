@@ -31,7 +31,7 @@ from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import iter_raw_lines, read_regular, require_writable, write_bytes_atomically
 from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
-from sbkit.lm.kneser_ney import Trained, train
+from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
@@ -104,13 +104,17 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
     if table is not None:
         metadata = {**metadata, WORD_TABLE: json.dumps(table_to_store(table), sort_keys=True)}
     content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
-    # Sort the metadata, whose order safetensors does not fix.
+    write_bytes_atomically(file, _sort_metadata(content))
+
+
+def _sort_metadata(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, whose order safetensors does not fix."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
-    write_bytes_atomically(file, len(text).to_bytes(8, "little") + text + content[8 + length :])
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
@@ -258,7 +262,7 @@ def _train_models(
     sentences: Sequence[str],
     tokenizer: Tokenizer,
     word_table: Orthography | None,
-) -> dict[str, Trained]:
+) -> dict[str, TrainedNgrams]:
     """Train a model of words, of tokens or both, as ``orders`` names them."""
     to_words = _normalizer(word_table)
     splitters: dict[str, Callable[[str], list[str]]] = {
@@ -378,7 +382,7 @@ def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
     return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
 
 
-def _describe(name: str, trained: Trained) -> str:
+def _describe(name: str, trained: TrainedNgrams) -> str:
     line = (
         f"language model of {name}: {trained.model.order}-grams of {trained.num_tokens} {name} in "
         f"{trained.num_sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different "
