@@ -70,13 +70,13 @@ def make_asr_loaders(
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):
         left_out = splits.excluded[-1]
-        milliseconds = 1000 * subsampling.stride
+        frame_milliseconds = 1000 * subsampling.stride / hparams["sample_rate"]
         raise DataError(
             "CTC needs a frame for each token of a transcript, but all "
             f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
-            f"{milliseconds / hparams['sample_rate']:g} ms (`token_type` is "
-            f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Use longer "
-            "tokens (--token_type=bpe, a larger --vocab_size), or let the encoder keep more frames."
+            f"{frame_milliseconds:g} ms (`token_type` is {hparams['token_type']}; {left_out.id}: "
+            f"{left_out.detail}). Use longer tokens (--token_type=bpe, a larger --vocab_size), or "
+            "let the encoder keep more frames."
         )
     log_data(splits, hparams)
     if rank() == 0:

@@ -22,14 +22,7 @@ MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the ro
 PART_COLUMNS = ("part_start", "part_end")  # of a manifest with parts of files: microseconds
 # The columns of a prepared split, the two that a batch adds, and those of mixes and parts.
 RESERVED_COLUMNS = (
-    "id",
-    "text",
-    "sentence",
-    "samples",
-    "audio",
-    "percent",
-    "weight",
-    MIX_SOURCE,
+    *("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE),
     *PART_COLUMNS,
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round

@@ -388,12 +388,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             }
             is_last = part is None
             writer.publish(
-                storage,
-                name,
-                columns,
-                left_out=left_out,
-                parts=num_parts,
-                is_last_part=is_last,
+                storage, name, columns, left_out=left_out, parts=num_parts, is_last_part=is_last
             )
             logger.info(f"{name}: {len(rows)} clips, {writer.audio_bytes / 1e6:.1f} MB")
         if is_last:

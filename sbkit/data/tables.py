@@ -173,9 +173,7 @@ def _parse(
     read = arrow_csv.ReadOptions(column_names=names, skip_rows=header, block_size=BLOCK_BYTES)
     is_quoted = delimiter != "\t"
     parse = arrow_csv.ParseOptions(
-        delimiter=delimiter,
-        quote_char='"' if is_quoted else False,
-        newlines_in_values=is_quoted,
+        delimiter=delimiter, quote_char='"' if is_quoted else False, newlines_in_values=is_quoted
     )
     text = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)

@@ -92,12 +92,11 @@ class _Window:
         entered = np.empty_like(scores)
         entered[0] = -np.inf
         entered[1:] = scores[:-1]
-        over_gap = scores[self._starts - 2] > entered[self._starts]
-        entered[self._starts[over_gap]] = scores[self._starts[over_gap] - 2]
+        over_gap = self._starts[scores[self._starts - 2] > entered[self._starts]]
+        entered[over_gap] = scores[over_gap - 2]
         entered += frame[self._columns]
         steps = (entered > stay).astype(np.int8)
-        over = self._starts[over_gap]
-        steps[over] *= OVER_GAP
+        steps[over_gap] *= OVER_GAP
         scores = np.maximum(stay, entered)
         in_gaps = scores[self._gaps]
         skipping = np.maximum.accumulate(in_gaps + self._skip_costs) - self._skip_costs
