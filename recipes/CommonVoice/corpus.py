@@ -22,14 +22,8 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
 from sbkit.data.manifest import Manifest
-from sbkit.data.spontaneous import (
-    SPLITS,
-    TABLE_NAME,
-    UNASSIGNED,
-    find_table,
-    read_spontaneous,
-)
-from sbkit.data.tables import TableOptions, read_releases
+from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
+from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases
 from sbkit.text.languages import check_language, language_tags
 from sbkit.text.tags import check_tag_names
 
@@ -53,7 +47,7 @@ def recognizes(folder: Path) -> bool:
 def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     """Return the splits of each role: the key ``splits``, else train, dev and test."""
     if _find_spontaneous(knobs):
-        available = [*SPLITS, UNASSIGNED]
+        available = [*RELEASE_SPLITS, UNASSIGNED]
         return resolve_splits(knobs.get("splits"), USUAL_SPLITS, available)
     if not knobs.get("splits"):
         _find_releases(knobs, *chain.from_iterable(USUAL_SPLITS.values()))
@@ -104,7 +98,7 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
         tables = _find_spontaneous(knobs)
         folders = [table.parent for table in tables.values()]
         folders = folders or [*_find_releases(knobs).values()]
-    except SbkitError:  # reading the corpus says what is wrong
+    except SbkitError:  # `read` raises it again
         return {}
     names: list[str] = []
     licenses: list[str] = []
@@ -119,7 +113,7 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
 
 
 def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
-    """Return the table of each language; none for a release of Scripted Speech."""
+    """Return the table of each language; {} for a release of Scripted Speech."""
     folder = unpack_corpus(knobs.get("data_folder"))
     all_tables = sorted(folder.glob(TABLE_NAME.format("*")))
     tags = language_tags(knobs.get("language"))
@@ -150,7 +144,7 @@ def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
 def find_release(data_folder: str | Path | None, language: str, splits: Sequence[str] = ()) -> Path:
     """Return the folder with the TSVs: ``data_folder``, or the folder of the language in it."""
     check_language(language)  # it becomes the name of a folder
-    tsvs = ", ".join(f"{split}.tsv" for split in splits or ("train", "dev", "test"))
+    tsvs = ", ".join(f"{split}.tsv" for split in splits or RELEASE_SPLITS)
     advice = f"Pass --data_folder=FOLDER of a Common Voice release, with {tsvs} and clips/."
     release = unpack_corpus(data_folder)
     if not release.is_dir():

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
-    """Open or make the tokenizer in the run folder, and the language models of a decoder."""
+    """Open or make the tokenizer in the run folder, then the language models of the decoder."""
     tokenizer = ensure_tokenizer(
         model_file=Path(knobs["output_folder"]) / TOKENIZER_FILE,
         kind=knobs["token_type"],
@@ -70,13 +70,13 @@ def make_asr_loaders(
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):
         left_out = splits.excluded[-1]
-        milliseconds = 1000 * subsampling.stride
+        frame_milliseconds = 1000 * subsampling.stride / hparams["sample_rate"]
         raise DataError(
             "CTC needs a frame for each token of a transcript, but all "
             f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
-            f"{milliseconds / hparams['sample_rate']:g} ms (`token_type` is "
-            f"{hparams['token_type']}; {left_out.id}: {left_out.detail}). Use longer "
-            "tokens (--token_type=bpe, a larger --vocab_size), or let the encoder keep more frames."
+            f"{frame_milliseconds:g} ms (`token_type` is {hparams['token_type']}; {left_out.id}: "
+            f"{left_out.detail}). Use longer tokens (--token_type=bpe, a larger --vocab_size), or "
+            "let the encoder keep more frames."
         )
     log_data(splits, hparams)
     if rank() == 0:
@@ -132,9 +132,9 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     """Train the language models of the run's decoder, unless the run folder has them.
 
     Weights and confidences that were fitted with earlier models are removed, so that a run that is
-    killed before they are fitted again does not use them.
-    Sentences of validation and test sets are left out of `lm_text`, but not of the training
-    transcripts: the encoder hears those, too.
+    killed before they are fitted again does not use them. Sentences of validation and test sets are
+    left out of `lm_text`, but not of the training transcripts: the encoder hears those, too.
+
     Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits, or if a decoding
     graph has no model of words.
     """
@@ -167,18 +167,24 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         arpa=lm_text.arpa,
         held_out=held_out if lm_text.texts else {},
     )
+    if not messages:  # the run folder has the models
+        return
     for line in messages:
         logger.info(line)
-    fitted_files = [file.with_name(name) for name in (DECODER_FILE, CONFIDENCE_FILE)]
-    if messages and any(fitted.exists() for fitted in fitted_files):
-        names = " and ".join(fitted.name for fitted in fitted_files)
+    _remove_fitted(file.parent)
+    word_lm = load_language_models(file, tokenizer).words
+    if word_lm is not None:
+        for name, sentences in held_out.items():
+            spoken = " ".join(sentences).split()
+            share = sum(word not in word_lm for word in spoken) / max(1, len(spoken))
+            logger.info(f"{name}: the language model does not know {share:.1%} of the words")
+
+
+def _remove_fitted(folder: Path) -> None:
+    """Remove what was fitted with earlier language models."""
+    files = [folder / DECODER_FILE, folder / CONFIDENCE_FILE]
+    if any(file.exists() for file in files):
+        names = " and ".join(file.name for file in files)
         logger.info(f"{names} of earlier models are removed; training or `sbkit tune` fits others")
-        for fitted in fitted_files:
-            fitted.unlink(missing_ok=True)
-    words = load_language_models(file, tokenizer).words if messages else None
-    if words is None:
-        return
-    for name, sentences in held_out.items():
-        spoken = " ".join(sentences).split()
-        share = sum(word not in words for word in spoken) / max(1, len(spoken))
-        logger.info(f"{name}: the language model does not know {share:.1%} of the words")
+        for file in files:
+            file.unlink(missing_ok=True)

@@ -21,11 +21,7 @@ from sbkit.evaluate.wer import (
     greedy_shares,
     total_scores,
 )
-from sbkit.evaluate.wer_report import (
-    describe_results,
-    slice_figures,
-    write_results,
-)
+from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
@@ -79,7 +75,7 @@ class AsrBrain(Brain):
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
-        """Return the modules that no loss trains: with CTC alone, the attention decoder."""
+        """Return the modules that no loss trains: without its loss, the attention decoder."""
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:

@@ -17,7 +17,7 @@ from sbkit.data.report import Facts, implausible_rows, measure_data
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
-    TextLabels,
+    TextTokenizer,
     Transcripts,
     read_transcripts,
     rows_of_other_durations,
@@ -47,10 +47,10 @@ SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full 
 Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
-def text_labels(planned: PlannedRun) -> TextLabels:
+def text_labels(planned: PlannedRun) -> TextTokenizer:
     """Return the tokenizer; checks of transcripts do not apply to a run without one."""
     labels = planned.prepare_labels()
-    if not isinstance(labels, TextLabels):
+    if not isinstance(labels, TextTokenizer):
         raise MissingPartError("transcripts")
     return labels
 
@@ -155,7 +155,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         for name, split in transcripts.items()
     }
     num_too_short = sum(map(len, too_short.values()))
-    num_utterances = sum(len(split.labels) for split in transcripts.values())
+    num_utterances = sum(len(split.tokens) for split in transcripts.values())
     fits_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
     milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
     yield from _finding_of_rows(

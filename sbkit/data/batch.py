@@ -256,7 +256,6 @@ def make_loaders(
         accumulation=knobs["grad_accumulation_factor"],
         **common,
     )
-
     load = partial(
         make_loader,
         collate=collate,

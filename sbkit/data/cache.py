@@ -80,7 +80,7 @@ NO_AUDIO = pa.schema(
 
 
 class ClipKey(NamedTuple):
-    """What identifies a clip. The fields are also columns of the table of a shard."""
+    """The identity of a clip. The fields are also columns of the table of a shard."""
 
     path: str
     file_size: int  # bytes

@@ -31,13 +31,13 @@ class Corpus(Protocol):
 def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str | None]:
     """Return the name and the license of a corpus, from its optional function ``about(knobs)``.
 
-    A name that it does not know is that of the module or folder, and such a license is None.
+    By default the name is the name of the corpus's module or folder, and the license is None.
     """
     name = knobs.get("corpus") or knobs.get("data_folder")
     facts: dict[str, str | None] = {"name": name and Path(str(name)).name, "license": None}
     about = getattr(corpus, "about", None)
-    known = {} if about is None else about(knobs)
-    return facts | {key: value for key, value in known.items() if value}
+    stated = {} if about is None else about(knobs)
+    return facts | {key: value for key, value in stated.items() if value}
 
 
 class JoinedCorpora:
@@ -63,12 +63,12 @@ class JoinedCorpora:
             return roles
         named = [[value] if isinstance(value, str) else value or [] for value in chosen.values()]
         endings = tuple(f"-{name}" for name, _, _ in self._corpora)
-        others = [str(split) for split in chain(*named) if str(split).endswith(endings)]
-        return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *others])])
+        extra = [str(split) for split in chain(*named) if str(split).endswith(endings)]
+        return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
         """Return the manifest of one split of one of the corpora."""
-        # The name of one folder may end with that of another: sps-fr and fr.
+        # The name of one folder may be the end of another name: fr and sps-fr.
         matching = [c for c in self._corpora if split.endswith(f"-{c[0]}")]
         name, folder, corpus = max(matching, key=lambda c: len(c[0]))
         train = [s.removesuffix(f"-{name}") for s in self.splits(knobs)["train"]]

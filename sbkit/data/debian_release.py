@@ -18,12 +18,11 @@ from sbkit.base.errors import DataError
 from sbkit.base.files import atomic_folder
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds
 from sbkit.data.corpus import USUAL_SPLITS, KnobValues
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."
 RELEASE_VERSION = 1  # raise it if the same packages would give another release
-SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +85,10 @@ def fetch_packages(names: Sequence[str], folder: Path) -> tuple[str, Path]:
     apt_get = ["apt-get", "-qq", *(part for option in options for part in ("-o", option))]
     update = _run([*apt_get, "update"], folder)
     _run([*apt_get, "download", *names], folder, previous_errors=update.stderr)
-    packages = sorted(folder.glob("*.deb"))
-    for package in packages:
+    for package in folder.glob("*.deb"):
         _run(["dpkg-deb", "-x", str(package), str(folder / "root")], folder)
-    version = _run(["dpkg-deb", "-f", str(packages[0]), "Version"], folder).stdout
+    first = find_one(folder, f"{names[0]}_*.deb")
+    version = _run(["dpkg-deb", "-f", str(first), "Version"], folder).stdout
     return version.strip(), folder / "root"
 
 
@@ -129,7 +128,7 @@ def find_one(root: Path, pattern: str) -> Path:
 def write_tsvs(release: Path, rows: Sequence[ReleaseRow]) -> None:
     """Write rows as train, dev, test and validated.tsv; a sentence is in one split only."""
     header = "\t".join(field.name for field in fields(rows[0]))
-    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
+    lines: dict[str, list[str]] = {split: [] for split in RELEASE_SPLITS}
     for row in rows:
         row = replace(row, sentence_id=hashlib.sha256(row.sentence.encode()).hexdigest())
         split = choose_split(normalize(row.sentence, row.locale))
@@ -149,7 +148,7 @@ def choose_split(text: str) -> str:
 def print_release(release: Path) -> None:
     """Print the path of a release, and the clips and minutes of each split."""
     print(release)
-    for split in SPLITS:
+    for split in RELEASE_SPLITS:
         manifest = read_release(release / f"{split}.tsv", TableOptions(language=release.name))
         samples = sum(soundfile.info(path).frames for path in manifest.paths)
         minutes = samples_to_seconds(samples, SAMPLE_RATE) / 60

@@ -176,7 +176,7 @@ def disk_errors_as_data_errors(location: Path | str) -> Iterator[None]:
 
 @contextmanager
 def unpacking_errors_as_data_errors(failure: str, *, fix: str) -> Iterator[None]:
-    """Turn an error of tarfile, or of what it decompresses with, into DataError: "FAILURE. FIX"."""
+    """Turn errors of tarfile and its decompressors into DataError: "FAILURE (ERROR). FIX"."""
     try:
         yield
     except DataError:
@@ -188,7 +188,7 @@ def unpacking_errors_as_data_errors(failure: str, *, fix: str) -> Iterator[None]
 
 
 def iter_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar, and forget them."""
+    """Yield the members of a tar without keeping them in memory."""
     for member in tar:
         tar.members.clear()  # type: ignore[attr-defined] # 0.9 GB for two million clips
         yield member

@@ -50,7 +50,7 @@ def is_cut_manifest(source: Path) -> bool:
 
 
 def read_json_lines(source: str) -> Iterator[tuple[int, object]]:
-    """Yield the number and the value of each line; a line that is not JSON is an error.
+    """Yield the number and the value of each line; the value of an invalid line is its error.
 
     source: a file or a URL, compressed if it ends in .gz.
     """

@@ -22,14 +22,7 @@ MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the ro
 PART_COLUMNS = ("part_start", "part_end")  # of a manifest with parts of files: microseconds
 # The columns of a prepared split, the two that a batch adds, and those of mixes and parts.
 RESERVED_COLUMNS = (
-    "id",
-    "text",
-    "sentence",
-    "samples",
-    "audio",
-    "percent",
-    "weight",
-    MIX_SOURCE,
+    *("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE),
     *PART_COLUMNS,
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
@@ -80,7 +73,7 @@ class Manifest:
 
     @classmethod
     def of(cls, rows: Iterable[Clip | Excluded], *bases: Path) -> Self:
-        """Collect clips and excluded rows; every clip and every id is kept once, as `distinct`."""
+        """Collect clips and excluded rows, and make the clips `distinct`."""
         rows = iter(rows)
         batches = iter(lambda: list(islice(rows, BATCH_ROWS)), [])
         return cls.join(map(cls._from_batch, batches)).distinct(*bases)
@@ -95,8 +88,8 @@ class Manifest:
         }
         if any(clip.start or clip.end is not None for clip in clips):
             columns |= part_columns((clip.start, clip.end) for clip in clips)
-        others = text_columns([clip.columns for clip in clips])
-        columns |= {unreserved_name(name): column for name, column in others.items()}
+        other_columns = text_columns([clip.columns for clip in clips])
+        columns |= {unreserved_name(name): column for name, column in other_columns.items()}
         return cls(pa.table(columns), tuple(row for row in batch if isinstance(row, Excluded)))
 
     @classmethod
@@ -209,9 +202,10 @@ class Manifest:
     def _clips(self, start: int, count: int) -> Iterator[Clip]:
         for row in self.rows.slice(start, count).to_pylist():
             id, path, sentence = map(row.pop, _SCHEMA.names)
-            start, end = (row.pop(name, None) for name in PART_COLUMNS)
+            part_start, part_end = (row.pop(name, None) for name in PART_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}
-            yield Clip(id, Path(os.fsdecode(path)), sentence, columns, start or 0, end)
+            file = Path(os.fsdecode(path))
+            yield Clip(id, file, sentence, columns, part_start or 0, part_end)
 
 
 def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
@@ -230,7 +224,7 @@ def part_columns(positions: Iterable[tuple[int, int | None]]) -> dict[str, pa.Ar
 
 
 def part_name(name: str, part: AudioPart) -> str:
-    """Append the position of a part to a name, in milliseconds; return that of a whole file."""
+    """Append the position of a part, in milliseconds, to a name; keep the name of a whole file."""
     if part.is_whole:
         return name
     end = "end" if part.end is None else part.end // 1000
@@ -244,17 +238,17 @@ def _find_overlapping(rows: Mapping[AudioPart, int]) -> dict[int, int]:
     it, and so on.
     """
     overlapping: dict[int, int] = {}
-    kept: dict[str, AudioPart] = {}  # the last kept part of each file
+    last_kept: dict[str, AudioPart] = {}  # by file
 
     def end_of(part: AudioPart) -> float:
         return math.inf if part.end is None else part.end
 
     for part in sorted(rows, key=lambda part: (end_of(part), -part.start)):
-        last = kept.get(part.path)
+        last = last_kept.get(part.path)
         if last and part.start < end_of(last) - MAX_OVERLAP:
             overlapping[rows[part]] = rows[last]
         else:
-            kept[part.path] = part
+            last_kept[part.path] = part
     return overlapping
 
 

@@ -31,7 +31,7 @@ class Source:
 
 
 def read_shares(mix: object, names: Sequence[str]) -> Shares:
-    """Return the share of each training source in the key `mix`; nothing without a mix.
+    """Return the share of each training source in the key `mix`; {} without a mix.
 
     >>> read_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
     {'train': None, 'train-synthetic': 0.5}
@@ -59,13 +59,13 @@ def read_shares(mix: object, names: Sequence[str]) -> Shares:
     total = sum(share_of.values())
     unnamed = [name for name in names if name not in share_of]
     if share_of and (total > 1 - SUM_TOLERANCE if unnamed else abs(total - 1) > SUM_TOLERANCE):
-        rest = f"less than 1, because an epoch also has {', '.join(unnamed)}" if unnamed else "1"
-        raise ConfigError(f"The shares in `mix` must sum to {rest}, but sum to {total:g}.")
+        limit = f"less than 1, because an epoch also has {', '.join(unnamed)}" if unnamed else "1"
+        raise ConfigError(f"The shares in `mix` must sum to {limit}, but sum to {total:g}.")
     return {name: share_of.get(name) for name in names} if share_of else {}
 
 
 def sources_of(splits: Splits) -> list[Source]:
-    """Return the training sources of a mix, in their order; none without a mix."""
+    """Return the training sources of a mix, in their order; [] without a mix."""
     if not splits.mix:
         return []
     source_of_row: Counts = take_columns(splits.train, MIX_SOURCE)[MIX_SOURCE].to_numpy()
@@ -96,7 +96,7 @@ def samples_per_epoch(splits: Splits) -> int:
 
 
 def require_utterances(sources: Sequence[Source]) -> None:
-    """Raise DataError if a source has none."""
+    """Raise DataError if a source has no audio."""
     for source in sources:
         if not source.samples:
             raise DataError(

@@ -292,7 +292,7 @@ def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
 
 
 def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
-    """Return what identifies the audio of every row: size and checksum, or the clip's own file."""
+    """Return a key of each row's audio: its size and checksum, or the path of its own file."""
     audio = take_columns(split, AUDIO)[AUDIO]
     size, checksum, file = (pc.struct_field(audio, name) for name in ("size", "crc32", "file"))
     fields = (size.cast(pa.string()), checksum.cast(pa.string()), "-")

@@ -89,7 +89,7 @@ def join_rows(
     played = np.where(played <= capacity, played, samples[order])
     starts: list[int] = []
     totals: list[int] = []
-    total, percent = capacity, 100  # nothing is joined to the first
+    total, percent = 0, 100
     rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), is_joined, strict=True)
     for index, (natural, row_samples, row_percent, joins) in enumerate(rows):
         longer = total + at_speed(natural, percent)
@@ -318,8 +318,8 @@ class TrainSampler(Sampler[MicroBatch]):
             rows = np.random.default_rng(seeds).permutation(source.rows)
             rows = rows[np.argsort(self._windows(rows, *seeds), kind="stable")]
             samples = self._samples[rows]
-            begins = number * source.samples + np.cumsum(samples) - samples
-            drawn.append(rows[(start <= begins) & (begins < stop)])
+            row_starts = number * source.samples + np.cumsum(samples) - samples
+            drawn.append(rows[(start <= row_starts) & (row_starts < stop)])
         return np.concatenate(drawn)
 
 

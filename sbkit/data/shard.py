@@ -166,7 +166,7 @@ def _decode(content: bytes, location: AudioLocation) -> Samples:
 # Decoding
 
 
-class Decoded(NamedTuple):
+class DecodedClip(NamedTuple):
     """A clip in the form of a store."""
 
     audio: bytes | AudioError  # the error says why it cannot be decoded
@@ -176,7 +176,7 @@ class Decoded(NamedTuple):
 
 def decode_clips(
     parts: Iterable[AudioPart], sample_rate: int, *, store: str = "pcm"
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedClip]:
     """Decode clips on all cores, in order, into the form of a store.
 
     Parts of one file that follow each other, sorted by start, are cut from one stream.
@@ -187,7 +187,7 @@ def decode_clips(
     threads = usable_cores()
     torch_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # each decoding thread would start threads of torch's own
-    ahead: deque[Future[Decoded]] = deque()
+    ahead: deque[Future[DecodedClip]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             submitted = _submit_clips(pool, parts, sample_rate, store)
@@ -203,7 +203,7 @@ def decode_clips(
 
 def _submit_clips(
     pool: ThreadPoolExecutor, parts: Iterable[AudioPart], sample_rate: int, store: str
-) -> Iterator[Future[Decoded]]:
+) -> Iterator[Future[DecodedClip]]:
     """Submit whole files to be decoded, and parts, which are read here, to be encoded."""
     for name, group in groupby(parts, key=lambda part: part.path):
         path = Path(name)
@@ -215,23 +215,23 @@ def _submit_clips(
         digest = ""
         for part, samples in zip(clips, read_parts(clips, sample_rate), strict=True):
             if isinstance(samples, AudioError):
-                yield pool.submit(Decoded, samples)
+                yield pool.submit(DecodedClip, samples)
                 continue
             digest = digest or _hash_file(path)
             position = f"{digest}:{part.start}-{part.end}"
             yield pool.submit(_encode_clip, samples, position, sample_rate, store)
 
 
-def _decode_clip(path: Path, sample_rate: int, store: str) -> Decoded:
+def _decode_clip(path: Path, sample_rate: int, store: str) -> DecodedClip:
     try:
         return _encode_clip(read_audio(path, sample_rate), _hash_file(path), sample_rate, store)
     except AudioError as error:
-        return Decoded(error)
+        return DecodedClip(error)
 
 
-def _encode_clip(samples: Samples, digest: str, sample_rate: int, store: str) -> Decoded:
+def _encode_clip(samples: Samples, digest: str, sample_rate: int, store: str) -> DecodedClip:
     audio = encode_audio(samples, store=store, sample_rate=sample_rate)
-    return Decoded(audio, len(samples), digest)
+    return DecodedClip(audio, len(samples), digest)
 
 
 def _hash_file(path: Path) -> str:

@@ -274,9 +274,9 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
     because a recording is read for each shard that has parts of it.
     """
     order = np.random.default_rng(options.seed).permutation(len(manifest))
-    facts = [_file_facts(path) for path in manifest.paths]
+    versions = [_size_and_mtime(path) for path in manifest.paths]
     clips = [*manifest.parts]
-    sizes = [size for size, _ in facts]
+    sizes = [size for size, _ in versions]
     if manifest.has_parts:
         order = order[by_file(clips[row] for row in order)]
         bytes_per_second = 2 * options.sample_rate * STORE_SIZES[options.store]
@@ -295,8 +295,8 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
     for number, rows in enumerate(np.array_split(order, num_shards)):
         excluded = manifest.excluded if number == 0 else ()
         part = replace(manifest.take(rows), excluded=excluded)
-        row_facts = [facts[row] for row in rows.tolist()]
-        name = options.name(split, excluded, row_facts, part.rows.to_pylist())
+        part_versions = [versions[row] for row in rows.tolist()]
+        name = options.name(split, excluded, part_versions, part.rows.to_pylist())
         units.append(Unit(name, partial(_single_part, part)))
     return units
 
@@ -305,8 +305,8 @@ def _single_part(part: Manifest, start: int) -> Iterator[Manifest]:
     return iter([part][start:])
 
 
-def _file_facts(path: str) -> tuple[int, int]:
-    """Return the size and time of change of a file, zeros if it cannot be reached."""
+def _size_and_mtime(path: str) -> tuple[int, int]:
+    """Return a file's size (bytes) and modification time (ns), zeros if it cannot be reached."""
     try:
         status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
     except (OSError, ValueError):
@@ -335,7 +335,7 @@ def _write_units(
 
 
 def work_share(variables: Mapping[str, str]) -> tuple[int, int]:
-    """Return the index and the number of the processes, from SLURM's array or torchrun."""
+    """Return this process's index and the number of processes, from SLURM's array or torchrun."""
     try:
         if any(name.startswith("SLURM_ARRAY_TASK_") for name in variables):
             first = int(variables["SLURM_ARRAY_TASK_MIN"])
@@ -378,7 +378,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
                     (ids[row], reason_of(error), str(error)) for row, error in errors.items()
                 ]
                 part = next(parts, None)
-                num_parts = num_parts + 1
+                num_parts += 1
             rows = Manifest.join(written).rows
             name = f"{unit.name}-{number:03d}"
             columns = {
@@ -388,12 +388,7 @@ def _write_unit(storage: Storage, options: ShardOptions, scratch: Path, unit: Un
             }
             is_last = part is None
             writer.publish(
-                storage,
-                name,
-                columns,
-                left_out=left_out,
-                parts=num_parts,
-                is_last_part=is_last,
+                storage, name, columns, left_out=left_out, parts=num_parts, is_last_part=is_last
             )
             logger.info(f"{name}: {len(rows)} clips, {writer.audio_bytes / 1e6:.1f} MB")
         if is_last:

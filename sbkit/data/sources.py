@@ -138,7 +138,7 @@ def _read_recordings(file: Path) -> dict[str, str]:
 def _locate_utterance(
     folder: Path, recordings: Mapping[str, str], id: str, fields: Sequence[str]
 ) -> AudioPart | Excluded:
-    """Return the audio of the fields "RECORDING START END"; an END of -1 is that of the file."""
+    """Return the audio of the fields "RECORDING START END"; an END of -1 is the end of the file."""
     if len(fields) != 3:
         return Excluded("", "wrong number of fields", f"{1 + len(fields)} instead of 4")
     name = recordings.get(fields[0])
@@ -196,8 +196,8 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
             f"them, such as {source / names[0] if names else source}."
         )
     datasets.disable_progress_bars()
-    # Paths in a table are relative to the folder of its file. A dataset is a folder, without one
-    # file: "data" stands for it.
+    # Paths in a table are relative to the folder of its file. A dataset is a folder and has no such
+    # file, so the name "data" stands in for it.
     file = source / "data" if source.is_dir() else source
     write_audio = partial(_cache_audio, source)
     try:
@@ -281,9 +281,9 @@ def _is_path(value: bytes) -> bool:
 
 
 def _to_text(value: object) -> str:
-    """Return a value as text; of an audio file, only its path.
+    """Return a value as text, an audio file as its path.
 
-    Spark and Impala write strings as bytes, unless they are told otherwise.
+    By default Spark and Impala write strings as bytes.
     """
     if value is None:
         return ""
@@ -329,7 +329,7 @@ def _cache_audio(source: Path, content: bytes, path: str) -> Path:
 
 @dataclass(frozen=True)
 class TableFolders:
-    """The tables of a split in local or remote folders, which are read in batches."""
+    """The tables and tars of a split in local or remote folders, which are read in batches."""
 
     files: tuple[str, ...]
     options: TableOptions
@@ -345,15 +345,16 @@ class TableFolders:
         ):
             audio_folder = Path(temporary) / "audio"
             if file.endswith(TAR_SUFFIXES):
-                batches = read_tar(file, audio_folder, self.options, BATCH_ROWS)
-                for manifest in islice(batches, start_batch, None):
-                    yield _name_excluded(manifest, file)
-                return
-            for table in self._read_batches(file, audio_folder, start_batch):
-                yield self._to_manifest(table, file, audio_folder)
+                tar_batches = read_tar(file, audio_folder, self.options, BATCH_ROWS)
+                manifests: Iterator[Manifest] = islice(tar_batches, start_batch, None)
+            else:
+                tables = self._read_tables(file, audio_folder, start_batch)
+                manifests = (self._to_manifest(table, file, audio_folder) for table in tables)
+            for manifest in manifests:
+                yield _name_excluded(manifest.without_repeats(), file)
                 shutil.rmtree(audio_folder, ignore_errors=True)
 
-    def _read_batches(self, file: str, audio_folder: Path, start_batch: int) -> Iterator[Table]:
+    def _read_tables(self, file: str, audio_folder: Path, start_batch: int) -> Iterator[Table]:
         if file.endswith(".jsonl"):
             with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
                 tables = read_objects(Path(file), lines, BATCH_ROWS)
@@ -368,18 +369,15 @@ class TableFolders:
                 first_row += len(rows)
 
     def _to_manifest(self, table: Table, file: str, audio_folder: Path) -> Manifest:
-        if len(table.rows):
-            # A recording is fetched once for all of its parts.
-            find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
-            manifest = to_manifest(table, self.options, find_audio)
-        else:
-            manifest = Manifest.of(table.excluded)
-        return _name_excluded(manifest, file)
+        if not len(table.rows):
+            return Manifest.of(table.excluded)
+        # A recording is fetched once for all of its parts.
+        find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
+        return to_manifest(table, self.options, find_audio)
 
 
 def _name_excluded(manifest: Manifest, file: str) -> Manifest:
-    """Exclude repeated clips; start the ids of excluded rows with the name of their file."""
-    manifest = manifest.without_repeats()
+    """Start the ids of excluded rows with the name of their file."""
     name = Path(file).name
     excluded = (replace(row, id=f"{name} {row.id}") for row in manifest.excluded)
     return replace(manifest, excluded=tuple(excluded))

@@ -132,10 +132,10 @@ def prepare_split(
     for clip in manifest.take(np.flatnonzero(is_empty)):
         excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
     readable = usable.take(np.delete(np.arange(len(usable)), [*errors])).rows
-    others = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
+    other_names = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
     columns = {name: readable[name] for name in ("id", "text", "sentence")}
     columns["samples"] = stored["samples"]
-    columns |= {name: readable[name].fill_null("") for name in others}
+    columns |= {name: readable[name].fill_null("") for name in other_names}
     table = pa.table({**columns, AUDIO: stored[AUDIO]})
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
@@ -283,8 +283,8 @@ def spread_rows(count: int, max_rows: int) -> list[int]:
 
 
 @runtime_checkable
-class TextLabels(Hashable, Protocol):
-    """Something that turns normalized text into ids of a vocabulary, such as a tokenizer."""
+class TextTokenizer(Hashable, Protocol):
+    """An object that turns normalized text into ids of a vocabulary."""
 
     vocabulary: Vocabulary
 
@@ -293,14 +293,14 @@ class TextLabels(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Columns with an entry for each row of a split."""
+    """What each row of a split contains, in columns of counts and flags."""
 
     samples: Counts  # of the audio
     characters: Counts  # in the text
-    labels: Counts  # in the text
-    frames_needed: Counts  # one for each label, and a blank between two that are equal
+    tokens: Counts  # in the text
+    frames_needed: Counts  # one for each token, and a blank between two that are equal
     refused: Bools  # whether the text contains an id that no loss accepts
-    unknown: Bools  # whether it contains the unknown label
+    unknown: Bools  # whether it contains the unknown token
 
     def too_short(self, subsampling: Subsampling, percent: int = 100) -> Counts:
         """Return the rows with too few frames for CTC, when played at a speed in percent."""
@@ -312,7 +312,7 @@ class Transcripts:
 
 
 @lru_cache(maxsize=32)  # the checks and then the loaders read every split
-def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcripts:
+def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcripts:
     """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
     columns = take_columns(split, "samples", "text")
     starts = range(0, max(1, len(split)), TOKENIZED_ROWS)
@@ -321,14 +321,14 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextLabels) -> Transcri
     return Transcripts(*map(np.concatenate, zip(*arrays, strict=True)))
 
 
-def _tokenize(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
+def _tokenize(table: pa.Table, tokenizer: TextTokenizer) -> Transcripts:
     texts = to_texts(table["text"])
     encoded = [tokenizer.encode(text) for text in texts]
     counts = np.fromiter(map(len, encoded), np.int64, len(texts))
-    labels = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())
+    tokens = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())
     rows = np.repeat(np.arange(len(texts)), counts)
     vocabulary = tokenizer.vocabulary
-    is_refused = (labels < 0) | (labels >= vocabulary.size) | (labels == vocabulary.blank)
+    is_refused = (tokens < 0) | (tokens >= vocabulary.size) | (tokens == vocabulary.blank)
 
     def rows_with(mask: Bools) -> Bools:
         return np.bincount(rows[mask], minlength=len(texts)) > 0
@@ -336,8 +336,8 @@ def _tokenize(table: pa.Table, tokenizer: TextLabels) -> Transcripts:
     return Transcripts(
         samples=table["samples"].to_numpy(),
         characters=np.fromiter(map(len, texts), np.int64, len(texts)),
-        labels=counts,
-        frames_needed=frames_needed(labels, counts),
+        tokens=counts,
+        frames_needed=frames_needed(tokens, counts),
         refused=rows_with(is_refused),
-        unknown=rows_with(labels == vocabulary.unk),
+        unknown=rows_with(tokens == vocabulary.unk),
     )

@@ -19,14 +19,16 @@ import pyarrow as pa
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.data.manifest import Manifest, to_texts
+from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
+    RELEASE_SPLITS,
     TEXT_COLUMNS,
     Table,
     TableOptions,
     find_column,
     locate_clip,
     read_table,
+    read_text_column,
     to_manifest,
 )
 from sbkit.text.tags import select_tags
@@ -35,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 TABLE_NAME = "ss-corpus-{}.tsv"
 AUDIO_FOLDER = "audios"
-SPLITS = ("train", "dev", "test")
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
 EVALUATION_SHARE = 0.1  # of the rows whose split is chosen here, for each of dev and test
 
@@ -66,21 +67,21 @@ def read_spontaneous(
     is_filled = [True] * len(rows)
     text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)
     if text and options.text_column is not False:
-        texts = _read_column(table, text)
+        texts = read_text_column(table, text)
         is_filled = [bool(transcript.strip()) for transcript in texts]
         texts = [select_tags(transcript, kept_tags) for transcript in texts]
         rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
-    of_split = [*range(len(rows))]
+    split_rows = [*range(len(rows))]
     if split is not None:
         splits = choose_splits(table, is_filled)
-        of_split = [row for row, name in enumerate(splits) if name == split]
+        split_rows = [row for row, name in enumerate(splits) if name == split]
         if split == "train":
             _log_chosen(table, splits)
-        elif not of_split and split not in SPLITS:
-            names = ", ".join(sorted({*SPLITS, *splits}))
+        elif not split_rows and split not in RELEASE_SPLITS:
+            names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
             raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
-    indices = [row for row in of_split if is_filled[row]]
-    num_empty = len(of_split) - len(indices)
+    indices = [row for row in split_rows if is_filled[row]]
+    num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag
         rows = rows.drop_columns(["language"])
     excluded = table.excluded if split in (None, "train") else ()  # they have no split
@@ -92,18 +93,12 @@ def read_spontaneous(
     return replace(manifest.distinct(audios), filtered=filtered)
 
 
-def _read_column(table: Table, name: str) -> list[str]:
-    """Return the texts of a column; empty ones if the table lacks it, as first releases do."""
-    if name not in table.rows.column_names:
-        return [""] * len(table.rows)
-    return to_texts(table.rows[name].fill_null(""))
-
-
 def _log_chosen(table: Table, splits: Sequence[str]) -> None:
     """Log how many rows belong to a split that the table does not name."""
-    names = _read_column(table, "split")
+    names = read_text_column(table, "split")
     count = sum(
-        split in SPLITS and split != name.strip() for split, name in zip(splits, names, strict=True)
+        split in RELEASE_SPLITS and split != name.strip()
+        for split, name in zip(splits, names, strict=True)
     )
     if count:
         rows = plural(count, "row")
@@ -120,10 +115,10 @@ def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
 
     Raises DataError if there are fewer than three speakers to deal.
     """
-    names = [name.strip() for name in _read_column(table, "split")]
-    free = {""} if {*names} & {*SPLITS} else {"", UNASSIGNED}
-    speakers = _read_column(table, "client_id")
-    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in SPLITS}
+    names = [name.strip() for name in read_text_column(table, "split")]
+    free = {""} if {*names} & {*RELEASE_SPLITS} else {"", UNASSIGNED}
+    speakers = read_text_column(table, "client_id")  # the first releases name none
+    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in RELEASE_SPLITS}
     counts = Counter(
         speaker
         for speaker, name, filled in zip(speakers, names, is_filled, strict=True)
@@ -138,7 +133,7 @@ def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
 
 def _deal(file: Path, counts: Mapping[str, int], *, is_needed: bool) -> dict[str, str]:
     """Deal speakers, with their numbers of rows, to the splits."""
-    if is_needed and len(counts) < len(SPLITS):
+    if is_needed and len(counts) < len(RELEASE_SPLITS):
         raise DataError(
             f"{file} assigns no row to train, dev and test, and has {len(counts)} of the three "
             "speakers that it takes to choose them. Write the splits into its column `split`."

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -47,6 +47,7 @@ BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
@@ -59,7 +60,7 @@ class Table:
 
     file: Path  # relative paths are relative to its folder
     rows: pa.Table
-    lines: LineNumbers  # of each row, 1 for the first line of the file
+    lines: LineNumbers  # of each row, from 1; below a header, blank lines are not counted
     excluded: Sequence[Excluded] = ()  # lines that are not rows
 
 
@@ -172,9 +173,7 @@ def _parse(
     read = arrow_csv.ReadOptions(column_names=names, skip_rows=header, block_size=BLOCK_BYTES)
     is_quoted = delimiter != "\t"
     parse = arrow_csv.ParseOptions(
-        delimiter=delimiter,
-        quote_char='"' if is_quoted else False,
-        newlines_in_values=is_quoted,
+        delimiter=delimiter, quote_char='"' if is_quoted else False, newlines_in_values=is_quoted
     )
     text = dict.fromkeys(names, pa.string())
     convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
@@ -306,8 +305,8 @@ def _find_clips(
     ids: list[str] = []
     paths: list[bytes] = []
     positions: dict[int, tuple[int, int | None]] = {}
-    fields = (_read_column(table, column) for column in columns)
-    for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=False)):
+    fields = (read_text_column(table, column) for column in columns)
+    for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=True)):
         file = find_audio(name.strip())
         part = parse_part(file, offset, duration) if isinstance(file, str) else file
         if isinstance(part, Excluded):
@@ -352,10 +351,11 @@ def to_part(path: str, start: float, end: float | None) -> AudioPart | Excluded:
     return AudioPart(path, round(start * MICROSECONDS), microseconds)
 
 
-def _read_column(table: Table, column: str) -> Iterable[str]:
-    if column not in table.rows.column_names:
-        return repeat("")
-    return to_texts(table.rows[column].fill_null(""))
+def read_text_column(table: Table, name: str) -> list[str]:
+    """Return the texts of a column, "" for missing ones and for a column that the table lacks."""
+    if name not in table.rows.column_names:
+        return [""] * len(table.rows)
+    return to_texts(table.rows[name].fill_null(""))
 
 
 def locate(folder: Path, name: str) -> str | Excluded:

@@ -139,7 +139,7 @@ def read_tar(
     entries = _read_entries(manifest, file)
     unused = {*entries}
     while batch := list(islice(numbered, batch_rows)):
-        unused -= {_member_name(sample.name) for _, sample in batch}
+        unused -= {_entry_name(sample, entries) for _, sample in batch}
         yield _to_manifest(file, _describe(batch, entries, options), options)
         shutil.rmtree(audio_folder, ignore_errors=True)
     detail = f"{manifest} has rows of it"
@@ -266,15 +266,15 @@ def _read_entries(manifest: str, file: str) -> dict[str, list[Entry]]:
                 "with audio_filepath nor a cut of Lhotse. Correct it."
             )
         if "supervisions" not in entry:
-            name = _member_name(str(PurePosixPath(name).with_suffix("")))
+            name = _SUB.sub("", str(PurePosixPath(name).with_suffix("")))
         if entry.get("shard_id", number) == number:
             entries.setdefault(name, []).append(entry)
     return entries
 
 
-def _member_name(name: str) -> str:
-    """Return the name by which NeMo's rows find a member."""
-    return _SUB.sub("", name)
+def _entry_name(sample: Sample, entries: Mapping[str, Sequence[Entry]]) -> str:
+    """Return the name of a sample in a manifest; NeMo's lacks ``-subN``."""
+    return sample.name if sample.name in entries else _SUB.sub("", sample.name)
 
 
 def _describe(
@@ -284,7 +284,7 @@ def _describe(
 ) -> Iterator[tuple[int, Row | Clip | Excluded]]:
     """Yield the clips of samples; a member that the manifest leaves out is left out."""
     for number, sample in batch:
-        for entry in entries.get(_member_name(sample.name), ()):
+        for entry in entries.get(_entry_name(sample, entries), ()):
             if sample.audio is None:
                 yield number, Excluded(sample.name, "no audio file", "only its texts")
             elif "supervisions" in entry:

@@ -169,7 +169,7 @@ class LexiconArcs:
             target = 1 if is_last else self._num_states
             self.arcs.append((source, target, token + 1, 0 if index else label, 0.0))
             source = target
-            self._num_states = self._num_states + (not is_last)
+            self._num_states += not is_last
 
     def _add_unknown(self, begin: int, spellings: Sequence[Sequence[int]]) -> None:
         """Add a path for any token sequence that begins a word, and only one word.

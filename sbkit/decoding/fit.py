@@ -28,12 +28,7 @@ from sbkit.decoding.decoder import (
     DecoderWeights,
 )
 from sbkit.decoding.greedy import GreedyDecoder
-from sbkit.decoding.utterances import (
-    EXTRA_ERRORS,
-    UTTERANCES,
-    text_share,
-    utterance_features,
-)
+from sbkit.decoding.utterances import EXTRA_ERRORS, UTTERANCES, text_share, utterance_features
 from sbkit.decoding.words import (
     CONFIDENCE_FILE,
     FEATURES,
@@ -167,15 +162,15 @@ class FittedConfidence:
 
     def __str__(self) -> str:
         if self.calibration is None:
-            least = MIN_RIGHT_AND_WRONG[self.unit]
+            minimum = MIN_RIGHT_AND_WRONG[self.unit]
             return (
                 f"none, because {self.right} of {self.count} {self.unit} are right: fitting needs "
-                f"two utterances with at least {least} right and {least} wrong {self.unit}"
+                f"two utterances with at least {minimum} right and {minimum} wrong {self.unit}"
             )
         figures = self.calibration.describe(self.unit)
         if self.confidence is not None:
             return f"{figures}, by cross-validation"
-        return f"none, because it predicts {self.unit} it was not fitted to too badly: {figures}"
+        return f"none, because it predicts unseen {self.unit} no better than a constant: {figures}"
 
 
 @dataclass(frozen=True)
@@ -327,7 +322,9 @@ def fit_weights(
     """
     splits = ", ".join(split_sizes)
     if reason := _too_few(utterances, sum(split_sizes.values())):
-        weights = DecoderWeights() if by_words else DecoderWeights(word=0.0)
+        weights = DecoderWeights()
+        if _drops_word_model(decoder, by_words=by_words):
+            weights = replace(weights, word=0.0)
         (scores,) = count_all_errors([decoder.with_weights(weights)], utterances, ping)
         logger.info(reason)
         return FittedWeights(weights, scores, by_words, reason)
@@ -375,13 +372,12 @@ def search_weights(
     ``NUM_TRIALS`` settings, which fill the space of all weights evenly, are tried, and a quadratic
     function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
     where this function is lowest, because the fewest errors on a few hundred words are a matter of
-    luck. A language that does not separate words is decoded without the model of words, which would
-    know only whole sentences.
+    luck.
 
     Raises DataError if the validation sets are empty.
     """
     names = list(used_weights(decoder))
-    if not by_words and "token" in names:
+    if _drops_word_model(decoder, by_words=by_words):
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
     ranges = GRAPH_WEIGHT_RANGES if decoder.decoder_type == "graph" else WEIGHT_RANGES
@@ -439,6 +435,14 @@ def used_weights(decoder: BeamDecoder) -> Iterator[str]:
         yield from ("token", "token_bonus")
     if decoder.attention_rescoring:
         yield "attention"
+
+
+def _drops_word_model(decoder: BeamDecoder, *, by_words: bool) -> bool:
+    """Check whether to decode with the model of tokens only.
+
+    If a language does not separate words, a model of words knows only whole sentences.
+    """
+    return not by_words and "token" in used_weights(decoder)
 
 
 def _make_quick(decoder: BeamDecoder) -> BeamDecoder:

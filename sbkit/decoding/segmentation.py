@@ -3,7 +3,7 @@
 log-probabilities of a recording, tokens of its utterances -> best path -> their frames and scores
 
 The path visits the tokens of all utterances in order. Unlike in the paper, it may leave audio or
-text out: before, between and after the utterances it may stay in a gap, where any token is heard at
+text out: before, between and after the utterances it may stay in a gap, which accepts any token at
 GAP_PENALTY, and it may skip an utterance at SKIP_PENALTY. So text may be missing or added.
 
 Only WINDOW_STATES are compared in a frame, and the path is traced back block by block from the
@@ -76,7 +76,7 @@ class _FrameBlock:
 
 
 class _Window:
-    """Runs the frames of a block in the window of states that starts at ``first``."""
+    """The window of states from ``first`` on, which the frames of a block are scored in."""
 
     def __init__(self, states: _States, first: int) -> None:
         self._columns = states.columns[first : first + WINDOW_STATES]
@@ -92,12 +92,11 @@ class _Window:
         entered = np.empty_like(scores)
         entered[0] = -np.inf
         entered[1:] = scores[:-1]
-        over_gap = scores[self._starts - 2] > entered[self._starts]
-        entered[self._starts[over_gap]] = scores[self._starts[over_gap] - 2]
+        over_gap = self._starts[scores[self._starts - 2] > entered[self._starts]]
+        entered[over_gap] = scores[over_gap - 2]
         entered += frame[self._columns]
         steps = (entered > stay).astype(np.int8)
-        over = self._starts[over_gap]
-        steps[over] *= OVER_GAP
+        steps[over_gap] *= OVER_GAP
         scores = np.maximum(stay, entered)
         in_gaps = scores[self._gaps]
         skipping = np.maximum.accumulate(in_gaps + self._skip_costs) - self._skip_costs
@@ -148,7 +147,7 @@ def _score(emissions: Float32s) -> float:
 def _run_forward(
     states: _States, log_probs: LogProbs, silent: Collection[int]
 ) -> tuple[list[_FrameBlock], int]:
-    """Return the scores before each block, and the gap in which the best path ends."""
+    """Return the scores before each block, and the last state of the best path, a gap."""
     num_states = len(states.columns)
     scores = np.full(min(WINDOW_STATES, num_states), -np.inf, np.float32)
     scores[0] = 0.0
@@ -178,9 +177,9 @@ def _trace_back(
     """Return the state of each frame on the best path that ends in a state, and its ln p: (U,)."""
     path = np.zeros(len(log_probs), np.int64)
     emitted = np.zeros(len(log_probs), np.float32)
-    for number in range(len(blocks) - 1, -1, -1):
-        block = blocks[number]
-        start = number * BLOCK_FRAMES
+    for block_index in range(len(blocks) - 1, -1, -1):
+        block = blocks[block_index]
+        start = block_index * BLOCK_FRAMES
         emissions = _emissions(log_probs[start : start + BLOCK_FRAMES], silent)
         window = _Window(states, block.first)
         scores = block.scores

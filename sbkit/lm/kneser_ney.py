@@ -26,7 +26,7 @@ MIN_WEIGHT = float(np.finfo(np.float32).tiny)  # replaces zero, which has no log
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedNgrams:
     """A model and the size of its training text.
 
     fallback_orders: orders whose discounts could not be estimated and are 0.5, 1 and 1.5;
@@ -40,7 +40,7 @@ class Trained:
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
+class GramCounts:
     """The n-grams of one order, sorted by key.
 
     keys: (N,) as in `Grams`; suffixes: (N,) rows, in the order below, of the n-gram without its
@@ -52,7 +52,7 @@ class Counted:
     counts: Int64s
 
 
-def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
+def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
     """Train a model on sentences of words, which are read once.
 
     An order whose discounts cannot be estimated has lmplz's ``--discount_fallback``.
@@ -72,7 +72,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> Trained:
     num_sentences = int((ids == END).sum())
     estimates = [estimate_discounts(grams.counts) for grams in counted]
     discounts = [estimate or FALLBACK_DISCOUNTS for estimate in estimates]
-    return Trained(
+    return TrainedNgrams(
         model=NgramModel(words, smooth(counted, discounts)),
         fallback_orders=tuple(n for n, d in enumerate(estimates, start=1) if d is None),
         num_sentences=num_sentences,
@@ -105,11 +105,11 @@ def index_words(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], In
     return (*SPECIAL, *words), sorted_ids[np.frombuffer(text_ids, np.intc)]
 
 
-def count_ngrams(ids: Int64s, size: int, order: int) -> list[Counted]:
+def count_ngrams(ids: Int64s, size: int, order: int) -> list[GramCounts]:
     """Count the n-grams of all orders up to ``order``: ids (T,) of ``size`` words."""
     frequencies = np.bincount(ids, minlength=size)
     frequencies[BEGIN] = 0  # it is never predicted
-    counted = [Counted(np.arange(size), np.zeros(size, np.int64), frequencies)]
+    counted = [GramCounts(np.arange(size), np.zeros(size, np.int64), frequencies)]
     ends = np.arange(len(ids))  # (T',) positions at which an n-gram within one sentence ends
     rows = ids  # (T,) the row of the n-gram that ends there
     begins = np.arange(size) == BEGIN  # (N,) whether an n-gram begins with <s>
@@ -123,7 +123,7 @@ def count_ngrams(ids: Int64s, size: int, order: int) -> list[Counted]:
         lower = counted[-1]
         num_previous = np.bincount(suffixes, minlength=len(lower.keys))  # different words before
         counted[-1] = replace(lower, counts=np.where(begins, lower.counts, num_previous))
-        counted.append(Counted(keys, suffixes, frequencies))
+        counted.append(GramCounts(keys, suffixes, frequencies))
         begins = begins[keys // size]
         rows = np.zeros_like(rows)
         rows[ends] = inverse
@@ -145,7 +145,9 @@ def estimate_discounts(counts: Int64s) -> tuple[float, ...] | None:
     return discounts if all(0 <= d <= k for k, d in enumerate(discounts)) else None
 
 
-def smooth(counted: Sequence[Counted], discounts: Sequence[tuple[float, ...]]) -> tuple[Grams, ...]:
+def smooth(
+    counted: Sequence[GramCounts], discounts: Sequence[tuple[float, ...]]
+) -> tuple[Grams, ...]:
     """Compute the probabilities of all orders, each interpolated with the order below."""
     size = len(counted[0].keys)
     lower = np.array([1 / (size - 1)])  # of order 0: uniform over all words except <s>

@@ -31,7 +31,7 @@ from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import iter_raw_lines, read_regular, require_writable, write_bytes_atomically
 from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
-from sbkit.lm.kneser_ney import Trained, train
+from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
@@ -104,13 +104,17 @@ def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str,
     if table is not None:
         metadata = {**metadata, WORD_TABLE: json.dumps(table_to_store(table), sort_keys=True)}
     content = safetensors.numpy.save(arrays, metadata={"orders": json.dumps(orders), **metadata})
-    # Sort the metadata, whose order safetensors does not fix.
+    write_bytes_atomically(file, _sort_metadata(content))
+
+
+def _sort_metadata(content: bytes) -> bytes:
+    """Sort the metadata of a safetensors file, whose order safetensors does not fix."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
-    write_bytes_atomically(file, len(text).to_bytes(8, "little") + text + content[8 + length :])
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
@@ -242,32 +246,30 @@ def ensure_language_models(
         if not sentences and any(orders.values()):
             raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
         messages.append(f"lm_text: {left_out}")
-    note = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
-    messages += _train_missing(models, orders, sentences, tokenizer, word_table)
+    spelling_notes = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
+    missing_orders = {name: n for name, n in orders.items() if n and name not in models}
+    for name, trained in _train_models(missing_orders, sentences, tokenizer, word_table).items():
+        models[name] = replace(trained.model, table=word_table if name == WORDS else None)
+        messages.append(_describe(name, trained))
+    if WORDS in models and models[WORDS].table is not None:
+        messages.append("words of the language model: without case and punctuation")
     save(models, file, metadata=metadata)
-    return messages + note
+    return messages + spelling_notes
 
 
-def _train_missing(
-    models: dict[str, NgramModel],
+def _train_models(
     orders: Mapping[str, int],
-    sentences: Iterable[str],
+    sentences: Sequence[str],
     tokenizer: Tokenizer,
     word_table: Orthography | None,
-) -> Iterator[str]:
-    """Train the models that are not there yet; yield messages about them."""
+) -> dict[str, TrainedNgrams]:
+    """Train a model of words, of tokens or both, as ``orders`` names them."""
     to_words = _normalizer(word_table)
-    splits: dict[str, Callable[[str], list[str]]] = {
+    splitters: dict[str, Callable[[str], list[str]]] = {
         WORDS: lambda text: to_words(text).split(),
         TOKENS: partial(_to_pieces, tokenizer=tokenizer),
     }
-    for name, split in splits.items():
-        if orders[name] and name not in models:
-            trained = train(map(split, sentences), order=orders[name])
-            models[name] = replace(trained.model, table=word_table if name == WORDS else None)
-            yield _describe(name, trained)
-    if WORDS in models and models[WORDS].table is not None:
-        yield "words of the language model: without case and punctuation"
+    return {name: train(map(splitters[name], sentences), order=n) for name, n in orders.items()}
 
 
 def _normalizer(table: Orthography | None) -> Callable[[str], str]:
@@ -369,16 +371,18 @@ def read_sentences(files: Iterable[Path], table: Orthography) -> Iterator[str]:
                 lines = (row[SENTENCE_COLUMN] or "" for row in rows)
             yield from filter(None, (normalize(line, "", table) for line in lines))
         except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{SUBJECT} must be UTF-8, but {file} is not ({error}).") from error
+            raise DataError(
+                f"{SUBJECT} must be UTF-8, and a table well-formed, but {file} is not ({error})."
+            ) from error
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
-    """Return the pieces of a text's tokens, without unknown ones."""
+    """Return the tokens of a text as pieces, without unknown ones."""
     unknown = tokenizer.vocabulary.unk
     return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
 
 
-def _describe(name: str, trained: Trained) -> str:
+def _describe(name: str, trained: TrainedNgrams) -> str:
     line = (
         f"language model of {name}: {trained.model.order}-grams of {trained.num_tokens} {name} in "
         f"{trained.num_sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different "

@@ -42,7 +42,7 @@ class Grams:
         return len(self.keys)
 
 
-class Numbered(NamedTuple):
+class NumberedGrams(NamedTuple):
     """The n-grams of all orders by number, (N + 1,) each; number 0 stands for no n-gram.
 
     Attributes:
@@ -123,7 +123,7 @@ class NgramModel:
             state = shorter[state]
         return total + log_probs[1 + word], states[1 + word]
 
-    def numbered(self) -> Numbered:
+    def number_grams(self) -> NumberedGrams:
         """Number the n-grams, and find the states: n-grams with successors or a back-off weight."""
         size = len(self.words)
         firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, by order
@@ -143,12 +143,12 @@ class NgramModel:
                 suffixes = _longest(keys, shorter, shorter[contexts[order]], words[order], size)
                 shorter[order] = states[suffixes]
             states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
-        return Numbered(contexts, words, log_probs, backoffs, shorter, states, begins)
+        return NumberedGrams(contexts, words, log_probs, backoffs, shorter, states, begins)
 
     # An item of a memoryview is a Python number, which takes 40 ns; an item of an array takes 100.
     @cached_property
     def _columns(self) -> tuple[memoryview, ...]:
-        grams = self.numbered()
+        grams = self.number_grams()
         arrays = (grams.words, grams.shorter, grams.states, grams.begins)
         words, shorter, states, begins = (array.astype(np.uint32).data for array in arrays)
         return words, grams.log_probs.data, grams.backoffs.data, shorter, states, begins
@@ -191,7 +191,7 @@ class Automaton(NamedTuple):
 
 def make_automaton(model: NgramModel) -> Automaton:
     """Build the automaton of a model, with the model's numbers of states."""
-    grams = model.numbered()
+    grams = model.number_grams()
     arcs = _arcs(grams.contexts[1:], grams.states[1:], grams.words[1:], grams.log_probs[1:])
     states = 1 + np.flatnonzero(grams.states[1:] == np.arange(1, len(grams.states)))
     return Automaton(

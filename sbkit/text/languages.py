@@ -39,8 +39,7 @@ TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
 
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.
 _TAG = re.compile(
-    r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*",
-    re.IGNORECASE,
+    r"[a-z]{2,3}([-_][a-z]{4})?([-_]([a-z]{2}|\d{3}))?([-_][a-z0-9]{5,8})*", re.IGNORECASE
 )
 
 

@@ -33,8 +33,8 @@ class Orthography:
     joiners: str = "'"  # marks kept between two letters of a word
     # Replacements of characters before lower-casing, such as words for symbols.
     rewrite: Mapping[str, str] = field(default_factory=dict)
-    # Whether words are separated by spaces. If not, spaces between Chinese letters, Thai letters
-    # and those of similar scripts (_UNSPACED_LETTERS) are removed.
+    # Whether words are separated by spaces. If not, spaces between letters of Chinese, Thai and
+    # similar scripts (_UNSPACED_LETTERS) are removed.
     spaces: bool = True
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
@@ -192,7 +192,10 @@ def separates_words(language: str) -> bool:
 
 
 def describe_normalizer(language: str, table: Orthography | None = None) -> str:
-    """Describe a table, by default that of the language, and its effect on texts in one line."""
+    """Describe the text table of a language in one line.
+
+    table: replaces the table of the language.
+    """
     if table is None:
         table = orthography(language)
     code = primary_language(language)
@@ -287,10 +290,9 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
 
 
 def _attach_marks(words: Iterable[str], table: Orthography) -> list[str]:
-    """Write the marks that stand alone beside a word, so that each word is one with its marks.
+    """Attach marks without letters to a word: opening marks to the next word, others to the last.
 
-    A mark that opens stands before the next word, all others behind the previous one. At the end of
-    a word, a repeated mark is written once ("wait..." becomes "wait.").
+    At the end of a word, a repeated mark is written once ("wait..." becomes "wait.").
     """
     marks = f"[{re.escape(table.punctuation)}]"
     attached: list[str] = []

@@ -14,12 +14,8 @@ SYMBOL_TYPES = ("characters", "phonemes")
 PAUSE_SYMBOLS = frozenset(f"{MARKS} ")  # may last long
 PADDING = -1  # an id that no symbol has; it pads the texts of a batch to one length
 ESPEAK = "espeak-ng"
-ESPEAK_VOICES = {
-    "en": "en-us",
-    "pt": "pt-br",
-    "zh": "cmn",
-    "no": "nb",
-}  # others have the tag's name
+# Other voices are named after their languages.
+ESPEAK_VOICES = {"en": "en-us", "pt": "pt-br", "zh": "cmn", "no": "nb"}
 
 # A letter with its marks of stress and length.
 _SYMBOL = re.compile(r"[ˈˌ]?[^ˈˌ][ːˑʲ\u0300-\u036f]*")

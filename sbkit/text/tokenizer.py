@@ -121,9 +121,9 @@ def ensure_tokenizer(
 ) -> Tokenizer:
     """Open the tokenizer in the run folder; if there is none, write one there.
 
-    It is the ``earlier`` one, of the run or bundle that training starts from, if that has the
-    declared kind, size and tags, and spells all texts. Otherwise, it is trained.
-    Each of ``tags``, the names of tags in the texts, becomes a token.
+    If ``earlier``, the tokenizer of the run or bundle that training starts from, has the declared
+    kind, size and tags, and spells all texts, it is copied. Otherwise, a tokenizer is trained. Each
+    of ``tags``, the names of tags in the texts, becomes a token.
     """
     if kind not in TOKEN_TYPES:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _read_earlier(
     texts: Callable[[], Iterable[str]],
     tags: Sequence[str],
 ) -> bytes | None:
-    """Return the content of the file; None without one, or if it is not what is declared."""
+    """Return the content of a tokenizer; None if there is no file, or it is not as declared."""
     if file is None:
         return None
     tokenizer = Tokenizer(model_file=file)

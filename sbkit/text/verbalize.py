@@ -341,11 +341,11 @@ class _NumberReader:
         forms, hundredth_forms = unit[:num_forms], unit[num_forms:]
         if not decimals:
             return self._count(int(integer), forms)
-        whole = int(integer or 0)
+        units = int(integer or 0)
         if not hundredth_forms or len(decimals) != 2:
-            form = self._form(whole, forms, has_decimals=True)
+            form = self._form(units, forms, has_decimals=True)
             return f"{self._decimal(integer, point, decimals)} {form}"
-        amounts = [(whole, forms), (int(decimals), hundredth_forms)]
+        amounts = [(units, forms), (int(decimals), hundredth_forms)]
         counted = [self._count(*amount) for amount in amounts if amount[0]]
         return f" {self.words['and']} ".join(counted) or self._count(0, forms)
 

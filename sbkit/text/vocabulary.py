@@ -13,7 +13,7 @@ from sbkit.base.messages import listed
 class Vocabulary:
     """Token ids from 0 to ``size`` - 1, four of them special.
 
-    The blank also pads batches of labels, because no label is a blank.
+    The blank also pads batches of tokens, because no text contains it.
 
     >>> Vocabulary(size=40).special
     (0, 1, 2, 3)
@@ -43,11 +43,11 @@ class Vocabulary:
         For such an id `torch.nn.functional.ctc_loss` returns a finite, wrong value on the CPU, and
         on a GPU an assertion ends the process. So this check runs before any kernel.
         """
-        for label in ids:
-            if not 0 <= label < self.size or label == self.blank:
+        for token in ids:
+            if not 0 <= token < self.size or token == self.blank:
                 raise DataError(
                     f"Every label must be an id from 0 to {self.size - 1} and not the blank "
-                    f"({self.blank}), but {clip} holds {label}. Use the `tokenizer` of this run."
+                    f"({self.blank}), but {clip} holds {token}. Use the `tokenizer` of this run."
                 )
 
     def check_head(self, *, name: str, outputs: int) -> None:

@@ -186,7 +186,7 @@ def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[
             fix="Compare some of them in data_report.html.",
             is_evident=True,
         )
-    uses = train.labels.sum() / tokenizer.vocab_size
+    uses = train.tokens.sum() / tokenizer.vocab_size
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
         hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600

@@ -369,7 +369,7 @@ def test_read_transcripts_counts_every_row(tokenizer: Tokenizer) -> None:
     transcripts = read_transcripts(store(TEXTS, range(5)), tokenizer)
     assert transcripts.samples.tolist() == [0, 1, 2, 3, 4]
     assert transcripts.characters.tolist() == [5, 1, 0, 6, 5]
-    assert transcripts.labels.tolist() == [5, 1, 0, 6, 5]
+    assert transcripts.tokens.tolist() == [5, 1, 0, 6, 5]
     assert transcripts.frames_needed.tolist() == [6, 1, 0, 8, 5]  # one more for each repeat
     assert transcripts.unknown.tolist() == [False, False, False, False, True]
     assert not transcripts.refused.any()

@@ -88,12 +88,13 @@ def write_shar(folder: Path, clips: Mapping[Path, str]) -> None:
     for clip, text in clips.items():
         seconds = len(read_audio(clip)) / 16_000
         source = {"type": "shar", "channels": [0], "source": ""}
-        recording = {"id": clip.stem, "sources": [source], "duration": seconds}
-        speech = {"id": clip.stem, "start": 0, "duration": seconds, "text": text, "speaker": "ann"}
-        cut = {"id": clip.stem, "start": 0, "duration": seconds, "supervisions": [speech]}
+        id = f"{clip.stem}-sub1"  # as cuts of NeMo's parts may be called
+        recording = {"id": id, "sources": [source], "duration": seconds}
+        speech = {"id": id, "start": 0, "duration": seconds, "text": text, "speaker": "ann"}
+        cut = {"id": id, "start": 0, "duration": seconds, "supervisions": [speech]}
         cuts.append({**cut, "recording": recording, "type": "MonoCut"})
-        members.append((clip.name, clip.read_bytes()))
-        members.append((f"{clip.stem}.json", json.dumps(recording).encode()))
+        members.append((f"{id}{clip.suffix}", clip.read_bytes()))
+        members.append((f"{id}.json", json.dumps(recording).encode()))
     write_tar(folder / "recording.000000.tar", members)
     write_tar(folder / "features.000000.tar", [("a.llc", b"...")])
     with gzip.open(folder / "cuts.000000.jsonl.gz", "wt", encoding="utf-8") as file:

@@ -22,6 +22,7 @@ from sbkit.decoding.fit import (
 from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import Scores
+from sbkit.lm.language_models import LanguageModels
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, train_models
 from tests.runs import read_json
@@ -142,6 +143,17 @@ def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting
     assert set(used_weights(decoder.with_weights(fitted.weights))) == {"token", "token_bonus"}
 
 
+def test_without_word_boundaries_a_decoder_without_tokens_keeps_its_model_of_words(
+    fitting: Fitting,
+) -> None:
+    """A decoding graph has no other model."""
+    decoder, (clip, *_), _ = fitting
+    models = LanguageModels(words=decoder.language_models.words, tokens=None)
+    decoder = decoder.copy_with(language_models=models)
+    fitted = fit_weights(decoder, [clip], split_sizes={"dev": 9}, by_words=False)
+    assert fitted.weights == DecoderWeights()
+
+
 def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
     fitting: Fitting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +216,9 @@ def test_uninformative_features_give_no_confidence() -> None:
     fitted = fit_confidence(labeled_words(40, informed=False))
     assert fitted.confidence is None and fitted.calibration is not None
     assert fitted.calibration.NCE is not None and fitted.calibration.NCE <= 0
-    assert str(fitted).startswith("none, because it predicts words it was not fitted to too badly")
+    assert str(fitted).startswith(
+        "none, because it predicts unseen words no better than a constant"
+    )
 
 
 # -- confidences of utterances

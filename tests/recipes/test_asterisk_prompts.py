@@ -124,16 +124,18 @@ def install_apt(folder: Path, monkeypatch: pytest.MonkeyPatch, *, script: str) -
 def build_packages(folder: Path) -> None:
     """Build the two packages with dpkg-deb: the text in one, the sounds in the other."""
     root = make_packages(folder / "root")
-    for name, part in (("en", "doc"), ("en-g722", "asterisk")):
+    for name, version, part in (("en", "9.9-1", "doc"), ("en-g722", "9.8-1", "asterisk")):
+        package = f"asterisk-core-sounds-{name}"
         tree = folder / name
         (tree / "DEBIAN").mkdir(parents=True)
         (tree / "DEBIAN/control").write_text(
-            f"Package: asterisk-core-sounds-{name}\nVersion: 9.9-1\nArchitecture: all\n"
+            f"Package: {package}\nVersion: {version}\nArchitecture: all\n"
             "Maintainer: Ann <ann@example.org>\nDescription: test\n"
         )
         (tree / "usr/share").mkdir(parents=True)
         (root / "usr/share" / part).rename(tree / "usr/share" / part)
-        subprocess.run(["dpkg-deb", "-b", tree, folder / f"{name}.deb"], check=True, stdout=-3)
+        file = folder / f"{package}_{version}_all.deb"
+        subprocess.run(["dpkg-deb", "-b", tree, file], check=True, stdout=-3)
 
 
 @needs_dpkg
@@ -145,6 +147,7 @@ def test_packages_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     install_apt(tmp_path, monkeypatch, script=script)
     for _ in range(2):
         release = prepare_prompts(language="en", cache_folder=tmp_path / "cache")
+        # Named after the first package, although the other one comes first in the alphabet.
         assert release == tmp_path / "cache/asterisk-prompts/9.9-1-r1/en"
         assert len(all_clips(release)) == 5
     update, download = (tmp_path / "calls").read_text().splitlines()
