@@ -71,7 +71,8 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))
     releases = _find_releases(knobs, split)
     manifest = read_releases(releases, split, options)
-    if split == VALIDATED and split in splits(knobs)["train"]:
+    trained = (knobs.get("splits") or {}).get("train") or ()
+    if split == VALIDATED and split in ([trained] if isinstance(trained, str) else trained):
         return _without_evaluation(manifest, releases, options)
     return manifest
 

@@ -5,7 +5,7 @@ from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Protocol
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
 
@@ -52,18 +52,28 @@ class JoinedCorpora:
     def splits(self, knobs: KnobValues) -> Mapping[str, Sequence[str]]:
         """Return the splits of all corpora, or those among them that the key ``splits`` names.
 
-        It may also name other splits of a corpus, such as ``validated-de``.
+        It may also name other splits of a corpus, such as ``validated-de``, and must for a corpus
+        without the usual ones, such as a delta release of Common Voice.
         """
+        chosen = knobs.get("splits")
+        named: list[str] = []
+        if isinstance(chosen, Mapping):
+            values = ([v] if isinstance(v, str) else v or [] for v in chosen.values())
+            named = [str(split) for split in chain(*values)]
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         for name, folder, corpus in self._corpora:
-            own_roles = corpus.splits({**knobs, "data_folder": folder, "splits": None})
+            try:
+                own_roles = corpus.splits({**knobs, "data_folder": folder, "splits": None})
+            except DataError:
+                if not any(split.endswith(f"-{name}") for split in named):
+                    raise
+                continue
             for role, splits in own_roles.items():
                 roles[role] += [f"{split}-{name}" for split in splits]
-        if not isinstance(chosen := knobs.get("splits"), Mapping):
+        if not isinstance(chosen, Mapping):
             return roles
-        named = [[value] if isinstance(value, str) else value or [] for value in chosen.values()]
         endings = tuple(f"-{name}" for name, _, _ in self._corpora)
-        extra = [str(split) for split in chain(*named) if str(split).endswith(endings)]
+        extra = [split for split in named if split.endswith(endings)]
         return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:

@@ -16,7 +16,7 @@ from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import sharded_corpus
-from sbkit.data.corpus import describe_corpus, splits_of
+from sbkit.data.corpus import KnobValues, describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
 from tests.runs import TINY, read_json, rows_of, train_here
 from tests.runs import write_tsv as write_simple_tsv
@@ -261,6 +261,26 @@ def test_name_of_a_joined_folder_may_end_with_that_of_another(
         manifest = corpus.read(knobs, f"dev-{Path(folder).name}")
         assert isinstance(manifest, Manifest)
         assert manifest.ids == read(Path(folder), "dev").ids
+
+
+def test_delta_release_joins_a_full_one(releases: Path, tmp_path: Path) -> None:
+    """A delta has no train, dev or test, so `splits` names what is read of it."""
+    full = releases / SCRIPTED / "en"
+    delta = tmp_path / "delta"
+    delta.mkdir()
+    for name in ("clips", "validated.tsv"):
+        (delta / name).symlink_to(full / name)
+    knobs: KnobValues = {"data_folder": [str(full), str(delta)], "language": "en"}
+    corpus = corpus_of(knobs)
+    with pytest.raises(SbkitError, match="has no train.tsv, dev.tsv, test.tsv"):
+        splits_of(corpus, knobs)
+    knobs = {**knobs, "splits": {"train": ["train-en", "validated-delta"], "valid": "dev-en"}}
+    roles = splits_of(corpus, knobs)
+    assert roles["train"] == ("train-en", "validated-delta")
+    assert roles["test"] == ("test-en",)
+    manifest = corpus.read(knobs, "validated-delta")
+    assert isinstance(manifest, Manifest)
+    assert manifest.ids == read(full, "validated").ids
 
 
 def test_joined_folders_have_names_of_their_own(releases: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ CORPUS_KEYS = ("data_folder", "corpus", "manifest", "splits", "path_column", "te
 SUBSET_SEED = 1  # which clips keep their transcripts; the same in all runs
 MAX_CLIP_SECONDS = 15.0  # so that half of `batch_seconds` holds every clip
 MIN_CONFIDENCE = 0  # ten minutes of speech give too few right utterances to fit confidences to
-SHARES = {"pseudo-labels": 0.5, "synthetic": 0.3}  # of an epoch's seconds
+SHARES = {"pseudo-labels": 0.25, "synthetic": 0.3}  # of an epoch's seconds
 TWO_VIEWS = ("--consistency_weight=0.2", "--consistency_warmup=0.1", "--time_masks=8")
 ROWS = {  # what each row uses besides the labeled speech
     "plain": (),
