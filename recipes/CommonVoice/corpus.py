@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits
+from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits, to_names
 from sbkit.data.manifest import Manifest
 from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases
@@ -71,8 +71,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))
     releases = _find_releases(knobs, split)
     manifest = read_releases(releases, split, options)
-    trained = (knobs.get("splits") or {}).get("train") or ()
-    if split == VALIDATED and split in ([trained] if isinstance(trained, str) else trained):
+    if split == VALIDATED and split in to_names((knobs.get("splits") or {}).get("train")):
         return _without_evaluation(manifest, releases, options)
     return manifest
 

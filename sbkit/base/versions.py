@@ -19,8 +19,8 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
 
 def describe_versions() -> str:
     """Return the version of sbkit, with those of Python and of the packages that a run needs."""
-    others = [f"{name} {version}" for name, version in versions().items() if name != "sbkit"]
-    return f"sbkit {__version__} ({', '.join(others)})"
+    packages = [f"{name} {version}" for name, version in versions().items() if name != "sbkit"]
+    return f"sbkit {__version__} ({', '.join(packages)})"
 
 
 def _version(package: str) -> str | None:

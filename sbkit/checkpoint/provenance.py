@@ -151,8 +151,8 @@ def describe_difference(
     ]
     if not phrases:
         return None
-    *others, last = phrases
-    enumeration = f"{', '.join(others)} and {last}" if others else last
+    *first_phrases, last = phrases
+    enumeration = f"{', '.join(first_phrases)} and {last}" if first_phrases else last
     return f"not measured with {enumeration}"
 
 

@@ -56,10 +56,7 @@ class JoinedCorpora:
         without the usual ones, such as a delta release of Common Voice.
         """
         chosen = knobs.get("splits")
-        named: list[str] = []
-        if isinstance(chosen, Mapping):
-            values = ([v] if isinstance(v, str) else v or [] for v in chosen.values())
-            named = [str(split) for split in chain(*values)]
+        named = [*chain(*map(to_names, chosen.values()))] if isinstance(chosen, Mapping) else []
         roles: dict[str, list[str]] = {role: [] for role in ROLES}
         for name, folder, corpus in self._corpora:
             try:
@@ -128,10 +125,8 @@ def resolve_splits(
         )
     roles: dict[str, tuple[str, ...]] = {}
     for role in ROLES:
-        splits = by_role.get(role)
-        splits = defaults.get(role, ()) if splits is None else splits
-        splits = [splits] if isinstance(splits, str | int | float) else splits
-        roles[role] = tuple(dict.fromkeys(map(str, splits)))
+        splits = defaults.get(role, ()) if by_role.get(role) is None else to_names(by_role[role])
+        roles[role] = tuple(dict.fromkeys(splits))
         _check_role(role, roles[role], available)
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
@@ -140,6 +135,12 @@ def resolve_splits(
                 "role. Take it out of one of them."
             )
     return roles
+
+
+def to_names(value: Any) -> list[str]:
+    """Return the names in a value of ``splits``: null, a name or a list of names."""
+    names = [value] if isinstance(value, str | int | float) else value or []
+    return [str(name) for name in names]
 
 
 def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:

@@ -88,11 +88,11 @@ def test_step_that_fails_only_on_the_device_is_found(
 def test_batch_that_the_system_would_kill_for_is_found(
     planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the batch takes 70 bytes, so the whole takes as many times more as it is larger."""
+    """Half of the memory of one part does not grow with the batch."""
     largest = max(planned.require_sampler().steps(), key=padded_samples)
-    num_rows = max(1, int(PROBED_SHARE * len(largest)))
-    needed_bytes = 70 * len(largest) / num_rows
-    peaks = iter([30, 100, 30, 100])
+    num_parts = len(largest) / max(1, int(PROBED_SHARE * len(largest)))
+    needed_bytes = 50 + 50 * num_parts
+    peaks = iter(2 * [30, 130, 30, 180])
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: next(peaks)))
     with real_steps(planned) as steps:
         monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes)
