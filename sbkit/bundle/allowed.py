@@ -52,7 +52,7 @@ MODULES = {
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.synthesis": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
-    "DepthwiseConv EBranchformerBlock FeedForward GatedMlp SelfAttention Transformer "
+    "DepthwiseConv FeedForward SelfAttention Transformer "
     "TransformerBlock",
     "sbkit.models.vocoder": "LogMel VocoderDecoder VocoderEncoder",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",

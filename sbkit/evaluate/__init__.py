@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from sbkit.evaluate.calibration import Calibration as Calibration
     from sbkit.evaluate.compare import compare_runs as compare_runs
     from sbkit.evaluate.intervals import Interval as Interval
-    from sbkit.evaluate.intervals import mapsswe as mapsswe
     from sbkit.evaluate.report import write_report as write_report
     from sbkit.evaluate.wer import ErrorCounts as ErrorCounts
     from sbkit.evaluate.wer import ScoredUtterance as ScoredUtterance
@@ -27,6 +26,5 @@ __getattr__ = lazy_names(
     Scores="wer",
     compare_runs="compare",
     count_errors="wer",
-    mapsswe="intervals",
     write_report="report",
 )

@@ -1,12 +1,12 @@
 """Compare runs: which makes the fewest errors, and does each of the others make more?
 
 run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
--> for each run its rates, their distance from the best run's, and MAPSSWE -> plain data
+-> for each run its rates and their distance from the best run's, with intervals -> plain data
 -> a table, and a page of two runs
 
 Runs that keep case and punctuation are compared with others by their normalized texts.
 
-p is valid for one pair of runs. Among many runs, one is the best by chance.
+An interval is valid for one pair of runs. Among many runs, one is the best by chance.
 """
 
 from collections import Counter
@@ -18,14 +18,7 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 from sbkit.base.errors import DataError
-from sbkit.evaluate.intervals import (
-    MIN_SEGMENTS,
-    Grouping,
-    Interval,
-    group_by_speaker,
-    interval_of,
-    mapsswe,
-)
+from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import RunResults, read_clips, read_results
 from sbkit.evaluate.wer import (
@@ -42,7 +35,6 @@ from sbkit.evaluate.wer_report import (
     utterances_file,
 )
 
-SIGNIFICANCE_LEVEL = 0.05  # a difference with a smaller p is significant
 MAX_CHANGED = 10  # utterances that are listed
 
 
@@ -101,9 +93,9 @@ def compare_runs(folders: Sequence[Path]) -> FigureDict:
 def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     """Compare runs on the same utterances, in any order.
 
-    Returns the rates of each run, how far they are above the rates of the best run, which has the
-    fewest errors, and MAPSSWE between both. For two runs, also returns the utterances whose errors
-    differ most, the largest difference first. A language without spaces between words has no WER.
+    Returns the rates of each run and how far they are above the rates of the best run, which has
+    the fewest errors. For two runs, also returns the utterances whose errors differ most, the
+    largest difference first. A language without spaces between words has no WER.
 
     Raises DataError if the references differ, even normalized.
     """
@@ -132,7 +124,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
                 "run": run.name,
                 "is_best": run.num_errors == best.num_errors,
                 **_rates(run, rates, grouping),
-                **({} if run is best else _above(run, best, rates, grouping)),
+                **({} if run is best else {"above_best": _above(run, best, rates, grouping)}),
             }
             for letter, run in zip(letters, runs, strict=False)
         ],
@@ -171,19 +163,14 @@ def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> Figure
 def _above(
     run: ComparedRun, best: ComparedRun, rates: Sequence[str], grouping: Grouping
 ) -> FigureDict:
-    """Return how far the rates of a run are above the best run's, and MAPSSWE between both."""
-    above = {
+    """Return how far the rates of a run are above the best run's."""
+    return {
         rate: {
             "difference": run.total(rate).rate - best.total(rate).rate,
             "interval": asdict(interval_of(run.counts(rate), grouping, minus=best.counts(rate))),
         }
         for rate in rates
     }
-    triples = (
-        (utterance.reference, utterance.hypothesis, other.hypothesis)
-        for utterance, other in zip(run.utterances, best.utterances, strict=True)
-    )
-    return {"above_best": above, "MAPSSWE": mapsswe(triples, by_words="WER" in rates)}
 
 
 def _most_changed(a: ComparedRun, b: ComparedRun) -> list[FigureDict]:
@@ -217,7 +204,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         kind = "normalized utterances" if figures["normalized"] else "utterances"
         yield f"{name}: {figures['utterances']} {kind}, {lengths}; 95 % intervals over {groups}"
         above = [f"{rate} above the best" for rate in rates]
-        head = (" ", *(f"{rate} %" for rate in rates), *above, "MAPSSWE", "run")
+        head = (" ", *(f"{rate} %" for rate in rates), *above, "run")
         yield from _align_columns([head, *(_cells(row, rates) for row in rows)])
         if figures["changed"]:
             yield f"  changed most, in {UNIT_OF_RATE[rates[0]].removesuffix('s')} errors:"
@@ -236,11 +223,11 @@ def _cells(row: FigureDict, rates: Sequence[str]) -> tuple[str, ...]:
     mark = "*" if row["is_best"] else " "
     values = [f"{100 * row[rate]['rate']:5.1f} ({ends(row[rate])})" for rate in rates]
     run = f"{row['letter']}  {row['run']}"
-    if "MAPSSWE" not in row:
-        return mark, *values, *("" for _ in rates), "", run
+    if "above_best" not in row:
+        return mark, *values, *("" for _ in rates), run
     above = [row["above_best"][rate] for rate in rates]
     values += [f"{100 * rate['difference']:+.1f} ({ends(rate)})" for rate in above]
-    return mark, *values, describe_test(row), run
+    return mark, *values, run
 
 
 def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -248,17 +235,6 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield f"  {'  '.join(cells)}".rstrip()
-
-
-def describe_test(row: FigureDict) -> str:
-    """Describe the result of MAPSSWE between a run and the best one, or why there is none."""
-    test = row["MAPSSWE"]
-    if test["p"] is None:
-        return f"no test: {test['reason']}"
-    p = f"p {test['p']:.3f}" if test["p"] >= 0.001 else "p < 0.001"
-    count = f"{'only ' if test['segments'] < MIN_SEGMENTS else ''}{test['segments']} segments"
-    text = f"{count}, {test['mean']:+.3f} errors each, Z {test['z']:.3f}, {p}"
-    return text if test["p"] < SIGNIFICANCE_LEVEL else f"{text}: not significant"
 
 
 def _as_compared(results: RunResults, compared: FigureDict) -> RunResults:
@@ -287,10 +263,4 @@ def write_comparison(file: Path, comparison: FigureDict) -> None:
         [_as_compared(read_results(folder), comparison["test"]) for folder in folders],
         clips=clips,
         compared=comparison["test"],
-        notes=[
-            f"{name}: {row['letter']} above the best: {describe_test(row)}"
-            for name, figures in comparison["test"].items()
-            for row in figures["rows"]
-            if "MAPSSWE" in row
-        ],
     )

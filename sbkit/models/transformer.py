@@ -1,14 +1,12 @@
-"""The Transformer: an encoder of Conformer, E-Branchformer or Transformer blocks, and a decoder.
+"""The Transformer: an encoder of Conformer or Transformer blocks, and an optional decoder.
 
 Legend: B utterances, N tokens, H heads, U frames of 40 or 80 ms, L frames of left context, C frames
-on each side that a convolution sees, K keys (frames or tokens that are attended to), D model width,
-F width of the feed-forward layers.
+on each side that a convolution sees, K keys (frames or tokens that are attended to), D model width.
 
 The Transformer consists of plain parts (Linear, scaled_dot_product_attention with rotary positions,
 a depthwise Conv1d, LayerNorm), so that it exports and compiles. Every block masks the padding, so
 the output for an utterance does not depend on its batch.
-Sources: Gulati et al. 2020 (Conformer), Kim et al. 2022 (E-Branchformer), Peng et al. 2022
-(convolutional gating MLP), Su et al. 2021 (rotary positions).
+Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +15,7 @@ from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
@@ -39,8 +37,8 @@ ROTARY_BASE = 10_000.0
 class Transformer(nn.Module):
     """Encode frames and, if there are decoder layers, decode tokens against them.
 
-    encoder_module: conformer, ebranchformer or transformer.
-    kernel_size: frames that a convolution of the first two covers.
+    encoder_module: conformer or transformer.
+    kernel_size: frames that a Conformer's convolution covers.
     subsampling: the front-end's, from which the frames of `streaming` are counted.
     gradient_checkpointing: recompute the activations of each encoder block in the backward pass,
         with the same random numbers: less memory, a third more time.
@@ -80,7 +78,7 @@ class Transformer(nn.Module):
         sizes = {"d_model": d_model, "nhead": nhead, "d_ffn": d_ffn}
         self.d_model = d_model
         self.nhead = nhead
-        self.conv_context = 0 if encoder_module == "transformer" else kernel_size // 2
+        self.conv_context = kernel_size // 2 if encoder_module == "conformer" else 0
         self.gradient_checkpointing = gradient_checkpointing
         self.frame_ms = SHIFT_MS * subsampling
         self.streaming: StreamingConfig | None = None
@@ -142,11 +140,10 @@ class Transformer(nn.Module):
         num_blocks = len(self.encoder)
         left_frames = self.streaming.left_frames
         head_size = self.d_model // self.nhead
-        conv_channels = cast("EncoderBlock", self.encoder[0]).conv_channels
         return {
             "frames": zeros(1, dtype=torch.int64),
             "attention": zeros(1, num_blocks, left_frames, 2, self.nhead, head_size),
-            "convolution": zeros(1, num_blocks, self.conv_context, conv_channels),
+            "convolution": zeros(1, num_blocks, self.conv_context, self.d_model),
         }
 
     def forward_chunk(
@@ -200,7 +197,6 @@ class ConformerBlock(nn.Module):
         self, *, d_model: int, nhead: int, d_ffn: int, kernel_size: int, dropout: float
     ) -> None:
         super().__init__()
-        self.conv_channels = d_model
         self.feed_forward1 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
@@ -221,64 +217,11 @@ class ConformerBlock(nn.Module):
         return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
 
 
-class EBranchformerBlock(nn.Module):
-    """Half a feed-forward, two branches, half a feed-forward: (B, U, D) -> (B, U, D).
-
-    Attention is the branch for distant frames, a gated convolution that for near ones. A
-    convolution over both and a linear layer merge them.
-    """
-
-    def __init__(
-        self, *, d_model: int, nhead: int, d_ffn: int, kernel_size: int, dropout: float
-    ) -> None:
-        super().__init__()
-        self.conv_channels = d_ffn // 2 + 2 * d_model  # of the gate, and of both branches
-        self.feed_forward1 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
-        self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
-        self.gated_mlp = GatedMlp(
-            d_model=d_model, d_ffn=d_ffn, kernel_size=kernel_size, dropout=dropout
-        )
-        self.merge_conv = DepthwiseConv(2 * d_model, kernel_size)
-        self.merge_proj = nn.Linear(2 * d_model, d_model)
-        self.dropout = Dropout(dropout)
-        self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
-
-    def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
-        chunk_frames = None if chunks is None else chunks.chunk_frames
-        x = self.feed_forward1(x, weight=0.5)
-        attended = self.attention.attended(x, mask if chunks is None else chunks.visible)
-        branches = self._join(attended, self.gated_mlp(x, mask, chunk_frames), mask)
-        x = self._merge(x, branches, self.merge_conv(branches, chunk_frames))
-        return self.feed_forward2(x, weight=0.5)
-
-    def forward_chunk(
-        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
-    ) -> tuple[Tensor, BlockState]:
-        past_branches = past.convolution[..., : 2 * x.shape[2]]
-        past_gates = past.convolution[..., 2 * x.shape[2] :]
-        x = self.feed_forward1(x, weight=0.5)
-        attended, attention = self.attention.attended_chunk(x, visible, past.attention)
-        gated, past_gates = self.gated_mlp.forward_chunk(x, mask, past_gates)
-        branches = self._join(attended, gated, mask)
-        convolved, past_branches = self.merge_conv.forward_chunk(branches, past_branches)
-        x = self._merge(x, branches, convolved)
-        convolution = torch.cat([past_branches, past_gates], -1)
-        return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
-
-    def _join(self, attended: Tensor, gated: Tensor, mask: Tensor) -> Tensor:
-        """Concatenate the branches, zero in the padding: 2 x (B, U, D) -> (B, U, 2D)."""
-        return self.dropout(torch.cat([attended, gated], -1)) * mask.unsqueeze(-1)
-
-    def _merge(self, x: Tensor, branches: Tensor, convolved: Tensor) -> Tensor:
-        return self.dropout.add(x, self.merge_proj(branches + convolved))
-
-
 class TransformerBlock(nn.Module):
     """Attention, feed-forward: (B, U, D) -> (B, U, D)."""
 
     def __init__(self, *, d_model: int, nhead: int, d_ffn: int, dropout: float) -> None:
         super().__init__()
-        self.conv_channels = d_model  # of no frames
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
@@ -293,7 +236,7 @@ class TransformerBlock(nn.Module):
         return self.feed_forward(x), BlockState(attention, past.convolution)
 
 
-EncoderBlock = ConformerBlock | EBranchformerBlock | TransformerBlock
+EncoderBlock = ConformerBlock | TransformerBlock
 
 
 def make_block(
@@ -304,11 +247,8 @@ def make_block(
         return TransformerBlock(**sizes, dropout=dropout)
     if encoder_module == "conformer":
         return ConformerBlock(**sizes, kernel_size=kernel_size, dropout=dropout)
-    if encoder_module == "ebranchformer":
-        return EBranchformerBlock(**sizes, kernel_size=kernel_size, dropout=dropout)
     raise ConfigError(
-        "`encoder_module` must be conformer, ebranchformer or transformer, but is "
-        f"{encoder_module!r}."
+        f"`encoder_module` must be conformer or transformer, but is {encoder_module!r}."
     )
 
 
@@ -382,47 +322,6 @@ class Convolution(nn.Module):
         return self.dropout.add(x, self.out_proj(silu(self.depthwise_norm(y))))
 
 
-class GatedMlp(nn.Module):
-    """Project up, multiply one half by a convolution of the other, project down.
-
-    (B, U, D) -> (B, U, D). The convolution starts as a gate that is open for all frames.
-    """
-
-    def __init__(self, *, d_model: int, d_ffn: int, kernel_size: int, dropout: float) -> None:
-        if d_ffn % 2 != 0:
-            raise ConfigError(
-                "`d_ffn` must be even with `encoder_module: ebranchformer`, whose gate multiplies "
-                f"one half of the channels by the other, but is {d_ffn}."
-            )
-        super().__init__()
-        self.norm = nn.LayerNorm(d_model)
-        self.in_proj = nn.Linear(d_model, d_ffn)
-        self.gate_norm = nn.LayerNorm(d_ffn // 2)
-        self.gate_conv = DepthwiseConv(d_ffn // 2, kernel_size)
-        nn.init.normal_(self.gate_conv.weight, std=1e-6)
-        nn.init.ones_(cast("Tensor", self.gate_conv.bias))
-        self.dropout = Dropout(dropout)
-        self.out_proj = nn.Linear(d_ffn // 2, d_model)
-
-    def forward(self, x: Tensor, mask: Tensor, chunk_frames: int | None = None) -> Tensor:
-        values, gates = self._halves(x, mask)
-        return self._multiply(values, self.gate_conv(gates, chunk_frames))
-
-    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate a chunk after the frames of ``past``, (B, C, F/2)."""
-        values, gates = self._halves(x, mask)
-        gates, past = self.gate_conv.forward_chunk(gates, past)
-        return self._multiply(values, gates), past
-
-    def _halves(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the half to be multiplied, and the normalized other: 2 x (B, U, F/2)."""
-        values, gates = gelu(self.in_proj(self.norm(x))).chunk(2, -1)
-        return values, self.gate_norm(gates) * mask.unsqueeze(-1)
-
-    def _multiply(self, values: Tensor, gates: Tensor) -> Tensor:
-        return self.out_proj(self.dropout(values * gates))
-
-
 class DepthwiseConv(FrameConv):
     """Convolve each channel over neighboring frames: (B, U, channels) -> same."""
 
@@ -483,31 +382,21 @@ class SelfAttention(nn.Module):
 
         Without a mask, each frame attends to itself and the frames before it.
         """
-        return self.dropout.add(x, self.attended(x, mask))
-
-    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
-
-        mask: (B, 1, 1, L + U).
-        """
-        y, past = self.attended_chunk(x, mask, past)
-        return self.dropout.add(x, y), past
-
-    def attended(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what `forward` adds to x: (B, U, D) -> same."""
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         cosine, sine = rotary_cos_sin(x.shape[1], heads.shape[-1], x.device)
         query_key, value = heads.split((2, 1), dim=2)  # its backward pass makes only one copy
         query, key = rotate(query_key, cosine, sine).unbind(2)
         if mask is not None and mask.ndim == 2:
             mask = mask[:, None, None, :]
-        return self._attend(query, key, value.squeeze(2), mask)
+        return self._attend(x, query, key, value.squeeze(2), mask)
 
-    def attended_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `forward_chunk` adds to x, and the past of the next chunk.
+    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
 
         The past holds keys that are not rotated yet. Each chunk counts positions from the start of
         its past, because attention depends on distances only.
+
+        mask: (B, 1, 1, L + U).
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
         query = heads[:, :, :1]  # (B, U, 1, H, D/H)
@@ -518,14 +407,15 @@ class SelfAttention(nn.Module):
         cosine, sine = rotary_cos_sin(num_past + x.shape[1], heads.shape[-1], x.device)
         query = rotate(query, cosine[num_past:], sine[num_past:])
         key = rotate(key, cosine, sine)
-        y = self._attend(query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
+        y = self._attend(x, query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
         return y, last_frames(key_value, num_past)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend: query (B, U, H, D/H), key and value (B, K, H, D/H) -> (B, U, D)."""
+    def _attend(
+        self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Attend, and add: query (B, U, H, D/H), key and value (B, K, H, D/H) -> (B, U, D)."""
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))
-        attended: Tensor = self.out_proj(attend(query, key, value, mask))
-        return attended
+        return self.dropout.add(x, self.out_proj(attend(query, key, value, mask)))
 
 
 class CrossAttention(nn.Module):

@@ -13,8 +13,7 @@ MUTATIONS = [*data.MUTATIONS, *model.MUTATIONS, *settings.MUTATIONS]
 SPEECHBRAIN_FBANK = ("!new:sbkit.audio.fbank.Fbank", "!new:speechbrain.lobes.features.Fbank")
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
-EBRANCHFORMER = ("--encoder_module=ebranchformer", "--subsampling=8", "--token_type=bpe")
-EBRANCHFORMER += ("--vocab_size=80",)
+LONG_FRAMES = ("--subsampling=8", "--token_type=bpe", "--vocab_size=80")
 HEALTHY = [
     Mutation(name="healthy", checks=CHECKS),
     Mutation(name="healthy BPE", options=("--token_type=bpe", "--vocab_size=50")),
@@ -24,7 +23,7 @@ HEALTHY = [
     Mutation(name="healthy with another Fbank", text=(SPEECHBRAIN_FBANK,)),
     Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE),
     Mutation(name="healthy streaming", yaml="hparams/ctc_streaming.yaml"),
-    Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=EBRANCHFORMER),
+    Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),
 ]
 
 pytestmark = [

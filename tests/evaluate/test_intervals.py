@@ -1,7 +1,4 @@
-"""Intervals contain the true rate as often as they claim, and MAPSSWE equals sc_stats."""
-
-import csv
-from pathlib import Path
+"""Intervals contain the true rate as often as they claim."""
 
 import numpy as np
 import pytest
@@ -10,9 +7,7 @@ from sbkit.evaluate.intervals import (
     Grouping,
     Interval,
     group_by_speaker,
-    mapsswe,
     rate_interval,
-    segment_differences,
 )
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results
@@ -111,54 +106,3 @@ def test_accuracy_has_an_interval() -> None:
     assert (figures["accuracy"], figures["right"], figures["utterances"]) == (0.75, 30, 40)
     assert figures["accuracy_interval"]["unit_count"] == 20
     assert accuracy_figures([])["accuracy_interval"]["low"] is None
-
-
-# -- MAPSSWE
-
-DATA = Path(__file__).parent / "data" / "mapsswe"
-
-
-def read_table(name: str) -> list[dict[str, str]]:
-    with (DATA / f"{name}.tsv").open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines, delimiter="\t"))
-
-
-@pytest.mark.parametrize("printed", read_table("sc_stats"), ids=lambda printed: printed["pair"])
-def test_mapsswe_equals_sc_stats(printed: dict[str, str]) -> None:
-    triples = [(row["reference"], row["a"], row["b"]) for row in read_table(printed["pair"])]
-    test = mapsswe(triples)
-    assert test["segments"] == int(printed["segments"])
-    assert f"{test['mean']:.3f}" == printed["mean"]
-    assert f"{test['z']:.3f}" == printed["Z"]
-    swapped = mapsswe((reference, b, a) for reference, a, b in triples)
-    assert (-swapped["z"], swapped["p"]) == pytest.approx((test["z"], test["p"]))
-
-
-@pytest.mark.parametrize(
-    ("reference", "a", "b", "differences"),
-    [
-        ("a b c d", "a b c d", "a b c d", []),
-        ("a b c d", "x b c d", "a b c y", [1, -1]),  # two words apart: two segments
-        ("a b c", "x b c", "a b y", [0]),  # one word apart: one segment
-        ("a b c d e f", "x b z c d e f", "a b c d y f", [2, -1]),
-        ("a b c d", "x b z c d", "a b c y", [1]),  # an insertion starts the count of words again
-        ("a b", "a b", "a b x y", [-2]),
-        ("a b", "", "a b", [2]),
-        ("  a \t b ", "a b", "a  c", [-1]),  # any white space counts as one space
-    ],
-)
-def test_mapsswe_cuts_segments_at_two_words_correct_in_both(
-    reference: str, a: str, b: str, differences: list[int]
-) -> None:
-    assert segment_differences(reference, a, b) == differences
-
-
-def test_mapsswe_gives_a_reason_for_no_test() -> None:
-    same = mapsswe([("a b", "a b", "a b")] * 9)
-    assert (same["segments"], same["z"], same["p"]) == (0, None, None)
-    assert "needs at least 2 segments with errors, but there are 0" in same["reason"]
-    constant = mapsswe([("a b", "a c", "a b")] * 9)
-    assert (constant["segments"], constant["mean"], constant["p"]) == (9, 1.0, None)
-    assert "all 9 segments have the same difference, +1" in constant["reason"]
-    zero = mapsswe([("a b", "a c", "a d")] * 9)  # no difference in any segment
-    assert (zero["segments"], zero["z"], zero["p"]) == (9, 0.0, 1.0)

@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
 
 from sbkit.base.errors import ConfigError
-from sbkit.models.transformer import ConformerBlock, GatedMlp, SelfAttention, Transformer
+from sbkit.models.transformer import ConformerBlock, SelfAttention, Transformer
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
 STREAMING = (None, {"chunk_ms": 120, "left_ms": 160})
 each_encoder = pytest.mark.parametrize(
-    ("block", "streaming"),
-    [*product(("conformer", "ebranchformer", "transformer"), STREAMING)],
+    ("block", "streaming"), [*product(("conformer", "transformer"), STREAMING)]
 )
 
 
@@ -72,16 +70,6 @@ def test_conformer_block_halves_both_feed_forwards() -> None:
     torch.testing.assert_close(block(x, torch.ones(1, 7, dtype=torch.bool)), expected)
 
 
-def test_new_gated_mlp_is_a_plain_one() -> None:
-    """The gate starts open, so that training starts from a feed-forward layer (Peng et al.)."""
-    torch.manual_seed(0)
-    mlp = GatedMlp(d_model=16, d_ffn=24, kernel_size=3, dropout=0.0)
-    x = torch.randn(1, 7, 16)
-    values, _ = gelu(mlp.in_proj(mlp.norm(x))).chunk(2, -1)
-    mask = torch.ones(1, 7, dtype=torch.bool)
-    torch.testing.assert_close(mlp(x, mask), mlp.out_proj(values), rtol=0.0, atol=1e-4)
-
-
 @each_encoder
 def test_gradients_are_finite_without_frames_and_reach_every_parameter(
     block: str, streaming: dict[str, int] | None
@@ -100,7 +88,7 @@ def test_gradients_are_finite_without_frames_and_reach_every_parameter(
 
 
 def test_unknown_block_and_missing_vocab_size_are_refused() -> None:
-    with pytest.raises(ConfigError, match="ebranchformer or transformer, but is 'branchformer'"):
+    with pytest.raises(ConfigError, match="conformer or transformer, but is 'branchformer'"):
         make_transformer(encoder_module="branchformer")
     with pytest.raises(ConfigError, match="1 decoder layers needs `vocab_size`"):
         make_transformer(num_decoder_layers=1)
@@ -112,7 +100,6 @@ def test_unknown_block_and_missing_vocab_size_are_refused() -> None:
         ({"nhead": 3}, "`d_model` is 16 and `nhead` is 3"),
         ({"nhead": 16}, "must be a multiple of twice `nhead`"),
         ({"kernel_size": 4}, "`kernel_size` must be odd, .* but is 4"),
-        ({"encoder_module": "ebranchformer", "d_ffn": 25}, "`d_ffn` must be even .* but is 25"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], text: str) -> None:
