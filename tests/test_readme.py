@@ -58,7 +58,6 @@ NOT_RUN_HERE = (
         "python -m tools.show row",
         "python -m tools.talk",
         "python -m recipes.asr.little_speech.compare",
-        "python -m sbkit.models.pretrained.fairseq2",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",

@@ -47,12 +47,6 @@ def find_folder(path_or_id: str) -> Path:
     """Return the folder that `pretrained` names, by its path or its id in the hub's cache."""
     if (folder := Path(path_or_id).expanduser()).is_dir():
         return folder
-    if Path(path_or_id).is_file():
-        raise ConfigError(
-            f"`pretrained` must name a folder, but {path_or_id} is a file. If it is a wav2vec 2.0 "
-            "of fairseq2, such as omniASR's, convert it: "
-            f"python -m sbkit.models.pretrained.fairseq2 {path_or_id} FOLDER"
-        )
     from huggingface_hub import try_to_load_from_cache  # reads the disk only, below HF_HOME
 
     with suppress(ValueError):  # the text is not an id
@@ -308,7 +302,10 @@ def check_weights(folder: Path, config: Config, *, layers: int | str | None = No
         ConfigError: the encoder does not have so many layers.
         DeviceError: these layers do not fit into memory.
     """
-    tensors, _ = _match_tensors(folder, meta_parts(config, layers=layers))
+    with torch.device("meta"):
+        encoder = PretrainedEncoder(config=config, layers=layers, mask_time_prob=0.0)
+        parts = [PretrainedFrontEnd(config=config), encoder]
+    tensors, _ = _match_tensors(folder, parts)
     needed = sum(tensor.nbytes for tensor in tensors.values())
     free = available_memory()
     if needed > free:
@@ -316,13 +313,6 @@ def check_weights(folder: Path, config: Config, *, layers: int | str | None = No
             f"The weights of {folder} take {needed / 2**30:.1f} GiB in float32, but only "
             f"{free / 2**30:.1f} GiB of memory are free. Use a smaller model or a larger machine."
         )
-
-
-def meta_parts(config: Config, *, layers: int | str | None = None) -> list[nn.Module]:
-    """Make the parts of an encoder without memory for their tensors."""
-    with torch.device("meta"):
-        encoder = PretrainedEncoder(config=config, layers=layers, mask_time_prob=0.0)
-        return [PretrainedFrontEnd(config=config), encoder]
 
 
 def load_weights(folder: Path, objects: Iterable[object]) -> str:
@@ -352,8 +342,8 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     for file in weight_files(folder):
         with parse_errors_as_sbkit_errors(file, "be a whole file", fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
-            stored |= {current_name(name): slices.get_slice(name) for name in [*slices.keys()]}
-    tensors = tensors_by_file_name(parts)
+            stored |= {_current_name(name): slices.get_slice(name) for name in [*slices.keys()]}
+    tensors = _tensors_by_file_name(parts)
     prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors))
     tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
@@ -361,7 +351,7 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
     return tensors, stored
 
 
-def tensors_by_file_name(parts: Iterable[nn.Module]) -> dict[str, Tensor]:
+def _tensors_by_file_name(parts: Iterable[nn.Module]) -> dict[str, Tensor]:
     """Return the tensors of parts by their names in a file without the prefix of a head model."""
     tensors: dict[str, Tensor] = {}
     for part in parts:
@@ -372,7 +362,7 @@ def tensors_by_file_name(parts: Iterable[nn.Module]) -> dict[str, Tensor]:
     return tensors
 
 
-def current_name(name: str) -> str:
+def _current_name(name: str) -> str:
     """Return the name of a tensor since torch 2.0, which renamed those of weight norm."""
     module, _, last = name.rpartition(".")
     return f"{module}.{RENAMED[last]}" if last in RENAMED else name

@@ -1,7 +1,6 @@
 """The encoders equal those of transformers on single clips; only this file imports it."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from transformers import (
     SeamlessM4TFeatureExtractor,
     Wav2Vec2BertModel,
     Wav2Vec2FeatureExtractor,
-    Wav2Vec2ForPreTraining,
 )
 
-from sbkit.base.errors import SbkitError
-from sbkit.models.pretrained import fairseq2
 from sbkit.models.pretrained.folder import DEFAULTS, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, encode, make_folder, make_parts
@@ -140,78 +136,3 @@ def test_features_and_states_of_saved_conformers_equal_transformers(
         assert x.shape[1] == frames == mask.sum()
         expected = output.last_hidden_state[:, : int(frames)]
         torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)
-
-
-FAIRSEQ2 = (  # fairseq2's names of the tensors that Hugging Face names otherwise
-    ("wav2vec2.feature_extractor.conv_layers", "encoder_frontend.feature_extractor.layers"),
-    ("wav2vec2.feature_projection.layer_norm", "encoder_frontend.post_extract_layer_norm"),
-    ("wav2vec2.feature_projection.projection", "encoder_frontend.model_dim_proj"),
-    ("wav2vec2.encoder.pos_conv_embed", "encoder_frontend.pos_encoder"),
-    ("wav2vec2.encoder", "encoder"),
-    ("wav2vec2.masked_spec_embed", "masker.temporal_mask_embed"),
-    ("parametrizations.weight.original0", "weight_g"),
-    ("parametrizations.weight.original1", "weight_v"),
-    ("attention.out_proj", "self_attn.output_proj"),
-    (".attention", ".self_attn"),
-    (".final_layer_norm", ".ffn_layer_norm"),
-    ("feed_forward.intermediate_dense", "ffn.inner_proj"),
-    ("feed_forward.output_dense", "ffn.output_proj"),
-    ("project_hid", "final_proj"),
-)
-
-
-def fairseq2_checkpoint(path: Path) -> Any:
-    """Save a tiny wav2vec 2.0 with its pretraining heads in omniASR's layout; return the model."""
-    config = {**CONFIGS["wav2vec2"], **LARGE, "conv_dim": [16] * 7}
-    config |= {"conv_kernel": [10, 3, 3, 3, 3, 2, 2], "conv_stride": [5, 2, 2, 2, 2, 2, 2]}
-    torch.manual_seed(0)
-    model = Wav2Vec2ForPreTraining(AutoConfig.for_model("wav2vec2", **config)).eval()
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        for old, new in FAIRSEQ2:
-            name = name.replace(old, new)
-        if name.startswith("encoder.layers"):
-            name = re.sub(r"(\.\d+)\.layer_norm", r"\1.self_attn_layer_norm", name)
-        tensors[name] = tensor
-    torch.save({"model": tensors, "fs2": True}, path)
-    return model.wav2vec2
-
-
-@torch.no_grad()
-def test_converted_fairseq2_checkpoint_has_the_states_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint, folder = tmp_path / "omniASR-W2V-300M.pt", tmp_path / "omniasr"
-    theirs = fairseq2_checkpoint(checkpoint)
-    with pytest.raises(SbkitError, match=r"is a file\..*pretrained\.fairseq2 .*300M\.pt FOLDER"):
-        read_encoder_config(checkpoint)
-    monkeypatch.setattr("sys.argv", ["", str(checkpoint), str(folder), "--heads=4"])
-    fairseq2.main()
-    assert "3 layers of width 24, taken to have 4 heads" in capsys.readouterr().out
-    config = read_encoder_config(folder)
-    parts = [part(config=config).eval() for part in (PretrainedFrontEnd, PretrainedEncoder)]
-    assert load_weights(folder, parts).endswith(f"loaded {len(theirs.state_dict())} tensors.")
-    audio = clip(8000)
-    normal = (audio - audio.mean()) / (audio.var(correction=0) + 1e-7).sqrt()
-    states = encode(config, parts, audio, 8000)
-    torch.testing.assert_close(states, theirs(normal).last_hidden_state, rtol=0.0, atol=1e-5)
-
-
-def test_other_fairseq2_checkpoints_are_refused(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "model.pt"
-    fairseq2_checkpoint(checkpoint)
-    tensors = torch.load(checkpoint)["model"]
-    stacked = {
-        n.replace("pos_encoder.conv", "pos_encoder.layers.0.conv"): tensors[n] for n in tensors
-    }
-    conformer = {name: tensors[name] for name in tensors if ".ffn." not in name}
-    for state, missing in ((stacked, r"encoder\.pos_conv_embed"), (conformer, "encoder.layers.0")):
-        torch.save({"model": state}, checkpoint)
-        with pytest.raises(
-            SbkitError, match=f"layout of omniASR's wav2vec 2.0: {missing}.* missing"
-        ):
-            fairseq2.convert(checkpoint, tmp_path / "folder", heads=4)
-    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    with pytest.raises(SbkitError, match="must be a whole checkpoint, but cannot be read"):
-        fairseq2.convert(checkpoint, tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()
