@@ -23,7 +23,6 @@ NO_DROPOUT = ("--dropout=0.0", "--log_every=1", "--check=false")
 NOISE = "wave_augment: !new:sbkit.audio.augment.AddNoise\n    folder: {folder}\n"
 SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
 SGD += ("--ema_decay=0.5",)
-CONSISTENCY = ("--consistency_weight=0.5", "--consistency_warmup=0.8")
 
 
 def run_scenario(
@@ -52,7 +51,7 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
 ) -> None:
     yaml = write_sgd_with_noise(tmp_path)
     # Freezing ends within an epoch, at the step where `signal_rank_1` stops two ranks.
-    options = (*NO_DROPOUT, *SGD, "--freeze={Transformer: 9}", *CONSISTENCY)
+    options = (*NO_DROPOUT, *SGD, "--freeze={Transformer: 9}")
     for accumulation in ACCUMULATIONS:
         option = f"--grad_accumulation_factor={accumulation}"
         assert (
@@ -69,22 +68,18 @@ def test_two_and_three_processes_and_any_accumulation_take_the_steps_of_one(
         assert process.stdout.count("Stopped at step") == bool(resumed_runs)
     assert torch.equal(*(flat_parameters(tmp_path / name) for name in ("whole", "resumed")))
 
-    expected, expected_losses = flat_parameters(one_rank), step_figures(one_rank, "loss")
-    expected_penalties = step_figures(one_rank, "penalty")
+    expected, expected_losses = flat_parameters(one_rank), step_losses(one_rank)
     assert len(expected_losses) >= 10
-    assert 0 == expected_penalties[0] < expected_penalties[1] < expected_penalties[-1]
     rows = rows_of(workplace.release / "train.tsv")
     clips = [soundfile.info(workplace.release / "clips" / row["path"]) for row in rows]
-    seconds = 2 * 2 * sum(clip.duration for clip in clips)  # two epochs, in two views
+    seconds = 2 * sum(clip.duration for clip in clips)  # two epochs
     assert read_json(one_rank / "summary.json")["audio_seconds"] == pytest.approx(seconds, abs=0.1)
     for world_size in (1, 2, 3):
         for accumulation in ACCUMULATIONS:
             run = tmp_path / f"{world_size}x{accumulation}"
             difference = (flat_parameters(run) - expected).norm() / expected.norm()
             assert difference <= 1e-6, (run.name, float(difference))
-            assert step_figures(run, "loss") == pytest.approx(expected_losses, rel=1e-5), run.name
-            penalties = step_figures(run, "penalty")
-            assert penalties == pytest.approx(expected_penalties, rel=1e-4), run.name
+            assert step_losses(run) == pytest.approx(expected_losses, rel=1e-5), run.name
 
     runs = (tmp_path / name for name in ("1x1", "test-2", "test-3"))
     scores = [read_json(run / "summary.json")["test"] for run in runs]
@@ -98,8 +93,8 @@ def flat_parameters(run: Path) -> torch.Tensor:
     return torch.cat([value.double().flatten() for value in last_parameters(run).values()])
 
 
-def step_figures(run: Path, name: str) -> list[float]:
-    return [record.get(name, 0.0) for record in records_of(run, "step")]
+def step_losses(run: Path) -> list[float]:
+    return [record["loss"] for record in records_of(run, "step")]
 
 
 def test_rank_that_is_asked_to_stop_takes_the_others_along(

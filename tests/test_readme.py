@@ -151,7 +151,12 @@ def copy_user_files(folder: Path) -> None:
     """Write the YAMLs and modules that the pages of the guide show."""
     for name in ("my_models.py", "my_recipe.py"):
         shutil.copy(ROOT / "tests/user_parts" / name, folder)
-    for name, page, index in (("deep.yaml", "yaml.md", 1), ("mine.yaml", "own-parts.md", 0)):
+    shutil.copy(ROOT / "docs/examples/two_views.py", folder)
+    yamls = {
+        **{"deep.yaml": ("yaml.md", 1), "mine.yaml": ("own-parts.md", 0)},
+        "two_views.yaml": ("own-parts.md", -1),
+    }
+    for name, (page, index) in yamls.items():
         text = (GUIDE / page).read_text("utf-8")
         (folder / name).write_text(blocks(text, "yaml")[index])
 

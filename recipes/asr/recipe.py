@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from speechbrain import Stage
-from torch import nn
+from torch import Tensor, nn
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.asr.decoding import RunDecoding
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
-from sbkit.audio.draws import seeded_views
-from sbkit.config.ranges import NON_NEGATIVE, SHARE, Range, Text
+from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.data.batch import TextBatch
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,
@@ -25,7 +24,7 @@ from sbkit.evaluate.wer_report import describe_results, slice_figures, write_res
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
-from sbkit.models.loss import Loss, attention_loss, ctc, view_divergence
+from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
 from sbkit.train.advice import advise_recognizer, find_causes
@@ -37,11 +36,7 @@ FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lo
 
 
 class AsrBrain(Brain):
-    """Train CTC, and an attention decoder if `ctc_weight` is below one.
-
-    With a `consistency_weight`, training sees every batch in two views, which share speed and
-    waveform augmentation, and have masks and dropout of their own.
-    """
+    """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
     task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
     metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
@@ -50,9 +45,6 @@ class AsrBrain(Brain):
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
         self._stage = Stage.TRAIN
-        self.consistency_weight = getattr(self.hparams, "consistency_weight", 0.0)
-        self.consistency_warmup = getattr(self.hparams, "consistency_warmup", 0.0)
-        self.views = 2 if self.consistency_weight > 0 else 1
         self.asr_model = self.make_model(
             model=self.modules["model"],
             **encoder_parts(self.hparams.knobs),
@@ -79,42 +71,23 @@ class AsrBrain(Brain):
         return self.asr_model.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
+        audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)
+        return self.run_model(audio, lengths, batch, stage)
+
+    def run_model(
+        self, audio: Tensor, audio_lengths: Tensor, batch: TextBatch, stage: Stage
+    ) -> Predictions:
+        """Run the model on augmented audio (B, S); in training, it masks features."""
         training = stage is Stage.TRAIN
-        audio, lengths = self.augmentation.augment_audio(batch, training=training)
-        views = self.views if training else 1
-        with seeded_views(views):
-            predictions = self.asr_model.run(
-                audio,
-                lengths,
-                tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
-                return_intermediate=training and self.hparams.inter_ctc_weight > 0,
-                spec_augment=self.augmentation.feature_augmentation(training=training),
-                views=views,
-            )
-        return predictions if views == 1 else predictions.split_views()
+        return self.asr_model.run(
+            audio,
+            audio_lengths,
+            tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
+            return_intermediate=training and self.hparams.inter_ctc_weight > 0,
+            spec_augment=self.augmentation.feature_augmentation(training=training),
+        )
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
-        """Return the loss; of two views, the mean of their losses with their divergence.
-
-        The divergence is of CTC at the last layer, and has its weight: `ctc_weight`.
-        """
-        loss = self.compute_view_loss(predictions, batch, stage)
-        second = predictions.second_view
-        if second is None:
-            return loss
-        mean = loss.interpolate(self.compute_view_loss(second, batch, stage), own_weight=0.5)
-        divergence = view_divergence(
-            predictions.log_probs, second.log_probs, predictions.frame_lengths
-        )
-        return mean.with_penalty(self._divergence_weight() * divergence)
-
-    def _divergence_weight(self) -> float:
-        """Return the weight in this step, which rises during `consistency_warmup`."""
-        warmup = self.consistency_warmup
-        warmed_up = min(1.0, self.run_share / warmup) if warmup > 0 else 1.0
-        return float(self.hparams.ctc_weight * self.consistency_weight * warmed_up)
-
-    def compute_view_loss(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Interpolate the losses of each utterance, and multiply them by its weight."""
         vocabulary = self.tokenizer.vocabulary
         frame_lengths = predictions.frame_lengths
@@ -208,7 +181,5 @@ ASR = Recipe(
         ),
         "label_smoothing": SHARE,
         "lm_text": Text(or_list=True),
-        "consistency_weight": NON_NEGATIVE,
-        "consistency_warmup": SHARE,
     },
 )

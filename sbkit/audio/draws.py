@@ -52,21 +52,6 @@ def seeded_draws(
         _batch = outer
 
 
-@contextmanager
-def seeded_views(count: int) -> Iterator[None]:
-    """Within the context, a batch holds all its utterances ``count`` times, view after view.
-
-    The numbers of the first view are those of a single one; each other view has numbers of its own.
-    """
-    utterances = _batch.utterances
-    other_views = (_mix(utterances ^ np.uint64(view)) for view in range(1, count))
-    _batch.utterances = np.concatenate([utterances, *other_views])
-    try:
-        yield
-    finally:
-        _batch.utterances = utterances
-
-
 def draw_uniform(utterances: int, *shape: int) -> Tensor:
     """Draw numbers from 0 to below 1 for each utterance of the batch: -> (B, *shape) on the CPU.
 

@@ -102,7 +102,7 @@ def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBa
     batches = ProbeBatches(planned)
     max_seconds = batches.epoch_seconds / MIN_AUTO_STEPS / micro_batches_per_step
     if device.type == "cpu":
-        max_seconds = min(max_seconds, CPU_SECONDS / planned.make_cpu_brain().views)
+        max_seconds = min(max_seconds, CPU_SECONDS)
         seconds = max(math.ceil(batches.longest_seconds), int(max_seconds))
         return FittingBatch(seconds, "a larger batch is not faster on the CPU")
     if device.type != "cuda":

@@ -48,7 +48,7 @@ MIN_BETTER_FALL = 0.3  # from the loss at the run's own rate, for another rate t
 MAX_GOOD_RISE = 0.1  # above the best loss of a sweep; the lowest such rate is suggested
 # Keys of a YAML whose objects are taken out, and keys that are set to 0.
 NULL_OBJECTS = {"spec_augment", "wave_augment", "lr_schedule"}
-ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "consistency_weight", "ema_decay")
+ZERO_KEYS = ("mask_time_prob", "mask_channel_prob", "ema_decay")
 
 
 @dataclass(frozen=True, kw_only=True)

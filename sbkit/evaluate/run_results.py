@@ -39,7 +39,7 @@ def write_summary(
         test: the figures of each test set by its name.
         parameters: the number of the model's parameters.
         train_seconds: wall time of the training.
-        audio_seconds: of all audio trained on in that time, over all epochs, ranks and views.
+        audio_seconds: of all audio trained on in that time, over all epochs and ranks.
             ``audio_seconds / train_seconds`` is written as ``rtfx``, null if nothing was trained.
         device: where the run was trained.
         provenance: the record of the tested model (`sbkit/checkpoint/provenance.py`).

@@ -6,8 +6,7 @@ bins, D model width, V vocabulary.
 Training, transcription and export all call this model.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,18 +33,6 @@ class Predictions:
     intermediate: Tensor | None  # CTC's from the middle of the encoder, if requested
     frame_lengths: Tensor  # (B,)
     logits: Tensor | None  # of the decoder, if there are tokens: (B, L + 1, V)
-    second_view: "Predictions | None" = None  # of the same utterances, in consistency training
-
-    def split_views(self) -> "Predictions":
-        """Return the first half of the rows, with the second half as its ``second_view``."""
-        halves: dict[str, Any] = {
-            name: (None, None) if value is None else value.chunk(2)
-            for name, value in vars(self).items()
-        }
-        first, second = (
-            Predictions(**{name: half[view] for name, half in halves.items()}) for view in (0, 1)
-        )
-        return replace(first, second_view=second)
 
 
 class AsrModel(AcousticModel):
@@ -96,15 +83,9 @@ class AsrModel(AcousticModel):
         tokens: Tensor | None,
         return_intermediate: bool,
         spec_augment: AugmentFeatures | None = None,
-        views: int = 1,
     ) -> Predictions:
-        """Score every token at every frame and, given ``tokens`` (B, L), after each of them.
-
-        views: how often to run each utterance, view after view, with other masks and other dropout.
-        """
-        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment, views=views)
-        if tokens is not None:
-            tokens = tokens.repeat(views, 1)
+        """Score every token at every frame and, given ``tokens`` (B, L), after each of them."""
+        x, lengths = self.encoder.inputs(audio, audio_lengths, spec_augment)
         backbone = self.encoder.backbone
         middle = None
         logits = None

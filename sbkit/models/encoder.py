@@ -45,18 +45,10 @@ class Encoder:
         self.modules = modules
 
     def inputs(
-        self,
-        audio: Tensor,
-        audio_lengths: Tensor,
-        spec_augment: AugmentFeatures | None = None,
-        *,
-        views: int = 1,
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the input of the backbone, here scaled audio: -> (B, S), (B,).
-
-        views: how often the batch is repeated, before anything is masked.
-        """
-        return repeated(self.backbone.scaled(audio), audio_lengths, views)
+        """Compute the input of the backbone, here scaled audio: -> (B, S), (B,)."""
+        return self.backbone.scaled(audio), audio_lengths
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.backbone.encode(*self.inputs(audio, audio_lengths))
@@ -80,15 +72,10 @@ class FeatureEncoder(Encoder):
         self.front_end = FrontEnd(modules["CNN"])
 
     def inputs(
-        self,
-        audio: Tensor,
-        audio_lengths: Tensor,
-        spec_augment: AugmentFeatures | None = None,
-        *,
-        views: int = 1,
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> tuple[Tensor, Tensor]:
         """Compute features, mask some of them, and subsample: -> (B, U, D), (B,)."""
-        features, frame_lengths = repeated(*self.features(audio, audio_lengths), views)
+        features, frame_lengths = self.features(audio, audio_lengths)
         if spec_augment is not None:
             features = spec_augment(features, frame_lengths)
         return self.subsample(features, frame_lengths)
@@ -111,11 +98,6 @@ class FeatureEncoder(Encoder):
         with evaluation_mode(audio.device, *self.modules.values()):
             features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
         return self.features.subsampling(audio).then(self.front_end.subsampling(features))
-
-
-def repeated(x: Tensor, lengths: Tensor, views: int) -> tuple[Tensor, Tensor]:
-    """Repeat a batch, view after view: (B, ...), (B,) -> (views * B, ...), (views * B,)."""
-    return (x, lengths) if views == 1 else (torch.cat([x] * views), lengths.repeat(views))
 
 
 def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Module]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, ctc_loss, kl_div
+from torch.nn.functional import cross_entropy, ctc_loss
 
 from sbkit.audio.lengths import length_mask
 
@@ -18,8 +18,6 @@ class Loss:
 
     sums: negative log-likelihood, (B,).
     counts: its tokens, (B,); zero excludes an utterance.
-    penalty: the part of ``sums`` that regularizes, (B,), without its graph. It is logged on its
-        own, so that the logged loss can be compared with that of a run without it.
 
     >>> loss = Loss(torch.tensor([6.0, 2.0]), torch.tensor([3, 1]))
     >>> float(loss.sums.sum() / loss.counts.sum())
@@ -28,14 +26,12 @@ class Loss:
 
     sums: Tensor
     counts: Tensor
-    penalty: Tensor | None = None
 
     def detach(self) -> "Loss":
         return replace(self, sums=self.sums.detach())
 
     def cpu(self) -> "Loss":
-        penalty = None if self.penalty is None else self.penalty.cpu()
-        return Loss(self.sums.cpu(), self.counts.cpu(), penalty)
+        return Loss(self.sums.cpu(), self.counts.cpu())
 
     def interpolate(self, other: "Loss", *, own_weight: float) -> "Loss":
         """Average two losses: this one with ``own_weight``, the other with the rest of 1.
@@ -44,11 +40,6 @@ class Loss:
         """
         sums = own_weight * self.sums + (1 - own_weight) * other.sums
         return Loss(sums * (self.counts > 0), self.counts)
-
-    def with_penalty(self, penalty: Tensor) -> "Loss":
-        """Add a penalty (B,) of the utterances that this loss does not exclude."""
-        penalty = penalty.where(self.counts > 0, 0)
-        return Loss(self.sums + penalty, self.counts, penalty.detach())
 
 
 def ctc(
@@ -82,23 +73,6 @@ def frames_needed(tokens: Tensor, token_lengths: Tensor) -> Tensor:
     mask = length_mask(token_lengths, tokens.shape[1], tokens.device)[:, 1:]
     repeats = (tokens[:, 1:] == tokens[:, :-1]) & mask
     return token_lengths.to(tokens.device, non_blocking=True) + repeats.sum(1)
-
-
-def view_divergence(log_probs: Tensor, other: Tensor, frame_lengths: Tensor) -> Tensor:
-    """Sum how far two views of an utterance differ: 2 x (B, U, V), (B,) -> (B,).
-
-    At each frame within the utterance, it is half the sum of both Kullback-Leibler divergences. The
-    target of each has no gradient. It is a sum over frames, as CTC's likelihood is, so it is added
-    to CTC's sums and divided by the same count of tokens.
-    Source: Yao et al. 2025, arXiv 2410.05101.
-    """
-    divergences = [
-        kl_div(view, target.detach(), reduction="none", log_target=True).sum(2)
-        for view, target in ((log_probs, other), (other, log_probs))
-    ]
-    mask = length_mask(frame_lengths, log_probs.shape[1], log_probs.device)
-    per_frame = 0.5 * (divergences[0] + divergences[1])  # (B, U)
-    return per_frame.where(mask, 0).sum(1)
 
 
 def attention_loss(

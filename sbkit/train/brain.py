@@ -114,7 +114,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         optimizer_step: steps of the run so far.
         nonfinite_count: bad steps of the epoch that the host has read so far.
         num_averaged: the number of checkpoints whose mean is tested.
-        views: how often a training step runs each utterance; its audio counts as often.
 
     >>> class Line(Brain):
     ...     def compute_forward(self, batch, stage):
@@ -129,7 +128,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     loaders: Loaders | None = None
     num_averaged: int = 1
-    views: int = 1
 
     def __init__(
         self,
@@ -343,7 +341,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self._is_last = is_last
             steps_before = self.optimizer_step
             objective = self.fit_batch(batch)
-            seconds = self.views * batch.seconds if isinstance(batch, Batch) else 0.0
+            seconds = batch.seconds if isinstance(batch, Batch) else 0.0
             sources = batch.sources if isinstance(batch, Batch) else None
             self.training_metrics.meter.add(as_loss(objective), seconds, sources)
             if self.optimizer_step > steps_before:

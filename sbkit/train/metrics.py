@@ -28,7 +28,7 @@ Batched = TypeVar("Batched")
 WARM_UP_BATCHES, PROFILED_BATCHES = 10, 10
 FIRST_STEPS = 10  # their loss is what later losses are compared with
 NUM_LISTED_OPERATIONS = 8
-NUM_TOTALS = 3  # the sum of the losses, the labels and the sum of the penalties
+NUM_TOTALS = 2  # the sum of the losses, and the labels
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,12 @@ class MetricTotals:
     wall_seconds: float
     waiting_seconds: float  # mean over the ranks
     skipped_steps: float = 0.0  # steps whose gradient was not finite
-    penalty_sum: float = 0.0
     source_sums: Sequence[float] = ()
 
     @property
     def loss(self) -> float:
-        """Mean loss per label, without the penalty."""
+        """Mean loss per label."""
         return self.loss_sum / self.labels if self.labels else float("nan")
-
-    @property
-    def penalties(self) -> dict[str, float]:
-        """Mean penalty per label, by its name in the log; empty if there was none."""
-        return {"penalty": self.penalty_sum / self.labels} if self.penalty_sum else {}
 
     @property
     def rtfx(self) -> float:
@@ -105,9 +99,7 @@ class Meter:
         """
         sums = loss.sums.detach()
         is_finite = sums.sum().isfinite()
-        penalties = torch.zeros_like(sums) if loss.penalty is None else loss.penalty.detach()
-        sums = sums - penalties
-        totals = torch.stack([sums.sum(), loss.counts.sum(), penalties.sum()]).to(self._loss)
+        totals = torch.stack([sums.sum(), loss.counts.sum()]).to(self._loss)
         self._loss[:NUM_TOTALS] += torch.where(is_finite, totals, 0.0)
         if len(self._sources) and sources is not None and sources.shape == sums.shape:
             is_of_source = self._sources == sources.to(self.device, non_blocking=True)
@@ -136,8 +128,7 @@ class Meter:
         """Continue from the sums of a stopped run; rank 0 adds them for all ranks."""
         self._started -= unread.wall_seconds
         if rank() == 0:
-            totals = [unread.loss_sum, unread.labels, unread.penalty_sum]
-            self._loss[:NUM_TOTALS] += self._loss.new_tensor(totals)
+            self._loss[:NUM_TOTALS] += self._loss.new_tensor([unread.loss_sum, unread.labels])
             if unread.source_sums:
                 self._loss[NUM_TOTALS:] += self._loss.new_tensor(unread.source_sums)
             self._audio_seconds += unread.audio_seconds
@@ -148,7 +139,7 @@ class Meter:
         """Sum over ranks, transfer once, and leave the meter as it is."""
         host = self._loss.new_tensor([self._audio_seconds, self._waiting_seconds])
         sums = sum_over_ranks(torch.cat([host, self._loss]))
-        audio_seconds, waiting_seconds, loss_sum, labels, penalty_sum, *source_sums = sums.tolist()
+        audio_seconds, waiting_seconds, loss_sum, labels, *source_sums = sums.tolist()
         return MetricTotals(
             loss_sum=loss_sum,
             labels=labels,
@@ -156,7 +147,6 @@ class Meter:
             wall_seconds=time.perf_counter() - self._started,
             waiting_seconds=waiting_seconds / world_size(),
             skipped_steps=self.skipped_steps,
-            penalty_sum=penalty_sum,
             source_sums=source_sums,
         )
 
@@ -266,7 +256,6 @@ class TrainingMetrics:
             data_wait_share=reading.data_wait_share,
             skipped_steps=int(reading.skipped_steps),
             source_losses=reading.source_losses(self.sources),
-            metrics=reading.penalties,
         )
         self._write(figures)
         if live:

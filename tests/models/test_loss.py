@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sbkit.models.loss import Loss, attention_loss, ctc, frames_needed, view_divergence
+from sbkit.models.loss import Loss, attention_loss, ctc, frames_needed
 
 BLANK, EOS = 0, 3
 
@@ -89,27 +89,3 @@ def test_interpolate_excludes_what_the_first_loss_excludes() -> None:
     mixture = impossible.interpolate(decoder, own_weight=0.5)
     assert mixture.sums.tolist() == [0.0, 12.0]
     assert mixture.counts.tolist() == [0, 3]
-
-
-def test_view_divergence_is_symmetric_and_has_no_gradient_of_targets_or_padding() -> None:
-    view = scores(2, 3, 4)
-    other = view.detach().flip(0, 1).requires_grad_()
-    frames = [3, 1]
-    divergence = view_divergence(view, other, torch.tensor(frames))
-    expected = torch.zeros(2)
-    gradient = torch.zeros_like(view)  # of view: minus half of the other's distribution
-    for row, count in enumerate(frames):
-        for frame in range(count):
-            p, q = view[row, frame].detach().exp(), other[row, frame].detach().exp()
-            expected[row] += 0.5 * (q * (q / p).log() + p * (p / q).log()).sum()
-            gradient[row, frame] = -0.5 * q
-    torch.testing.assert_close(divergence.detach(), expected)
-    divergence.sum().backward()
-    torch.testing.assert_close(view.grad, gradient)
-
-
-def test_penalty_is_part_of_the_sums_of_utterances_that_count() -> None:
-    loss = Loss(torch.tensor([2.0, 0.0]), torch.tensor([4, 0]))
-    loss = loss.with_penalty(torch.tensor([1.0, torch.nan]))
-    assert loss.sums.tolist() == [3.0, 0.0]
-    assert loss.penalty is not None and loss.penalty.tolist() == [1.0, 0.0]

@@ -61,7 +61,7 @@ checkpointer: !new:sbkit.checkpoint.checkpointer.Checkpointer
 """
 UNUSED = "token_type|vocab_size|n_mels|time_.*|freq_.*|max_time.*|cnn_.*|d_.*|nhead|num_.*_layers"
 UNUSED += "|encoder_module|kernel_size|ctc_.*|inter_.*|label_.*|weight_decay|.*_lm_order|lm_text"
-UNUSED += "|decoder_type|beam_size|attention_rescoring|remove_vector.*|consistency_.*"
+UNUSED += "|decoder_type|beam_size|attention_rescoring|remove_vector.*"
 
 
 def write_yaml(folder: Path) -> Path:

@@ -1,0 +1,64 @@
+"""The example of an own loss: two views of each batch, and the divergence of their frames."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from speechbrain import Stage
+
+from docs.examples.two_views import TwoViewsBrain
+from sbkit.audio.draws import seeded_draws
+from sbkit.check.dry_run import small_batch
+from sbkit.data.batch import TextBatch
+from sbkit.models.asr import Predictions
+from sbkit.train.brain import training_loss
+from tests.check.harness import planned_run
+from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.runs import ROOT, TINY, Workplace
+
+YAML = """
+base: {base}
+recipe: docs.examples.two_views.TWO_VIEWS
+consistency_weight: 0.3
+"""
+MASKED_BY_ENCODER = ("--device=cpu", "--activation_dropout=0.0", "--mask_channel_length=4")
+
+
+@pytest.mark.parametrize("name", ["ctc", "ctc_pretrained"])
+@torch.no_grad()
+def test_loss_equals_a_loop_over_utterances(
+    name: str, workplace: Workplace, tmp_path: Path
+) -> None:
+    yaml = tmp_path / "two_views.yaml"
+    yaml.write_text(YAML.format(base=ROOT / f"hparams/{name}.yaml"))
+    tiny: Any = TINY
+    if name == "ctc_pretrained":
+        folder = make_folder(tmp_path / "tiny", **FRAMES)
+        tiny = (*MASKED_BY_ENCODER, f"--pretrained={folder}")
+    options: Any = {"recipe": None, "yaml": yaml, "tiny": tiny}
+    with planned_run(workplace, tmp_path / "run", "--dropout=0", **options) as planned:
+        brain = cast(TwoViewsBrain, planned.make_cpu_brain())
+        batch = cast(TextBatch, small_batch(planned))
+    brain.modules.train()
+    with seeded_draws(batch.ids):
+        loss = training_loss(brain, batch)
+    for row, id in enumerate(batch.ids):
+        alone = batch.take(slice(row, row + 1))
+        with seeded_draws([id]):
+            views = brain.compute_forward(alone, Stage.TRAIN)
+        losses = [
+            super(TwoViewsBrain, brain).compute_objectives(view, alone, Stage.TRAIN)
+            for view in views
+        ]
+        p, q = (view.log_probs[0, : view.frame_lengths[0]] for view in views)
+        divergence = 0.5 * (q.exp() * (q - p) + p.exp() * (p - q)).sum()
+        assert divergence > 0
+        expected = (losses[0].sums[0] + losses[1].sums[0]) / 2 + 0.3 * divergence
+        torch.testing.assert_close(loss.sums[row], expected, rtol=1e-4, atol=0)
+    with seeded_draws(batch.ids):
+        filled = training_loss(brain, replace(batch, weights=torch.tensor([1.0, 0.0])))
+    assert filled.counts.tolist() == [loss.counts[0], 0]
+    assert filled.sums.tolist() == [loss.sums[0], 0.0]
+    assert isinstance(brain.compute_forward(batch, Stage.VALID), Predictions)
