@@ -218,16 +218,7 @@ def read_run_config(folder: Path) -> RunConfig:
     fix = "Put it back, or choose another --output_folder for a new run."
     with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
-        values = record["values"]
-        data = record["data"]
-        labels = record["labels"]
-        if not isinstance(values, dict):
-            raise TypeError(f"`values` must be an object, not {values!r}")
-        if not isinstance(data, dict | None):
-            raise TypeError(f"`data` must be an object or null, not {data!r}")
-        if not isinstance(labels, str | None):
-            raise TypeError(f"`labels` must be a string or null, not {labels!r}")
-        return RunConfig(values, data, labels)
+        return RunConfig(record["values"], record["data"], record["labels"])
 
 
 def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:

@@ -365,20 +365,9 @@ def _from_row(row: FigureDict) -> ScoredUtterance:
         words=tuple(Word(**word) for word in row["words"]),
         by_words=row["by_words"],
     )
-    texts = [utterance.id, utterance.reference, utterance.hypothesis, utterance.speaker]
-    if (normalized := row.get("normalized")) is not None:
-        utterance = replace(utterance, normalized=replace(utterance, words=(), **normalized))
-        texts += normalized.values()
-    numbers = [number for word in utterance.words for number in (word.start, word.end)]
-    optional_numbers = [utterance.seconds, *(word.confidence for word in utterance.words)]
-    numbers += [number for number in optional_numbers if number is not None]
-    if not all(isinstance(text, str) for text in (*texts, *(w.text for w in utterance.words))):
-        raise TypeError("a text is expected")
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError("a number is expected")
-    if not isinstance(utterance.by_words, bool):
-        raise TypeError("`by_words` must be true or false")
-    return utterance
+    if (normalized := row.get("normalized")) is None:
+        return utterance
+    return replace(utterance, normalized=replace(utterance, words=(), **normalized))
 
 
 def hash_references(scored: Iterable[ScoredUtterance]) -> str:

@@ -133,11 +133,6 @@ class TrainingStep:
         for name, optimizer in optimizers.items():
             factor = factors[self._loss_names.index(name) if len(factors) > 1 else 0]
             grads = [p.grad for p in parameters_with_gradient(optimizer) if p.grad is not None]
-            if any(grad.is_sparse for grad in grads):
-                raise ConfigError(
-                    "The sparse gradients of an embedding cannot be divided and clipped. Remove "
-                    "its `sparse=True`."
-                )
             if grads:
                 multiply_gradients(grads, factor.to(grads[0].device))
 

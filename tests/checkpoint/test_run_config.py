@@ -151,11 +151,9 @@ def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
         RunConfig.from_yaml(run / RESOLVED_YAML, {"hidden": 9}, data=DATA).check_resumable(run)
 
 
-@pytest.mark.parametrize("change", [{"values": [1]}, {"data": "abc"}, {"labels": 5}])
-def test_damaged_run_config_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+def test_damaged_run_config_is_refused(tmp_path: Path) -> None:
     run = begun(tmp_path)
-    record = json.loads((run / RUN_CONFIG_FILE).read_text())
-    (run / RUN_CONFIG_FILE).write_text(json.dumps({**record, **change}))
+    (run / RUN_CONFIG_FILE).write_text((run / RUN_CONFIG_FILE).read_text()[:-9])
     with pytest.raises(SbkitError, match="run_config.json must be what sbkit wrote"):
         declare(tmp_path).check_resumable(run)
 
