@@ -1,8 +1,9 @@
 """A hook of MkDocs: pages look and link on the site as they do on a code host.
 
-A page may link to a file outside docs/, such as `../hparams/ctc.yaml`. The site gets a copy of the
-file as text, below source/, and the link leads to this copy. The search prefers pages that explain
-to notebooks and to those of the reference. Code in tables may contain a bar.
+A page may link to a Python file, or to a file outside docs/, such as `../hparams/ctc.yaml`. The
+site gets a copy of the file as text, below source/, and the link leads to this copy. The search
+prefers pages that explain to notebooks and to those of the reference. Code in tables may contain a
+bar.
 
 A notebook, docs/notebooks/NAME.py, becomes a page with its output, which `docs/run_notebooks.py`
 has written. Pages link to the `.py`.
@@ -90,14 +91,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files outside docs/ by links to their copies on the site."""
+    """Replace links to files that are no pages by links to their copies on the site."""
     folder = PurePosixPath(page.file.src_uri).parent
     if folder.name in ("reference", NOTEBOOKS):
         page.meta["search"] = {"boost": LOW_BOOST}
 
     def to_copy(match: re.Match[str]) -> str:
         target = os.path.normpath(Path(config.docs_dir) / folder / match[1])
-        if Path(target).is_relative_to(config.docs_dir):
+        if Path(target).is_relative_to(config.docs_dir) and not target.endswith(".py"):
             return match[0]
         if not Path(target).is_file() or not Path(target).is_relative_to(ROOT):
             logger.warning(f"{page.file.src_uri} must link to a file, but links to {match[1]}.")

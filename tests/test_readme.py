@@ -30,7 +30,7 @@ from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 RECIPES = ("classification", "vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
-FOLDERS += ("tools", "tools/talk", *(f"recipes/{name}" for name in RECIPES))
+FOLDERS += ("tools", *(f"recipes/{name}" for name in RECIPES))
 # docs/guide/decoding.md gives the run of README.md another decoder: a beginner comes before that.
 DOCS = sorted((ROOT / "docs/start").glob("*.md"))
 DOCS += sorted(
@@ -56,7 +56,6 @@ NOT_RUN_HERE = (
         "python -m tools.fake_common_voice",
         "python -m tools.mutate",
         "python -m tools.show row",
-        "python -m tools.talk",
         "python -m recipes.asr.little_speech.compare",
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",

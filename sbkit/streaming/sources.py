@@ -100,7 +100,7 @@ def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iter
 
 def _microphone(sample_rate: int) -> Iterator[Samples]:
     """Record until Ctrl-C; yield all blocks recorded before it."""
-    sounddevice = require_sounddevice()
+    sounddevice = _require_sounddevice()
     recorded: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the recording has ended
     is_interrupted = False
 
@@ -131,12 +131,12 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
             yield np.frombuffer(block, np.int16)
 
 
-def require_sounddevice() -> Any:
+def _require_sounddevice() -> Any:
     """Import sounddevice; raise SbkitError if it or PortAudio is missing."""
     try:
         return require_package("sounddevice", extra="mic")
     except OSError as error:  # on Linux, the package does not contain PortAudio
         raise DeviceError(
-            f"Microphone and loudspeaker need PortAudio, which is missing ({error}). Install it, "
-            "on Debian: apt-get install libportaudio2"
+            f"The microphone needs PortAudio, which is missing ({error}). Install it, on Debian: "
+            "apt-get install libportaudio2"
         ) from error

@@ -16,7 +16,6 @@ import pytest
 import soundfile
 
 from sbkit.audio.io import Samples
-from sbkit.audio.resample import Signal
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
 from sbkit.commands.listen import Display
@@ -235,20 +234,6 @@ def test_streaming_bundle_equals_its_whole_clip_transcripts(
     exec(blocks(page, "python")[0], screen)
     assert expected[1].text in capsys.readouterr().out
     assert len(screen["events"]) == 3
-    soundfile.write("question.wav", clips[1], RATE)
-    page = (ROOT / "tools/talk/README.md").read_text("utf-8")
-    exec(blocks(page, "python")[0], {"voice": Beep()})
-    assert f"Answer(seconds=1.25, text='You said: {expected[1].text}')" in capsys.readouterr().out
-    assert soundfile.info("answer.wav").frames == 800
-
-
-class Beep:
-    """Say anything in a tenth of a second."""
-
-    sample_rate = 8000
-
-    def stream(self, text: str) -> list[Signal]:
-        return [np.full(400, 0.1, np.float32)] * 2
 
 
 def test_listen_refuses_a_whole_clip_bundle(tmp_path: Path) -> None:

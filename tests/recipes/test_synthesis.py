@@ -28,7 +28,7 @@ from speechbrain import Stage
 from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from recipes.synthesis.recipe import SynthesisBrain
-from sbkit.audio.io import to_int16, write_flac
+from sbkit.audio.io import write_flac
 from sbkit.audio.resample import Signal
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.bundle.bundle import read_bundle
@@ -50,12 +50,8 @@ from sbkit.tasks.synthesis import describe_as_vits, list_characters
 from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import TINY_VOICE, Workplace, load_brain, read_json, with_sgd
-from tests.runtime.tones import silence, speak
 from tests.serve.server import running_server
 from tests.serve.test_command import serving
-from tests.streaming.streaming_tones import streaming_tones
-from tools.talk.pipeline import Pipeline
-from tools.talk.players import FilePlayer
 
 RATE, FRAME = 16_000, 400
 
@@ -258,17 +254,6 @@ def test_server_serves_recognizer_and_tts_model_together(exported: Path, bundle:
         speech = client.post("/v1/audio/speech", json=request).content
         response = client.post("/v1/audio/transcriptions", files={"file": speech})
         assert response.status_code == 200
-
-
-def test_pipeline_answers_with_a_tts_model(voice: Synthesizer, tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    player = partial(FilePlayer, tmp_path / "answer.wav")
-    with recognizer:
-        pipeline = Pipeline(recognizer, "I heard {}.".format, synthesizer=voice, player=player)
-        pipeline.run([speak(tokenizer, "the dog"), silence(2.0)])
-    answer, rate = soundfile.read(tmp_path / "answer.wav", dtype="int16")
-    assert rate == voice.sample_rate
-    assert np.array_equal(answer, to_int16(voice.speak("I heard the dog.")))
 
 
 def test_speed_divides_the_length_of_speech(voice: Synthesizer) -> None:

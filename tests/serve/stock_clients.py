@@ -1,8 +1,12 @@
-"""Transcribe a file at a server with Pipecat and LiveKit, and print the texts: URL AUDIO."""
+"""Transcribe a file at a server with Pipecat and LiveKit, and print the texts: URL AUDIO.
+
+Then say the file to the voice assistant of the docs, and print what it recognizes and answers.
+"""
 
 import asyncio
 import io
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 import soundfile
@@ -13,9 +17,12 @@ from livekit.rtc import AudioFrame
 from openai import OpenAI
 from pipecat.frames import frames
 from pipecat.pipeline.worker import PipelineParams
+from pipecat.processors.filters.identity_filter import IdentityFilter
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService, OpenAISTTService
 from pipecat.services.openai.tts import OpenAITTSService
 from pipecat.tests.utils import SleepFrame, run_test
+
+from docs.examples.voice_assistant import build_pipeline
 
 KEY, MODEL, TEXT = "a key", "whisper-1", "the dog"
 OUT = 24_000  # samples a second of speech
@@ -48,12 +55,10 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
     params = PipelineParams(audio_in_sample_rate=rate)
     for kind, base_url in ((OpenAISTTService, f"{url}/v1"), (OpenAIRealtimeSTTService, socket)):
         service = kind(api_key=KEY, base_url=base_url, settings=kind.Settings(model=MODEL))
-        step = rate // 50 * 2
-        blocks = [audio[start : start + step] for start in range(0, len(audio), step)]
         frames_sent = [
             SleepFrame(1.0),  # until it has connected
             frames.VADUserStartedSpeakingFrame(),
-            *(frames.InputAudioRawFrame(block, rate, 1) for block in blocks),
+            *input_frames(audio, rate),
             frames.VADUserStoppedSpeakingFrame(),
             SleepFrame(3.0),  # until the answer has come
         ]
@@ -71,15 +76,38 @@ async def pipecat(url: str, audio: bytes, rate: int) -> None:
         pipeline_params=PipelineParams(audio_out_sample_rate=OUT),
         start_timeout=20.0,
     )
+    print(recognize_speech(url, down), flush=True)
+
+
+async def assistant(url: str, audio: bytes, rate: int) -> None:
+    """Say a clip to the voice assistant, and recognize the answer that it speaks."""
+    down, _ = await run_test(
+        build_pipeline(url, microphone=IdentityFilter(), loudspeaker=IdentityFilter()),
+        frames_to_send=[SleepFrame(1.0), *input_frames(audio, rate), SleepFrame(3.0)],
+        pipeline_params=PipelineParams(audio_in_sample_rate=rate, audio_out_sample_rate=OUT),
+        start_timeout=20.0,
+    )
+    print(recognize_speech(url, down), flush=True)
+
+
+def input_frames(audio: bytes, rate: int) -> list[frames.InputAudioRawFrame]:
+    """Cut a clip into the blocks of 20 ms that a microphone would send."""
+    step = rate // 50 * 2
+    blocks = [audio[start : start + step] for start in range(0, len(audio), step)]
+    return [frames.InputAudioRawFrame(block, rate, 1) for block in blocks]
+
+
+def recognize_speech(url: str, down: Iterable[frames.Frame]) -> str:
+    """Return the text that the server recognizes in the speech of frames."""
     spoken = b"".join(frame.audio for frame in down if isinstance(frame, frames.TTSAudioRawFrame))
     file = io.BytesIO()
     soundfile.write(file, np.frombuffer(spoken, "<i2"), OUT, format="WAV")
     client = OpenAI(api_key=KEY, base_url=f"{url}/v1")
     speech = ("speech.wav", file.getvalue())
-    print(client.audio.transcriptions.create(model=MODEL, file=speech).text, flush=True)
+    return client.audio.transcriptions.create(model=MODEL, file=speech).text
 
 
 if __name__ == "__main__":
     samples, hertz = soundfile.read(sys.argv[2], dtype="int16")
-    for client in (livekit, pipecat):
+    for client in (livekit, pipecat, assistant):
         asyncio.run(client(sys.argv[1], samples.tobytes(), hertz))

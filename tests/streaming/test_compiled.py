@@ -18,7 +18,6 @@ from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.streaming.session import Final, Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
-from tools.talk.pipeline import Pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 
@@ -41,22 +40,19 @@ def noise(seed: int, samples: int) -> Samples:
     return (3000 * np.random.default_rng(seed).normal(size=samples)).astype(np.int16)
 
 
-def talk(live: StreamingRecognizer, clip: Samples, texts: list[str]) -> None:
-    """Run a clip through a pipeline, and keep its final texts."""
-
-    def keep(event: object) -> None:
-        texts.extend([event.text] if isinstance(event, Final) else [])
-
-    Pipeline(live, str.upper, on_event=keep).run(np.array_split(clip, 1 + len(clip) // 5000))
+def final_texts(recognizer: StreamingRecognizer, clip: Samples) -> list[str]:
+    """Run a clip through a session, block by block."""
+    session = Session(recognizer)
+    blocks = np.array_split(clip, 1 + len(clip) // 5000)
+    events = [event for block in blocks for event in session.push(block)]
+    return [event.text for event in events + session.finish() if isinstance(event, Final)]
 
 
 def compare(bundle: Path, **options: Any) -> None:
     """Let three threads use a compiled recognizer; compare with one that is not compiled."""
     clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
-    expected, results = ([list[str]() for _ in clips] for _ in range(2))
     with recognizer(bundle) as plain:
-        for clip, texts in zip(clips, expected, strict=True):
-            talk(plain, clip, texts)
+        expected = [final_texts(plain, clip) for clip in clips]
     assert all(expected)
     before = counters["stats"]["unique_graphs"]
     compilation = Compilation(streaming="only", **options)
@@ -65,8 +61,7 @@ def compare(bundle: Path, **options: Any) -> None:
         assert warm > before
         assert compiled.effective.compiled == options["mode"]
         with ThreadPoolExecutor(len(clips)) as threads:
-            list(threads.map(partial(talk, compiled), clips, results))
-        assert results == expected
+            assert [*threads.map(partial(final_texts, compiled), clips)] == expected
         sessions = [Session(compiled) for _ in range(5)]  # a full batch of the table, and a partial
         for session in sessions:
             session.feed(clips[1])
