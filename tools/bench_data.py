@@ -1,7 +1,7 @@
 """Measure the start of a run on many hours of data, and the speed of the loader.
 
 python -m tools.bench_data index --rows 8000000       (shards of 10,000 hours, without audio)
-python -m tools.bench_data loader --workers 1         (the default corpus, local, in each store)
+python -m tools.bench_data loader --workers 1         (the default corpus, local, pcm and flac)
 python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
 
 `index` writes the tables of shards, and runs the steps of a run up to its first batch in three new
@@ -32,8 +32,8 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import make_loader
 from sbkit.data.sampler import TrainSampler
-from sbkit.data.shard import FACTS_KEY, STORES, ShardFacts
-from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT
+from sbkit.data.shard import FACTS_KEY, ShardFacts
+from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
 from sbkit.data.splits import sample_counts
 from sbkit.logs.handlers import log_to_screen
 from sbkit.train.run import Run
@@ -102,9 +102,10 @@ def write_index(folder: Path, rows: int) -> None:
             pq.write_table(
                 table.replace_schema_metadata({FACTS_KEY: facts}), folder / f"{name}.parquet"
             )
+            (folder / f"{name}.arrow").touch()
     roles = {"train": ["train"], "valid": ["dev"], "test": ["test"]}
-    index = {"format": INDEX_FORMAT, "sample_rate": SAMPLE_RATE, "roles": roles, "splits": names}
-    (folder / INDEX_FILE).write_text(json.dumps(index))
+    index = Index(sample_rate=SAMPLE_RATE, roles=roles, splits=names, corpus={})
+    (folder / INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, **asdict(index)}))
 
 
 def _make_table(random: np.random.Generator, words: Any, *, size: int, first: int) -> pa.Table:
@@ -162,11 +163,11 @@ def _planned_batches(run: Run, share: float) -> Iterator[Any]:
 def measure_loader(folder: Path, options: argparse.Namespace) -> None:
     """Print a row for each store: seconds of audio per second and worker, and workers needed."""
     release = str(convert(folder / "release"))
-    if options.url is None:
-        sources = {store: {"data_folder": release, "audio_store": store} for store in STORES}
-    else:
-        sources = {}
-        for store in ("pcm", "flac"):
+    sources = {}
+    for store in ("pcm", "flac"):
+        if options.url is None:
+            sources[store] = {"data_folder": release, "audio_store": store}
+        else:
             url = f"{options.url}/{store}"
             yaml = ("hparams/ctc.yaml", f"--data_folder={release}", f"--audio_store={store}")
             sbkit(["prepare", *yaml, "--shards", url])

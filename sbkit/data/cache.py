@@ -105,19 +105,11 @@ def cache_audio(
 ) -> StoredAudio:
     """Locate the audio of clips, after decoding those that are not in the cache yet.
 
-    ``sample_rate`` is in Hz, ``store`` is one of `STORES`, and ``title`` is shown while clips are
+    ``sample_rate`` is in Hz, ``store`` is pcm or flac, and ``title`` is shown while clips are
     decoded. All clips share one folder of the cache, named after the folder that contains them all.
-
-    Raises:
-        ConfigError: the store keeps no audio, but clips are parts of files.
     """
     if not len(manifest):
         return StoredAudio(NO_AUDIO, {})
-    if store == "none" and manifest.has_parts:
-        raise ConfigError(
-            "`audio_store: none` decodes whole files each time a clip is read, but some clips are "
-            "parts of longer files. Choose pcm, or flac for 60 % of the disk space."
-        )
     parents = {path[: path.rfind("/") + 1] for path in manifest.paths}  # "/" for the root
     corpus = Path(os.path.commonpath([Path(os.path.abspath(path)) for path in parents]))  # noqa: PTH100
     identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
@@ -153,16 +145,16 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     unknown = np.flatnonzero(np.isnan(seconds))
     if len(unknown):
         raise ConfigError(
-            f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
-            f"in clip_durations.tsv of a Common Voice release, but {plural(len(unknown), 'clip')} "
-            f"of {len(rows):,} ({listed(rows['id'].take(unknown).to_pylist())}) have none. Choose "
-            "pcm, flac or none, which decode all clips first."
+            "`audio_store: lazy` needs whole files, and their lengths in a column "
+            f"{DURATION_COLUMN} or in clip_durations.tsv of a Common Voice release, but "
+            f"{plural(len(unknown), 'clip')} of {len(rows):,} "
+            f"({listed(rows['id'].take(unknown).to_pylist())}) are parts of files or have no "
+            "length. Choose pcm or flac, which decode all clips first."
         )
     keys, errors = _file_keys(manifest)
     samples = np.rint(seconds[[*keys]] * sample_rate).astype(np.int64)
     locations = [
-        {"file": key.path, "shard": 0, "sample_rate": sample_rate, "is_lazy": True}
-        for key in keys.values()
+        {"file": key.path, "shard": 0, "sample_rate": sample_rate} for key in keys.values()
     ]
     digests = [
         f"{key.file_size} bytes, {count} samples"
@@ -263,11 +255,8 @@ class _CorpusShards:
             audio = file.with_suffix(".arrow")
             try:
                 table, facts = read_shard_table(file.read_bytes())
-                has_parts = "part_start" in table.column_names
-                columns = [
-                    table[name].to_pylist() for name in ClipKey._fields[: 5 if has_parts else 3]
-                ]
-                if facts.bytes and audio.stat().st_size != facts.bytes:
+                columns = [table[name].to_pylist() for name in ClipKey._fields]
+                if audio.stat().st_size != facts.bytes:
                     raise ValueError(f"{audio.name} should have {facts.bytes} bytes")
             except (OSError, ValueError, LookupError, TypeError) as error:
                 logger.warning(f"{audio} is damaged ({error}); its clips are decoded again.")
@@ -319,10 +308,8 @@ class _CorpusShards:
                 stored_rows.append(self._rows[key])
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
-            files = pa.repeat(str(file.with_suffix(".arrow")), len(table))
-            if self._store == "none":
-                files = table["path"].combine_chunks()
-            tables.append(to_located_audio(table, files, shard=0, sample_rate=self._sample_rate))
+            audio = str(file.with_suffix(".arrow"))
+            tables.append(to_located_audio(table, audio, shard=0, sample_rate=self._sample_rate))
         stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
         return StoredAudio(stored, all_errors)
 

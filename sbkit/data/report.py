@@ -204,11 +204,11 @@ def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Fac
 
 
 def _measure_levels(split: datasets.Dataset) -> Facts:
-    """Measure the levels (dBFS) and clipping of some clips, and the rates (Hz) of their files.
+    """Measure the levels (dBFS) and clipping of some clips.
 
     With `audio_store: lazy`, no clip is decoded for it.
     """
-    is_lazy = any(audio["is_lazy"] for audio in split[:1][AUDIO])
+    is_lazy = any(audio["start"] is None for audio in split[:1][AUDIO])
     rows = [] if is_lazy else spread_rows(len(split), MAX_LEVEL_CLIPS)
     levels = []
     num_clipped = 0
@@ -216,14 +216,11 @@ def _measure_levels(split: datasets.Dataset) -> Facts:
         clip = np.append(samples, 0) / FULL_SCALE
         levels.append(10 * np.log10(max(np.square(clip).mean(), MIN_POWER)))
         num_clipped += bool(np.abs(clip).max() >= CLIPPING_LEVEL)
-    locations = split.select(rows)[AUDIO]
-    rates = {soundfile.info(audio["file"]).samplerate for audio in locations if not audio["size"]}
     dbfs = np.quantile(levels, (0.05, 0.5, 0.95)).tolist() if levels else []
     return {
         "measured_clips": len(rows),
         "dBFS": dbfs,
         "clipped": num_clipped,
-        "source_rates": sorted(rates),
     }
 
 

@@ -10,9 +10,8 @@ is checked when the clip is read.
 
 pcm   WAV of int16, never decoded again; 115 MB for an hour at 16 kHz
 flac  the same samples in 60 % of the space, decoded when they are read
-none  no audio; each time the clip is read, its own file is decoded
-lazy  the same, and no clip is decoded before it is read, not even to count its samples: its length
-      is the duration that the corpus states
+lazy  no audio and no shard: the clip's own file is decoded each time it is read, and never before,
+      not even to count its samples; its length is the duration that the corpus states
 """
 
 import fcntl
@@ -50,18 +49,17 @@ from sbkit.data.filesystem import Storage, read_ranges
 logger = logging.getLogger(__name__)
 
 LAZY = "lazy"
-STORES = ("pcm", "flac", "none", LAZY)
+STORES = ("pcm", "flac", LAZY)
 MAX_DURATION_ERROR = 0.05  # seconds; an MP3 encoder adds up to two frames, 48 ms at 48 kHz
 AUDIO = "audio"  # the column of a prepared split
 AUDIO_TYPE = pa.struct(
     {
         "file": pa.string(),  # a path or a URL
         "shard": pa.int64(),  # its number in a corpus of shards; 0 in the cache
-        "start": pa.int64(),  # bytes; null if the whole file is the clip
+        "start": pa.int64(),  # bytes; null if the clip is lazy: a file of its own
         "size": pa.int64(),  # bytes
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples
-        "is_lazy": pa.bool_(),  # whether the length of the clip is a stated one
     }
 )
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
@@ -84,8 +82,8 @@ def require_store(name: object) -> str:
     if name not in STORES:
         raise ConfigError(
             f"`audio_store` must be one of {', '.join(STORES)}, but is {name!r}. Choose pcm for "
-            "speed, flac for 60 % of the disk space, none for no disk space, lazy to decode "
-            "nothing in advance."
+            "speed, flac for 60 % of the disk space, or lazy for no disk space, which needs the "
+            "lengths of the clips."
         )
     return str(name)
 
@@ -99,7 +97,7 @@ def read_rows(
     """Yield rows of a prepared split with their samples (S,); read ``batch_size`` together.
 
     Raises:
-        DataError: a file is missing, truncated, damaged or has changed.
+        DataError: a file is missing, truncated or damaged.
     """
     for start in range(0, len(indices), batch_size):
         columns = split[indices[start : start + batch_size]]
@@ -107,15 +105,10 @@ def read_rows(
         columns[AUDIO] = _read_audio(locations)
         for location, *values in zip(locations, *columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
-            if location["is_lazy"]:
-                seconds, decoded = row["samples"] / location["sample_rate"], len(row[AUDIO])
-                _warn_of_duration(row["id"], seconds, decoded / location["sample_rate"])
-                row["samples"] = decoded
-            if len(row[AUDIO]) != row["samples"]:
-                raise DataError(
-                    f"{row['id']} had {row['samples']} samples when it was prepared, and has "
-                    f"{len(row[AUDIO])} now. Start the run again: it prepares changed clips."
-                )
+            if location["start"] is None:
+                rate = location["sample_rate"]
+                _warn_of_duration(row["id"], row["samples"] / rate, len(row[AUDIO]) / rate)
+                row["samples"] = len(row[AUDIO])
             yield row
 
 
@@ -255,8 +248,6 @@ def by_file(parts: Iterable[AudioPart]) -> list[int]:
 
 def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
     """Return a clip, samples (S,), in the form of a store."""
-    if store == "none":
-        return b""
     content = io.BytesIO()
     format_options: dict[str, Any] = {"format": "WAV"}
     if store == "flac":
@@ -346,8 +337,7 @@ class ShardWriter:
     ) -> None:
         """Move the audio file into ``storage`` as NAME.arrow, then write its table, NAME.parquet.
 
-        The table has ``columns``, and the columns that locate each clip's audio. If no audio is
-        stored, as with ``audio_store: none``, there is no NAME.arrow.
+        The table has ``columns``, and the columns that locate each clip's audio.
 
         left_out, parts, is_last_part: facts about the shard; see `ShardFacts`.
         """
@@ -357,12 +347,8 @@ class ShardWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-        if self.audio_bytes:
-            file_size = self._path.stat().st_size
-            starts, sizes = locate_audio(self._path)
-        else:
-            file_size = 0
-            starts = sizes = pa.nulls(len(self._crcs), pa.int64())
+        file_size = self._path.stat().st_size
+        starts, sizes = locate_audio(self._path)
         crcs = pa.array(self._crcs, pa.int64())
         digests = pa.array(self._digests, pa.string())
         field_names = ["start", "size", "crc32", "digest"]
@@ -373,8 +359,7 @@ class ShardWriter:
         metadata = {FACTS_KEY: json.dumps(asdict(facts))}
         content = io.BytesIO()
         pq.write_table(table.replace_schema_metadata(metadata), content, write_page_checksum=True)
-        if self.audio_bytes:
-            storage.move_in(self._path, f"{name}.arrow")
+        storage.move_in(self._path, f"{name}.arrow")
         storage.write(f"{name}.parquet", content.getvalue())
 
     def close(self) -> None:
@@ -409,17 +394,16 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
     return table.replace_schema_metadata(None), facts
 
 
-def to_located_audio(table: pa.Table, files: pa.Array, *, shard: int, sample_rate: int) -> pa.Table:
+def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
     """Return the columns samples, digest and audio of a shard's table, the audio as AUDIO_TYPE.
 
-    files: the path or URL of each row's audio file.
+    file: the path or URL of the shard's audio file.
     shard: the number of the shard in its corpus.
     """
     audio = table[AUDIO].combine_chunks()
     columns = {name: audio.field(name) for name in ("start", "size", "crc32")}
-    columns |= {"file": files, "shard": pa.repeat(shard, len(table))}
+    columns |= {"file": pa.repeat(file, len(table)), "shard": pa.repeat(shard, len(table))}
     columns["sample_rate"] = pa.repeat(sample_rate, len(table))
-    columns["is_lazy"] = pa.repeat(False, len(table))
     fields = list(AUDIO_TYPE)
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table(

@@ -117,14 +117,13 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     for number, name in enumerate(names):
         table, facts = _read_table(storage, name)
         excluded.extend(Excluded(*row) for row in facts.left_out)
-        file = pa.repeat(storage.url_of(f"{name}.arrow"), len(table))
+        file = storage.url_of(f"{name}.arrow")
         audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
         stored.append(audio.set_column(1, "digest", digests))
         tables.append(table.drop_columns(["samples", AUDIO]))
-        if facts.bytes:
-            sizes[f"{name}.arrow"] = facts.bytes
+        sizes[f"{name}.arrow"] = facts.bytes
     _check_sizes(storage, sizes)
     # Shards have the columns of their own clips, which differ in JSON Lines.
     rows = pa.concat_tables(tables, promote_options="default")
@@ -411,7 +410,7 @@ def _finished(storage: Storage, unit: Unit) -> Iterator[FinishedShard]:
         if table_bytes is None:
             return
         table, facts = _read_table(storage, name)
-        if facts.bytes != (audio_bytes or 0):
+        if facts.bytes != audio_bytes:
             return
         yield FinishedShard(name, table, facts)
         if facts.last:

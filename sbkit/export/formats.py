@@ -6,8 +6,7 @@ onnx/            `model.onnx` and `model.int8.onnx`: waveform in, log-probabilit
                  streaming model also `streaming.onnx`, a chunk with its state; of other tasks, a
                  file for each of their graphs
 torch/           `model.pt2`, a program of torch.export
-sherpa-onnx/     `model.onnx` and `tokens.txt`; `HLG.fst`, if the decoder is a decoding graph; of a
-                 streaming model also `online.onnx`
+sherpa-onnx/     `model.onnx` and `tokens.txt`; `HLG.fst`, if the decoder is a decoding graph
 huggingface/     a folder for transformers, of a model with a pretrained encoder
 speechbrain/     a folder for SpeechBrain's `EncoderASR`
 hub/             a copy of the bundle, to upload to a model hub

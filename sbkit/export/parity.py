@@ -80,7 +80,6 @@ class Candidate:
             only error rates are compared.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
         decoder: the bundle's decoder that it is compared with.
-        prepare: changes the audio first, also for the trained model.
     """
 
     name: str
@@ -89,7 +88,6 @@ class Candidate:
     is_exact: bool = True
     transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
     decoder: str = GREEDY
-    prepare: Callable[[Case], Case] | None = None
 
 
 @dataclass(frozen=True)
@@ -303,12 +301,7 @@ def compare(
         with model_errors_as_bundle_errors(case.description):
             expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
-            if comparison.candidate.prepare is None:
-                comparison.add(case, expected)
-            else:
-                prepared = comparison.candidate.prepare(case)
-                output = trained_log_probs(trained.waveform, prepared.audio, prepared.lengths)
-                comparison.add(prepared, output)
+            comparison.add(case, expected)
     return {
         format: {item.candidate.name: item.report(grid, test_sets) for item in format_comparisons}
         for format, format_comparisons in comparisons.items()

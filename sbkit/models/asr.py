@@ -179,7 +179,7 @@ class StreamingAsrModel:
         chunk_frames: int,
     ) -> None:
         self._model = model
-        self.features = features
+        self._features = features
         self._front_end = front_end
         self._encoder = encoder
         shift = shift_samples(features.sample_rate)
@@ -197,13 +197,7 @@ class StreamingAsrModel:
 
         audio_lengths: ``chunk_samples``, or less for a session that ends with this chunk.
         """
-        features, lengths = self.features(audio, audio_lengths)
-        return self.forward_features(features, lengths, state)
-
-    def forward_features(
-        self, features: Tensor, lengths: Tensor, state: EncoderState
-    ) -> tuple[Tensor, Tensor, EncoderState]:
-        """Score every token at every frame of a chunk of features: (B, T, M), (B,) -> same."""
+        features, lengths = self._features(audio, audio_lengths)
         x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
         states, state = self._encoder.forward_chunk(x, lengths, state)
         return self._model.ctc_log_probs(states), lengths, state

@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import soundfile
 
@@ -22,7 +21,7 @@ from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
 from sbkit.data.sharded_corpus import read as read_shards
 from sbkit.data.splits import PreparedSplit, prepare_split
-from tests.data.test_splits import make_clips, prepare
+from tests.data.test_splits import prepare
 
 CUTS = Path(__file__).parent / "files" / "lhotse_cuts.jsonl"  # as Lhotse 1.33 wrote them
 RECORDINGS = {"talk.mp3": 44_100, "talk.flac": 48_000}  # Hz
@@ -204,20 +203,8 @@ def test_kaldi_segments_that_name_no_part_are_left_out(tmp_path: Path) -> None:
 
 def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
     clips = [*read(whole_table(folder))]
-    with pytest.raises(SbkitError, match="`audio_store: none` .* Choose pcm, or flac"):
-        prepare(tmp_path, clips, store="none")
-
-
-def test_cache_of_whole_files_without_positions_stays_valid(
-    tmp_path: Path, decoded: list[str]
-) -> None:
-    clips = make_clips(tmp_path / "clips", 3)
-    prepare(tmp_path, clips)
-    (file,) = (tmp_path / "cache").rglob("*.parquet")
-    table = pq.read_table(file)
-    pq.write_table(table.drop_columns(["part_start", "part_end"]), file)
-    prepare(tmp_path, clips)
-    assert len(decoded) == 3
+    with pytest.raises(SbkitError, match="`audio_store: lazy` needs whole files"):
+        prepare(tmp_path, clips, store="lazy")
 
 
 # Lhotse

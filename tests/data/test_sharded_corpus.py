@@ -472,8 +472,8 @@ def test_impossible_shard_options_are_refused(
     write(folder, clips)
     with pytest.raises(SbkitError, match=r"is 8000, but the shards in .* have 16000 Hz"):
         prepare_transcripts(knobs(folder, sample_rate=8_000))
-    with pytest.raises(SbkitError, match="must be pcm or flac, but is none"):
-        write(folder, clips, replace(OPTIONS, store="none"))
+    with pytest.raises(SbkitError, match="must be pcm or flac, but is lazy"):
+        write(folder, clips, replace(OPTIONS, store="lazy"))
     for url in ("nope://shards", *(() if find_spec("s3fs") else ("s3://bucket/shards",))):
         with pytest.raises(SbkitError, match="fsspec cannot read the protocol of"):
             corpus_of(knobs(url))

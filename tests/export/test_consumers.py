@@ -16,6 +16,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
+import sherpa_onnx
 import soundfile
 
 from sbkit.audio.io import Samples
@@ -24,7 +25,7 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.decoder import BeamDecoder
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
-from sbkit.export.sherpa_format import FIRE_RED, load_with_graph
+from sbkit.export.sherpa_format import load_with_graph
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
 from tests.decoding.spoken import train_models
@@ -105,10 +106,11 @@ def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
         weights={"word": 1.0, "unknown_word": 0.0},
         decoder_type="graph",
     )
-    for name in ("model.onnx", "tokens.txt"):
-        shutil.copyfile(exported / "sherpa-onnx" / name, tmp_path / name)
     decoder.graph_decoder.graph.write(str(tmp_path / "HLG.fst"))
-    recognizer, decoding = load_with_graph(tmp_path, FIRE_RED), replace(bundle, decoder=decoder)
+    model, tokens = (str(exported / "sherpa-onnx" / name) for name in ("model.onnx", "tokens.txt"))
+    greedy = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(model=model, tokens=tokens)
+    recognizer = load_with_graph(greedy, tmp_path / "HLG.fst")
+    decoding = replace(bundle, decoder=decoder)
     texts = [decoding.transcribe([clip])[0] for clip in clips]
     assert sum(map(str.__ne__, texts, expected)) > 10
     for clip, text in zip(clips, texts, strict=True):

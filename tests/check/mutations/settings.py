@@ -58,7 +58,7 @@ RANGES = [
     mutation(
         "lists instead of words",
         error("placement", "precision", "one of fp32, bf16, fp16", "['bf16']"),
-        error("splits", "audio_store", "one of pcm, flac, none", "['pcm']"),
+        error("splits", "audio_store", "one of pcm, flac, lazy", "['pcm']"),
         text=(
             ("\nprecision: fp32", "\nprecision: [bf16]"),
             ("audio_store: pcm", "audio_store: [pcm]"),
