@@ -91,7 +91,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files that are no pages by links to their copies on the site."""
+    """Replace links to files that are not pages by links to their copies on the site."""
     folder = PurePosixPath(page.file.src_uri).parent
     if folder.name in ("reference", NOTEBOOKS):
         page.meta["search"] = {"boost": LOW_BOOST}

@@ -32,10 +32,10 @@ from tests.browser import open_browser, visit
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/pictures"
 # Each color of the light theme, and its color in the dark theme.
-INK, SOFT, CARD, LINE = "#1f2328", "#59636e", "#fefefe", "#8c959f"
+INK, SOFT, CARD = "#1f2328", "#59636e", "#fefefe"
 BLUE, VIOLET, GREEN, ORANGE = "#2a66c8", "#7a4fc0", "#1d7a4c", "#b3590a"
 DARK = {
-    **{INK: "#e6edf3", SOFT: "#9aa4af", CARD: "#161b22", LINE: "#6e7681"},
+    **{INK: "#e6edf3", SOFT: "#9aa4af", CARD: "#161b22"},
     **{BLUE: "#5b9bf3", VIOLET: "#a583ea", GREEN: "#41b077", ORANGE: "#e08a3c"},
 }
 EMBEDDED_PNG = re.compile(r"(?<=data:image/png;base64,)[\w+/=\s]+")

@@ -4,6 +4,7 @@ The length of a function is its lines from `def` to its end, without its decorat
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -137,3 +138,9 @@ def test_functions_fit_a_screen() -> None:
         and length(node) > MAX_FUNCTION_LINES
     ]
     assert not too_long, "\n".join(too_long)
+
+
+def test_drawing_shows_the_floors() -> None:
+    drawing = (ROOT / "docs/pictures/floors.svg").read_text("utf-8")
+    names = re.findall(r'font-weight="600">(\w+)<', drawing)
+    assert names == [floor for floor in reversed(FLOORS) if not floor.startswith("_")]

@@ -35,14 +35,16 @@ def run_scenario(
 
 
 def write_sgd_with_noise(folder: Path) -> str:
-    """Write ctc.yaml with SGD, and with noise from a file."""
+    """Write ctc.yaml with SGD, noise from a file, and a Brain that runs the model twice a step."""
     text = (ROOT / "hparams" / "ctc.yaml").read_text(encoding="utf-8")
     sgd = "opt_class: !name:torch.optim.SGD\n    lr: !ref <lr>\n"
     text = re.sub(r"^opt_class: (.+\n)(    .+\n)+", sgd, text, flags=re.M)
     noise = np.random.default_rng(0).normal(0, 0.1, 50_000)
     soundfile.write(folder / "noise.wav", noise, 16_000)
     yaml = folder / "sgd.yaml"
-    yaml.write_text(f"{text}\nfind_unused_parameters: False\n{NOISE.format(folder=folder)}")
+    text = text.replace("recipes.asr.recipe.ASR", "docs.examples.two_views.TWO_VIEWS")
+    keys = "consistency_weight: 0.5\nfind_unused_parameters: False\n"
+    yaml.write_text(f"{text}\n{keys}{NOISE.format(folder=folder)}")
     return str(yaml)
 
 

@@ -69,6 +69,7 @@ NOT_RUN_HERE = (
         "sbkit serve first-model",
         "sbkit transcribe --runtime onnx",
     ),
+    "python docs/examples/voice_assistant.py",
     *("sbkit transcribe my-model talks --format manifest", "sbkit segment chapter.mp3"),
     "sbkit transcribe my-formats talk.mp3 --runtime onnx",
     "torchrun --nproc_per_node=8 -m sbkit transcribe",

@@ -25,7 +25,7 @@ from pipecat.turns.user_turn_processor import UserTurnProcessor
 from pipecat.turns.user_turn_strategies import ExternalUserTurnStrategies
 from pipecat.workers.runner import WorkerRunner
 
-API_KEY = "none"  # of the server, if it has an --api-key-file
+API_KEY = "none"  # one of the keys of the server; any text if it needs none
 
 
 async def answer(text: str) -> str:

@@ -102,8 +102,7 @@ def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBa
     batches = ProbeBatches(planned)
     max_seconds = batches.epoch_seconds / MIN_AUTO_STEPS / micro_batches_per_step
     if device.type == "cpu":
-        max_seconds = min(max_seconds, CPU_SECONDS)
-        seconds = max(math.ceil(batches.longest_seconds), int(max_seconds))
+        seconds = max(math.ceil(batches.longest_seconds), min(CPU_SECONDS, int(max_seconds)))
         return FittingBatch(seconds, "a larger batch is not faster on the CPU")
     if device.type != "cuda":
         raise DeviceError(

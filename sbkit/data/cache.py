@@ -85,8 +85,8 @@ class ClipKey(NamedTuple):
     path: str
     file_size: int  # bytes
     mtime_ns: int  # modification time; negative before 1970
-    part_start: int = 0  # microseconds
-    part_end: int | None = None  # microseconds; None: the end of the file
+    part_start: int  # microseconds
+    part_end: int | None  # microseconds; None: the end of the file
 
     @property
     def part(self) -> AudioPart:
@@ -138,18 +138,22 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     Raises:
         ConfigError: clips are parts of files, or have no duration.
     """
+    if manifest.has_parts:
+        raise ConfigError(
+            "`audio_store: lazy` decodes whole files, but some clips are parts of longer files. "
+            "Choose pcm or flac."
+        )
     rows = manifest.rows
     seconds = np.full(len(rows), np.nan)
-    if DURATION_COLUMN in rows.column_names and not manifest.has_parts:
+    if DURATION_COLUMN in rows.column_names:
         seconds = parse_durations(rows[DURATION_COLUMN])
     unknown = np.flatnonzero(np.isnan(seconds))
     if len(unknown):
         raise ConfigError(
-            "`audio_store: lazy` needs whole files, and their lengths in a column "
-            f"{DURATION_COLUMN} or in clip_durations.tsv of a Common Voice release, but "
-            f"{plural(len(unknown), 'clip')} of {len(rows):,} "
-            f"({listed(rows['id'].take(unknown).to_pylist())}) are parts of files or have no "
-            "length. Choose pcm or flac, which decode all clips first."
+            f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
+            f"in clip_durations.tsv of a Common Voice release, but {plural(len(unknown), 'clip')} "
+            f"of {len(rows):,} ({listed(rows['id'].take(unknown).to_pylist())}) have none. Choose "
+            "pcm or flac, which decode all clips first."
         )
     keys, errors = _file_keys(manifest)
     samples = np.rint(seconds[[*keys]] * sample_rate).astype(np.int64)

@@ -6,12 +6,12 @@ NAME.parquet  columns of the clips, and the position of their audio in NAME.arro
 The table is written last, so a shard is complete if its table exists. Each clip has a CRC-32, which
 is checked when the clip is read.
 
-`audio_store` names what a shard keeps of each clip:
+`audio_store` names how audio is kept:
 
 pcm   WAV of int16, never decoded again; 115 MB for an hour at 16 kHz
 flac  the same samples in 60 % of the space, decoded when they are read
-lazy  no audio and no shard: the clip's own file is decoded each time it is read, and never before,
-      not even to count its samples; its length is the duration that the corpus states
+lazy  no shard: the clip's own file is decoded whenever it is read; its length is the one that the
+      corpus states
 """
 
 import fcntl
@@ -56,7 +56,7 @@ AUDIO_TYPE = pa.struct(
     {
         "file": pa.string(),  # a path or a URL
         "shard": pa.int64(),  # its number in a corpus of shards; 0 in the cache
-        "start": pa.int64(),  # bytes; null if the clip is lazy: a file of its own
+        "start": pa.int64(),  # bytes; null for a lazy clip, which is a whole file
         "size": pa.int64(),  # bytes
         "crc32": pa.int64(),  # of these bytes
         "sample_rate": pa.int64(),  # Hz, of the decoded samples

@@ -121,14 +121,16 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 
 
 def load_with_graph(recognizer: Any, graph: Path) -> Any:
-    """Load the model of a recognizer again, with a decoding graph; tested with 2.0.1.
+    """Load the model of a recognizer with a decoding graph.
 
-    The factories of these model types take no graph, and `set_config` does not read one.
+    No public function takes a graph for these model types: the class is private, as of 2.0.1.
     """
-    decoding = recognizer.config.ctc_fst_decoder_config
-    decoding.graph = str(graph)
-    decoding.max_active = MAX_ACTIVE_STATES
-    return type(recognizer.recognizer)(recognizer.config)
+    sherpa = require_package("sherpa_onnx", extra="export").offline_recognizer
+    decoding = sherpa.OfflineCtcFstDecoderConfig(graph=str(graph), max_active=MAX_ACTIVE_STATES)
+    config = sherpa.OfflineRecognizerConfig(
+        model_config=recognizer.config.model_config, ctc_fst_decoder_config=decoding
+    )
+    return sherpa._Recognizer(config)
 
 
 # Models of log-mel features: FIRE_RED

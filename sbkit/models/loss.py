@@ -3,7 +3,7 @@
 Legend: B utterances, U frames of the encoder, L tokens, V vocabulary.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class Loss:
     counts: Tensor
 
     def detach(self) -> "Loss":
-        return replace(self, sums=self.sums.detach())
+        return Loss(self.sums.detach(), self.counts)
 
     def cpu(self) -> "Loss":
         return Loss(self.sums.cpu(), self.counts.cpu())

@@ -2,7 +2,7 @@
 
 Legend: B utterances or sessions, S samples, U frames of the encoder, L frames of left context, N
 blocks, K frames that a convolution sees to one side, H heads, D model width, M mel bins, C channels
-of the front-end, C' channels of the convolutions of a block, V tokens.
+of the front-end, V tokens.
 
 Attention sees the L frames before a chunk and all of the chunk. A convolution sees K frames back
 and K ahead, but none past the end of the chunk. A chunk therefore needs nothing that follows it,
@@ -94,7 +94,7 @@ class BlockState(NamedTuple):
     """The state of an encoder block."""
 
     attention: Tensor  # (B, L, 2, H, D/H)
-    convolution: Tensor  # (B, K, C')
+    convolution: Tensor  # (B, K, D)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class EncoderState(NetworkState):
     features: Tensor  # (B, 3, M): the last ones, normalized
     hidden: Tensor  # (B, 3 or 6, C): the last frames between the convolutions of the front-end
     attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values
-    convolution: Tensor  # (B, N, K, C'): the last inputs of the convolutions of each block
+    convolution: Tensor  # (B, N, K, D): the last inputs of the convolutions of each block
 
 
 class StreamingNetwork(Protocol):

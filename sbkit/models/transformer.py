@@ -323,7 +323,7 @@ class Convolution(nn.Module):
 
 
 class DepthwiseConv(FrameConv):
-    """Convolve each channel over neighboring frames: (B, U, channels) -> same."""
+    """Convolve each channel over neighboring frames: (B, U, D) -> same."""
 
     def __init__(self, channels: int, kernel_size: int) -> None:
         if kernel_size % 2 == 0:
@@ -355,7 +355,7 @@ class DepthwiseConv(FrameConv):
         return convolved
 
     def forward_chunk(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve a chunk after the frames of ``past``, (B, C, channels)."""
+        """Convolve a chunk after the frames of ``past``, (B, C, D)."""
         frames = torch.cat([past, x], 1)
         num_past = past.shape[1]
         return self(frames)[:, num_past:], last_frames(frames, num_past)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sbkit.base.errors import ConfigError, DeviceError
-from sbkit.check import cost
+from sbkit.check import batch_seconds, cost
 from sbkit.check.batch_seconds import (
     ProbeBatches,
     find_batch_seconds,
@@ -28,6 +28,7 @@ from sbkit.check.cost import (
 )
 from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run
+from sbkit.config.overrides import parse_command
 from sbkit.distributed.device import resolve
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, one_thread, read_json
@@ -188,6 +189,15 @@ def test_batch_seconds_auto_leaves_a_broken_run_to_the_check(
     overrides = {"batch_seconds": "auto", "data_folder": str(tmp_path), "output_folder": "none"}
     assert find_batch_seconds(YAML, overrides) == overrides | {"batch_seconds": 60.0}
     assert "auto -> 60 (no step can run: see the errors of " in caplog.text
+
+
+def test_batch_seconds_auto_is_a_minute_on_the_cpu(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    monkeypatch.setattr(batch_seconds, "MIN_AUTO_STEPS", 0.1)  # the release is small
+    command = parse_command(workplace.arguments(tmp_path, "--batch_seconds=auto"))
+    assert find_batch_seconds(*command)["batch_seconds"] == 60.0
 
 
 def test_steps_are_tried_until_memory_ends(

@@ -329,13 +329,20 @@ def test_flac_gives_the_samples_and_fingerprint_of_pcm(tmp_path: Path) -> None:
     assert_holds(again, clips[::-1])
 
 
-def test_lazy_clip_is_decoded_when_it_is_read_and_named_if_it_is_gone(tmp_path: Path) -> None:
-    clips = [replace(clip, columns={"duration_ms": "1000"}) for clip in tone(tmp_path)]
+def test_lazy_clips_are_decoded_when_they_are_read_and_named_if_they_are_gone(
+    tmp_path: Path,
+) -> None:
+    clips = [
+        replace(clip, columns={"duration_ms": str(100 * (n % 3 + 1))})
+        for n, clip in enumerate(make_clips(tmp_path / "clips", 41))
+    ]
+    clips[0].path.unlink()  # before the run
     prepared = prepare(tmp_path, clips, store="lazy")
-    assert_holds(prepared, clips)
+    assert prepared.dataset["samples"] == [1600 * (n % 3 + 1) for n in range(1, 41)]
+    assert_holds(prepared, clips[1:])
     assert shards_of(tmp_path) == []
-    clips[0].path.unlink()
-    with pytest.raises(SbkitError, match="tone"):
+    clips[1].path.unlink()
+    with pytest.raises(SbkitError, match="clip1"):
         UtteranceDataset(prepared.dataset).__getitems__([Example((0,), 16_000)])
 
 

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from speechbrain import Stage
 
-from docs.examples.two_views import TwoViewsBrain
+from docs.examples.two_views import TwoViewsBrain, divergence_of
 from sbkit.audio.draws import seeded_draws
 from sbkit.check.dry_run import small_batch
 from sbkit.data.batch import TextBatch
@@ -62,3 +63,17 @@ def test_loss_equals_a_loop_over_utterances(
     assert filled.counts.tolist() == [loss.counts[0], 0]
     assert filled.sums.tolist() == [loss.sums[0], 0.0]
     assert isinstance(brain.compute_forward(batch, Stage.VALID), Predictions)
+
+
+def test_divergence_has_no_gradient_of_targets_or_padding() -> None:
+    torch.manual_seed(0)
+    views = [torch.randn(2, 3, 4).log_softmax(-1).requires_grad_() for _ in range(2)]
+    frames = torch.tensor([3, 1])
+    first, second = (
+        cast(Predictions, SimpleNamespace(log_probs=view, frame_lengths=frames)) for view in views
+    )
+    divergence_of(first, second).sum().backward()
+    is_frame = torch.arange(3) < frames.unsqueeze(1)
+    for view, other in (views, views[::-1]):
+        expected = -0.5 * other.detach().exp() * is_frame.unsqueeze(2)
+        torch.testing.assert_close(view.grad, expected)

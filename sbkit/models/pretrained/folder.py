@@ -343,23 +343,17 @@ def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, 
         with parse_errors_as_sbkit_errors(file, "be a whole file", fix=DOWNLOAD_AGAIN):
             slices: Any = safe_open(file, framework="pt")
             stored |= {_current_name(name): slices.get_slice(name) for name in [*slices.keys()]}
-    tensors = _tensors_by_file_name(parts)
-    prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors))
-    tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-    faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
-    _check_no_faults(folder, faults)
-    return tensors, stored
-
-
-def _tensors_by_file_name(parts: Iterable[nn.Module]) -> dict[str, Tensor]:
-    """Return the tensors of parts by their names in a file without the prefix of a head model."""
     tensors: dict[str, Tensor] = {}
     for part in parts:
         for name, tensor in part.state_dict(keep_vars=True).items():
             child, _, path = name.partition(".")
             if child == "body" and "lora_" not in path:
                 tensors[f"{getattr(part, 'prefix', '')}{path}"] = tensor
-    return tensors
+    prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in stored for name in tensors))
+    tensors = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+    faults = {name: _fault(stored.get(name), tensor) for name, tensor in tensors.items()}
+    _check_no_faults(folder, faults)
+    return tensors, stored
 
 
 def _current_name(name: str) -> str:
