@@ -153,7 +153,8 @@ def copy_user_files(folder: Path) -> None:
         shutil.copy(ROOT / "tests/user_parts" / name, folder)
     shutil.copy(ROOT / "docs/examples/two_views.py", folder)
     yamls = {
-        **{"deep.yaml": ("yaml.md", 1), "mine.yaml": ("own-parts.md", 0)},
+        "deep.yaml": ("yaml.md", 1),
+        "mine.yaml": ("own-parts.md", 0),
         "two_views.yaml": ("own-parts.md", -1),
     }
     for name, (page, index) in yamls.items():

@@ -52,8 +52,7 @@ MODULES = {
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.synthesis": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
-    "DepthwiseConv FeedForward SelfAttention Transformer "
-    "TransformerBlock",
+    "DepthwiseConv FeedForward SelfAttention Transformer TransformerBlock",
     "sbkit.models.vocoder": "LogMel VocoderDecoder VocoderEncoder",
     "speechbrain.augment.freq_domain": "RandomShift SpectrogramDrop Warping",
     "speechbrain.lobes.features": "Fbank MFCC",

@@ -123,7 +123,7 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
 def load_with_graph(recognizer: Any, graph: Path) -> Any:
     """Load the model of a recognizer with a decoding graph.
 
-    No public function takes a graph for these model types: the class is private, as of 2.0.1.
+    No public function takes a graph for these model types, so it uses a private class of 2.0.1.
     """
     sherpa = require_package("sherpa_onnx", extra="export").offline_recognizer
     decoding = sherpa.OfflineCtcFstDecoderConfig(graph=str(graph), max_active=MAX_ACTIVE_STATES)
