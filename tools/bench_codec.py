@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import soundfile
+import soxr
 
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
-from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.machine import cpu_name
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
@@ -106,7 +106,7 @@ def by_codec2(clip: Samples) -> tuple[Samples, int]:
 
 def resample(clip: Samples, old: int, new: int) -> Samples:
     """Resample a clip: (S,) -> (S',)."""
-    resampled = resample_by_numpy(clip.astype(np.float32), old, new)
+    resampled = soxr.resample(clip.astype(np.float32), old, new)
     return to_int16(resampled / np.float32(FULL_SCALE))
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sbkit.audio.augment import SpecAugment as SpecAugment
     from sbkit.audio.augment import SpeedGroup as SpeedGroup
     from sbkit.audio.augment import speed_perturb as speed_perturb
+    from sbkit.audio.containers import AudioError as AudioError
     from sbkit.audio.draws import draw_uniform as draw_uniform
     from sbkit.audio.fbank import Fbank as Fbank
-    from sbkit.audio.io import AudioError as AudioError
     from sbkit.audio.io import read_audio as read_audio
     from sbkit.audio.io import stream_audio as stream_audio
     from sbkit.audio.io import write_wav as write_wav
@@ -25,7 +25,8 @@ __getattr__ = lazy_names(
     "sbkit.audio",
     **dict.fromkeys(("AddNoise", "AddReverb", "Compose", "SpecAugment"), "augment"),
     **dict.fromkeys(("SpeedGroup", "speed_perturb"), "augment"),
-    **dict.fromkeys(("AudioError", "read_audio", "stream_audio", "write_wav"), "io"),
+    **dict.fromkeys(("read_audio", "stream_audio", "write_wav"), "io"),
+    AudioError="containers",
     draw_uniform="draws",
     Fbank="fbank",
 )

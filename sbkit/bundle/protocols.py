@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sbkit.audio.decode import Signal
 from sbkit.audio.io import Samples
-from sbkit.audio.resample import Signal
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 
 ModelState = Any  # of a session between two chunks, for the model that returned it

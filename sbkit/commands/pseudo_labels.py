@@ -15,7 +15,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sbkit.audio.io import AudioError, AudioPart, read_parts, write_flac
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import AudioPart, read_parts, write_flac
 from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural

@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 import soundfile
 
-from sbkit.audio.io import AudioError, check_rate, declared_seconds, find_audio_files, stream_audio
+from sbkit.audio.containers import AudioError
+from sbkit.audio.decode import check_rate
+from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.machine import usable_cores

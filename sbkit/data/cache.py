@@ -27,7 +27,8 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from sbkit.audio.io import AudioError, AudioPart
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
@@ -37,7 +38,13 @@ from sbkit.data.filesystem import (
     iter_members,
     unpacking_errors_as_data_errors,
 )
-from sbkit.data.manifest import DURATION_COLUMN, Manifest, parse_durations
+from sbkit.data.manifest import (
+    DURATION_COLUMN,
+    MIX_FAULT,
+    Manifest,
+    parse_durations,
+    part_columns,
+)
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
@@ -52,7 +59,7 @@ from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-CACHE_VERSION = 4  # raise it if the same clip would give other audio, or tables other columns
+CACHE_VERSION = 5  # raise it if the same clip would give other audio, or tables other columns
 AUDIO_FOLDER = "audio"  # of the cache
 EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
@@ -75,7 +82,7 @@ def default_cache() -> Path:
 # Decoded audio
 
 NO_AUDIO = pa.schema(
-    {"samples": pa.int64(), "digest": pa.string(), AUDIO: AUDIO_TYPE}
+    {"samples": pa.int64(), "digest": pa.string(), MIX_FAULT: pa.string(), AUDIO: AUDIO_TYPE}
 ).empty_table()
 
 
@@ -87,16 +94,17 @@ class ClipKey(NamedTuple):
     mtime_ns: int  # modification time; negative before 1970
     part_start: int  # microseconds
     part_end: int | None  # microseconds; None: the end of the file
+    part_channel: int | None  # counted from 0; None: all are mixed
 
     @property
     def part(self) -> AudioPart:
-        return AudioPart(self.path, self.part_start, self.part_end)
+        return AudioPart(self.path, self.part_start, self.part_end, self.part_channel)
 
 
 class StoredAudio(NamedTuple):
     """Where the audio of clips is."""
 
-    table: pa.Table  # the columns samples, digest and audio of the readable clips
+    table: pa.Table  # the columns samples, digest, mix_fault and audio of the readable clips
     errors: dict[int, AudioError]  # of the unreadable clips, by row
 
 
@@ -140,7 +148,7 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     """
     if manifest.has_parts:
         raise ConfigError(
-            "`audio_store: lazy` decodes whole files, but some clips are parts of longer files. "
+            "`audio_store: lazy` decodes whole files, but some clips are parts or channels. "
             "Choose pcm or flac."
         )
     rows = manifest.rows
@@ -164,8 +172,13 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
         f"{key.file_size} bytes, {count} samples"
         for key, count in zip(keys.values(), samples.tolist(), strict=True)
     ]
-    columns = {"samples": pa.array(samples), "digest": pa.array(digests, pa.string())}
-    return StoredAudio(pa.table({**columns, AUDIO: pa.array(locations, AUDIO_TYPE)}), errors)
+    columns = {
+        "samples": pa.array(samples),
+        "digest": pa.array(digests, pa.string()),
+        MIX_FAULT: pa.array([""] * len(keys)),
+        AUDIO: pa.array(locations, AUDIO_TYPE),
+    }
+    return StoredAudio(pa.table(columns), errors)
 
 
 def _log_durations(manifest: Manifest, title: str) -> None:
@@ -205,7 +218,7 @@ def _file_keys(manifest: Manifest) -> tuple[dict[int, ClipKey], dict[int, AudioE
     """Return the keys of the files that can be reached, and the errors of the others, by row."""
     keys: dict[int, ClipKey] = {}
     errors: dict[int, AudioError] = {}
-    for row, (path, start, end) in enumerate(manifest.parts):
+    for row, (path, start, end, channel) in enumerate(manifest.parts):
         try:
             status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
             path.encode()  # it becomes text in a table
@@ -214,7 +227,7 @@ def _file_keys(manifest: Manifest) -> tuple[dict[int, ClipKey], dict[int, AudioE
             detail = getattr(error, "strerror", None) or "its name is not UTF-8"
             errors[row] = AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
             continue
-        keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns, start, end)
+        keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns, start, end, channel)
     return keys, errors
 
 
@@ -296,8 +309,7 @@ class _CorpusShards:
                 "path": pa.array([key.path for key in added], pa.string()),
                 "file_size": pa.array([key.file_size for key in added], pa.int64()),
                 "mtime_ns": pa.array([key.mtime_ns for key in added], pa.int64()),
-                "part_start": pa.array([key.part_start for key in added], pa.int64()),
-                "part_end": pa.array([key.part_end for key in added], pa.int64()),
+                **part_columns(key.part for key in added),
             }
             writer.publish(Storage(self.folder), uuid4().hex, columns, left_out=left_out)
 

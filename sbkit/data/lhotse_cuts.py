@@ -2,8 +2,8 @@
 
 A MonoCut is a part of one channel of a recording. A cut with one supervision is a clip; of a cut
 with several, each supervision is a clip, as `CutSet.trim_to_supervisions` makes it. A recording
-must be one file of one channel. Cuts of several channels or tracks, and those that change the sound
-(speed, volume ...), are excluded. The format is that of Lhotse 1.33.
+must be one file. Cuts of several channels or tracks, and those that change the sound (speed,
+volume ...), are excluded. The format is that of Lhotse 1.33.
 """
 
 import gzip
@@ -73,14 +73,20 @@ def read_cuts(source: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
         try:
             if not isinstance(cut, Mapping):
                 raise TypeError(str(cut))
-            yield from [*read_cut(cut, _find_file(cut, source.parent), options)]
+            path = _find_file(cut, source.parent)
+            yield from [*read_cut(cut, path, options, channel=_find_channel(cut))]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             detail = f"{type(error).__name__}: {error}"
             yield Excluded(f"row {number}", "not a cut of Lhotse", detail)
 
 
-def read_cut(cut: Cut, path: str | Excluded, options: TableOptions) -> Iterator[Clip | Excluded]:
-    """Yield the clips of a cut of the file at ``path``, or why there is none."""
+def read_cut(
+    cut: Cut, path: str | Excluded, options: TableOptions, *, channel: int | None = None
+) -> Iterator[Clip | Excluded]:
+    """Yield the clips of a cut of the file at ``path``, or why there is none.
+
+    channel: of the file, counted from 0.
+    """
     id = str(cut["id"])
     if isinstance(path, Excluded):
         yield replace(path, id=id)
@@ -101,7 +107,7 @@ def read_cut(cut: Cut, path: str | Excluded, options: TableOptions) -> Iterator[
             first, last = start, end
         else:
             id = str(supervision["id"])
-        part = to_part(path, max(start, first), min(end, last))
+        part = to_part(path, max(start, first), min(end, last), channel)
         if not is_within:
             yield Excluded(id, "transcript of more than its cut", detail)
         elif isinstance(part, Excluded):
@@ -110,7 +116,7 @@ def read_cut(cut: Cut, path: str | Excluded, options: TableOptions) -> Iterator[
             columns = {name: str(supervision[name]) for name in COLUMNS if supervision.get(name)}
             columns.setdefault("language", options.language)
             text = str(supervision.get("text") or "")
-            yield Clip(id, Path(path), text, columns, part.start, part.end)
+            yield Clip(id, Path(path), text, columns, *part[1:])
 
 
 def _find_file(cut: Cut, folder: Path) -> str | Excluded:
@@ -122,10 +128,13 @@ def _find_file(cut: Cut, folder: Path) -> str | Excluded:
     if kinds != ["file"]:
         return Excluded("", "not a file on this machine", f"audio from {', '.join(kinds)}")
     (source,) = recording["sources"]
-    if len(source["channels"]) != 1:
-        channels = f"channel {cut['channel']} of {source['channels']}"
-        return Excluded("", "one of several channels", channels)
     changes = {change["name"] for change in recording.get("transforms") or ()}
     if changes - {"Resample"}:  # sbkit resamples, too
         return Excluded("", "changed sound", ", ".join(sorted(changes)))
     return locate(folder, str(source["source"]))
+
+
+def _find_channel(cut: Cut) -> int | None:
+    """Return the position of a cut's channel among several of its file."""
+    channels = [*cut["recording"]["sources"][0]["channels"]] if "recording" in cut else []
+    return channels.index(cut["channel"]) if len(channels) > 1 else None

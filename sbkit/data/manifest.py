@@ -18,11 +18,14 @@ from sbkit.audio.io import AudioPart
 from sbkit.base.errors import DataError
 from sbkit.text.languages import primary_language
 
+MIX_FAULT = "mix_fault"  # of a clip whose channels are mixed: what is lost, see `ChannelMixer`
 MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
-PART_COLUMNS = ("part_start", "part_end")  # of a manifest with parts of files: microseconds
+# Of a manifest with parts or channels of files: microseconds, and the channel, counted from 0.
+PART_COLUMNS = ("part_start", "part_end", "part_channel")
 # The columns of a prepared split, the two that a batch adds, and those of mixes and parts.
 RESERVED_COLUMNS = (
     *("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE),
+    MIX_FAULT,
     *PART_COLUMNS,
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
@@ -43,6 +46,7 @@ class Clip:
     columns: Mapping[str, str] = field(default_factory=dict)  # the speaker is always ``speaker``
     start: int = 0  # microseconds; of a clip that is a part of its file
     end: int | None = None  # microseconds; None: the end of the file
+    channel: int | None = None  # of the file, counted from 0; None: all are mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +90,9 @@ class Manifest:
             "audio": pa.array([os.fsencode(clip.path) for clip in clips], pa.binary()),
             "sentence": pa.array([clip.sentence for clip in clips], pa.string()),
         }
-        if any(clip.start or clip.end is not None for clip in clips):
-            columns |= part_columns((clip.start, clip.end) for clip in clips)
+        parts = [AudioPart("", clip.start, clip.end, clip.channel) for clip in clips]
+        if not all(part.is_file for part in parts):
+            columns |= part_columns(parts)
         other_columns = text_columns([clip.columns for clip in clips])
         columns |= {unreserved_name(name): column for name, column in other_columns.items()}
         return cls(pa.table(columns), tuple(row for row in batch if isinstance(row, Excluded)))
@@ -169,13 +174,13 @@ class Manifest:
 
     @property
     def parts(self) -> Iterator[AudioPart]:
-        """Yield the path of every clip, with its position in the file."""
+        """Yield the path of every clip, with its position in the file and its channel."""
         if not self.has_parts:
             yield from map(AudioPart, self.paths)
             return
-        starts, ends = (self.rows[name].to_pylist() for name in PART_COLUMNS)
-        for path, start, end in zip(self.paths, starts, ends, strict=True):
-            yield AudioPart(path, start or 0, end)
+        positions = (self.rows[name].to_pylist() for name in PART_COLUMNS)
+        for path, start, end, channel in zip(self.paths, *positions, strict=True):
+            yield AudioPart(path, start or 0, end, channel)
 
     @property
     def sentences(self) -> list[str]:
@@ -202,10 +207,10 @@ class Manifest:
     def _clips(self, start: int, count: int) -> Iterator[Clip]:
         for row in self.rows.slice(start, count).to_pylist():
             id, path, sentence = map(row.pop, _SCHEMA.names)
-            part_start, part_end = (row.pop(name, None) for name in PART_COLUMNS)
+            part_start, part_end, channel = (row.pop(name, None) for name in PART_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}
             file = Path(os.fsdecode(path))
-            yield Clip(id, file, sentence, columns, part_start or 0, part_end)
+            yield Clip(id, file, sentence, columns, part_start or 0, part_end, channel)
 
 
 def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
@@ -214,9 +219,9 @@ def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
     return {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
 
 
-def part_columns(positions: Iterable[tuple[int, int | None]]) -> dict[str, pa.Array]:
-    """Return the start and the end of each clip in its file as columns."""
-    columns = zip(*positions, strict=True)
+def part_columns(parts: Iterable[AudioPart]) -> dict[str, pa.Array]:
+    """Return the start and the end of each clip in its file, and its channel, as columns."""
+    columns = zip(*(part[1:] for part in parts), strict=True)
     return {
         name: pa.array(column, pa.int64())
         for name, column in zip(PART_COLUMNS, columns, strict=True)
@@ -224,7 +229,9 @@ def part_columns(positions: Iterable[tuple[int, int | None]]) -> dict[str, pa.Ar
 
 
 def part_name(name: str, part: AudioPart) -> str:
-    """Append the position of a part, in milliseconds, to a name; keep the name of a whole file."""
+    """Append the channel of a part and its position, in milliseconds, to a name."""
+    if part.channel is not None:
+        name = f"{name}-ch{part.channel}"
     if part.is_whole:
         return name
     end = "end" if part.end is None else part.end // 1000
@@ -232,23 +239,23 @@ def part_name(name: str, part: AudioPart) -> str:
 
 
 def _find_overlapping(rows: Mapping[AudioPart, int]) -> dict[int, int]:
-    """Return the rows of parts that overlap a kept part of their file, and the row of that part.
+    """Return the rows of parts that overlap a kept part of their channel, and the row of that part.
 
     The most parts are kept: of each file the part that ends first, then the next that starts after
     it, and so on.
     """
     overlapping: dict[int, int] = {}
-    last_kept: dict[str, AudioPart] = {}  # by file
+    last_kept: dict[tuple[str, int | None], AudioPart] = {}  # by file and channel
 
     def end_of(part: AudioPart) -> float:
         return math.inf if part.end is None else part.end
 
     for part in sorted(rows, key=lambda part: (end_of(part), -part.start)):
-        last = last_kept.get(part.path)
+        last = last_kept.get((part.path, part.channel))
         if last and part.start < end_of(last) - MAX_OVERLAP:
             overlapping[rows[part]] = rows[last]
         else:
-            last_kept[part.path] = part
+            last_kept[part.path, part.channel] = part
     return overlapping
 
 

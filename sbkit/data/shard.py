@@ -37,14 +37,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
-import torch
 from datasets import Audio, Features
 
-from sbkit.audio.io import AudioError, AudioPart, Samples, read_audio, read_parts
+from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import AudioPart, Samples, read_audio, read_parts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import os_errors_name, try_lock
 from sbkit.base.machine import usable_cores
 from sbkit.data.filesystem import Storage, read_ranges
+from sbkit.data.manifest import MIX_FAULT
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +167,7 @@ class DecodedClip(NamedTuple):
     audio: bytes | AudioError  # the error says why it cannot be decoded
     samples: int = 0
     digest: str = ""  # a hash of its file, and its position in it
+    mix_fault: str = ""  # what the mix of its file's channels loses
 
 
 def decode_clips(
@@ -174,12 +177,9 @@ def decode_clips(
 
     Parts of one file that follow each other, sorted by start, are cut from one stream.
 
-    Threads are enough, since libsndfile and torch release Python's lock: 200 clips of 48 kHz mp3
-    took 0.91 s on one thread, 0.50 s on two, and 2.7 s in two processes that were already running.
+    THREADS
     """
     threads = usable_cores()
-    torch_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # each decoding thread would start threads of torch's own
     ahead: deque[Future[DecodedClip]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
@@ -191,40 +191,47 @@ def decode_clips(
                 yield ahead.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            torch.set_num_threads(torch_threads)
 
 
 def _submit_clips(
     pool: ThreadPoolExecutor, parts: Iterable[AudioPart], sample_rate: int, store: str
 ) -> Iterator[Future[DecodedClip]]:
     """Submit whole files to be decoded, and parts, which are read here, to be encoded."""
-    for name, group in groupby(parts, key=lambda part: part.path):
+    for (name, channel), group in groupby(parts, key=lambda part: (part.path, part.channel)):
         path = Path(name)
         clips = list(group)
         if all(part.is_whole for part in clips):
-            for _ in clips:
-                yield pool.submit(_decode_clip, path, sample_rate, store)
+            for part in clips:
+                yield pool.submit(_decode_clip, part, sample_rate, store)
             continue
         digest = ""
-        for part, samples in zip(clips, read_parts(clips, sample_rate), strict=True):
+        mixer = ChannelMixer(channel)
+        for part, samples in zip(clips, read_parts(clips, sample_rate, mixer), strict=True):
             if isinstance(samples, AudioError):
                 yield pool.submit(DecodedClip, samples)
                 continue
             digest = digest or _hash_file(path)
-            position = f"{digest}:{part.start}-{part.end}"
-            yield pool.submit(_encode_clip, samples, position, sample_rate, store)
+            id = f"{digest}:{part[1:]}"
+            yield pool.submit(_encode_clip, samples, id, mixer.fault, sample_rate, store)
 
 
-def _decode_clip(path: Path, sample_rate: int, store: str) -> DecodedClip:
+def _decode_clip(part: AudioPart, sample_rate: int, store: str) -> DecodedClip:
+    mixer = ChannelMixer(part.channel)
     try:
-        return _encode_clip(read_audio(path, sample_rate), _hash_file(path), sample_rate, store)
+        samples = read_audio(part.path, sample_rate, mixer)
+        digest = _hash_file(Path(part.path))
     except AudioError as error:
         return DecodedClip(error)
+    if part.channel is not None:
+        digest = f"{digest}:{part[1:]}"
+    return _encode_clip(samples, digest, mixer.fault, sample_rate, store)
 
 
-def _encode_clip(samples: Samples, digest: str, sample_rate: int, store: str) -> DecodedClip:
+def _encode_clip(
+    samples: Samples, digest: str, mix_fault: str, sample_rate: int, store: str
+) -> DecodedClip:
     audio = encode_audio(samples, store=store, sample_rate=sample_rate)
-    return DecodedClip(audio, len(samples), digest)
+    return DecodedClip(audio, len(samples), digest, mix_fault)
 
 
 def _hash_file(path: Path) -> str:
@@ -237,12 +244,15 @@ def _hash_file(path: Path) -> str:
 
 
 def by_file(parts: Iterable[AudioPart]) -> list[int]:
-    """Return the indices of parts so that each file is read once: by file, then by start.
+    """Return the indices of parts so that each channel is read once: by file, channel and start.
 
     Files stay in the order of their first parts, so whole files stay where they are.
     """
     rank_of: dict[str, int] = {}
-    keys = [(rank_of.setdefault(part.path, len(rank_of)), part.start) for part in parts]
+    keys = [
+        (rank_of.setdefault(part.path, len(rank_of)), part.channel or 0, part.start)
+        for part in parts
+    ]
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 
@@ -284,6 +294,7 @@ class ShardWriter:
         self._crcs: list[int] = []
         self._samples: list[int] = []
         self._digests: list[str] = []
+        self._mix_faults: list[str] = []
         self.audio_bytes = 0  # size of the audio added so far
 
     def add_clips(
@@ -315,6 +326,7 @@ class ShardWriter:
             self._crcs.append(zlib.crc32(decoded.audio))
             self._samples.append(decoded.samples)
             self._digests.append(decoded.digest)
+            self._mix_faults.append(decoded.mix_fault)
             self.audio_bytes += len(decoded.audio)
             added.append(index)
         return added, errors
@@ -354,7 +366,8 @@ class ShardWriter:
         field_names = ["start", "size", "crc32", "digest"]
         audio = pa.StructArray.from_arrays([starts, sizes, crcs, digests], field_names)
         samples = pa.array(self._samples, pa.int64())
-        table = pa.table({"samples": samples, AUDIO: audio, **columns})
+        faults = pa.array(self._mix_faults, pa.string())
+        table = pa.table({"samples": samples, MIX_FAULT: faults, AUDIO: audio, **columns})
         facts = ShardFacts(file_size, left_out, parts, is_last_part)
         metadata = {FACTS_KEY: json.dumps(asdict(facts))}
         content = io.BytesIO()
@@ -395,7 +408,7 @@ def read_shard_table(content: bytes) -> tuple[pa.Table, ShardFacts]:
 
 
 def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int) -> pa.Table:
-    """Return the columns samples, digest and audio of a shard's table, the audio as AUDIO_TYPE.
+    """Return the columns samples, digest, mix_fault and audio of a table, the audio as AUDIO_TYPE.
 
     file: the path or URL of the shard's audio file.
     shard: the number of the shard in its corpus.
@@ -407,7 +420,11 @@ def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int
     fields = list(AUDIO_TYPE)
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table(
-        {"samples": table["samples"], "digest": audio.field("digest"), AUDIO: locations}
+        {
+            **{name: table[name] for name in ("samples", MIX_FAULT)},
+            "digest": audio.field("digest"),
+            AUDIO: locations,
+        }
     )
 
 

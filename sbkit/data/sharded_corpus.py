@@ -37,7 +37,7 @@ from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.corpus import KnobValues
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
-from sbkit.data.manifest import PART_COLUMNS, Excluded, Manifest
+from sbkit.data.manifest import MIX_FAULT, PART_COLUMNS, Excluded, Manifest
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
@@ -121,8 +121,9 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
-        stored.append(audio.set_column(1, "digest", digests))
-        tables.append(table.drop_columns(["samples", AUDIO]))
+        position = audio.column_names.index("digest")
+        stored.append(audio.set_column(position, "digest", digests))
+        tables.append(table.drop_columns(["samples", MIX_FAULT, AUDIO]))
         sizes[f"{name}.arrow"] = facts.bytes
     _check_sizes(storage, sizes)
     # Shards have the columns of their own clips, which differ in JSON Lines.
@@ -281,7 +282,7 @@ def _divide(split: str, manifest: Manifest, options: ShardOptions) -> list[Unit]
         bytes_per_second = 2 * options.sample_rate * STORE_SIZES[options.store]
         expected = sum(
             size if end is None else (end - start) / MICROSECONDS * bytes_per_second
-            for size, (_, start, end) in zip(sizes, clips, strict=True)
+            for size, (_, start, end, _) in zip(sizes, clips, strict=True)
         )
     else:
         probed = order[:PROBED_CLIPS].tolist()

@@ -7,6 +7,7 @@ URL. They are read in batches, because such a corpus may fit neither into memory
 import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -37,6 +38,7 @@ from sbkit.data.tables import (
     find_column,
     join_tables,
     locate,
+    parse_channel,
     read_objects,
     read_table,
     to_manifest,
@@ -91,9 +93,10 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
     """Read a data folder of Kaldi or WeNet: ``wav.scp``, ``text`` and optional files.
 
     Each file has lines "KEY VALUE". Paths are relative to the folder. ``segments`` cuts the
-    recordings of ``wav.scp`` into utterances. Without ``utt2lang``, the options name the language.
+    recordings of ``wav.scp`` into utterances. ``reco2file_and_channel`` names the channels of
+    files with several. Without ``utt2lang``, the options name the language.
     """
-    recordings = _read_recordings(folder / "wav.scp")
+    recordings = _read_recordings(folder)
     listing = "segments" if (folder / "segments").is_file() else "wav.scp"
     utterances = _read_lines(folder / listing)
     has_text = options.text_column is not False
@@ -118,13 +121,14 @@ def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded
         else:
             values = {column: by_id.get(id, "") for column, by_id in columns.items()}
             values.setdefault("language", options.language)
-            yield Clip(id, Path(part.path), sentences.get(id, ""), values, part.start, part.end)
+            yield Clip(id, Path(part.path), sentences.get(id, ""), values, *part[1:])
     for id in sorted(sentences.keys() - {line.key for line in utterances}):
         yield Excluded(id, "no audio file", f"text has a line for it, {listing} has none")
 
 
-def _read_recordings(file: Path) -> dict[str, str]:
-    """Return the paths of wav.scp by recording; raise DataError if one is a command."""
+def _read_recordings(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return the path and the channel of recordings; raise DataError if one is a command."""
+    file = folder / "wav.scp"
     lines = _read_lines(file)
     for line in lines:
         if line.value.endswith("|") or line.value.startswith("|"):
@@ -132,23 +136,36 @@ def _read_recordings(file: Path) -> dict[str, str]:
                 f"{file}: line {line.number} is a command ({line.value[:60]}), which sbkit does "
                 "not run. Write its audio to files and name those."
             )
-    return {line.key: line.value for line in lines}
+    names = folder / "reco2file_and_channel"  # "RECORDING FILE CHANNEL", with names for scoring
+    values = _read_values(names) if names.is_file() else {}
+    channels = {id: value.split()[-1] for id, value in values.items()}
+    num_recordings = Counter(line.value for line in lines)  # by path; one may be one side already
+    return {
+        line.key: (line.value, channels.get(line.key, "") if num_recordings[line.value] > 1 else "")
+        for line in lines
+    }
 
 
 def _locate_utterance(
-    folder: Path, recordings: Mapping[str, str], id: str, fields: Sequence[str]
+    folder: Path, recordings: Mapping[str, tuple[str, str]], id: str, fields: Sequence[str]
 ) -> AudioPart | Excluded:
-    """Return the audio of the fields "RECORDING START END"; an END of -1 is the end of the file."""
-    if len(fields) != 3:
-        return Excluded("", "wrong number of fields", f"{1 + len(fields)} instead of 4")
-    name = recordings.get(fields[0])
+    """Return the audio of the fields "RECORDING START END", with a channel if there are four.
+
+    An END of -1 is the end of the file.
+    """
+    if len(fields) not in (3, 4):
+        return Excluded("", "wrong number of fields", f"{1 + len(fields)} instead of 4 or 5")
+    name, recorded_channel = recordings.get(fields[0], ("", ""))
+    channel = parse_channel(fields[3] if len(fields) == 4 else recorded_channel)
+    if isinstance(channel, Excluded):
+        return channel
     if not name:
         return Excluded("", "no path", f"wav.scp has no path of {fields[0]}")
     try:
-        start, end = map(float, fields[1:])
+        start, end = map(float, fields[1:3])
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{id}: {error}")
-    return to_part(str(folder / name), start, None if end == -1 else end)
+    return to_part(str(folder / name), start, None if end == -1 else end, channel)
 
 
 class KaldiLine(NamedTuple):

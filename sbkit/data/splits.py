@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import InMemoryTable
 
-from sbkit.audio.io import BEYOND_END, AudioError
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import BEYOND_END
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_text_atomically
@@ -26,6 +27,7 @@ from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
 from sbkit.data.cache import StoredAudio, cache_audio, plan_audio
 from sbkit.data.manifest import (
     DURATION_COLUMN,
+    MIX_FAULT,
     RESERVED_COLUMNS,
     Excluded,
     Manifest,
@@ -135,6 +137,7 @@ def prepare_split(
     other_names = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
     columns = {name: readable[name] for name in ("id", "text", "sentence")}
     columns["samples"] = stored["samples"]
+    columns[MIX_FAULT] = stored[MIX_FAULT]
     columns |= {name: readable[name].fill_null("") for name in other_names}
     table = pa.table({**columns, AUDIO: stored[AUDIO]})
     fingerprint = _fingerprint(table, stored, sample_rate)

@@ -41,6 +41,9 @@ ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
 OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"  # of a part of a file, in seconds
 INVALID_PART = "invalid offset or duration"  # reason
+CHANNEL_COLUMNS = ("channel", "channel_selector")
+INVALID_CHANNEL = "invalid channel"  # reason
+CHANNEL_LETTERS = {"A": 0, "B": 1}  # of Kaldi
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
@@ -247,10 +250,13 @@ def to_manifest(
     # Without offsets, a duration describes a whole file.
     offset = lower.get(OFFSET_COLUMN, "")
     duration = lower.get(LENGTH_COLUMN, "") if offset else ""
-    if folder and not id and not offset:
+    channel = find_column(rows.column_names, None, CHANNEL_COLUMNS) or ""
+    if folder and not (id or offset or channel):
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
-        clips, rows = _find_clips(table, (path, id, offset, duration), find_audio, excluded)
+        clips, rows = _find_clips(
+            table, (path, id, offset, duration, channel), find_audio, excluded
+        )
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id))
@@ -299,16 +305,16 @@ def _find_clips(
 ) -> tuple[dict[str, pa.Array], pa.Table]:
     """Return the ids and paths of a table's clips, and their rows; append to ``excluded``.
 
-    columns: the names of the columns of the path, the id, the offset and the duration.
+    columns: the names of the columns of the path, the id, the offset, the duration and the channel.
     """
     indices: list[int] = []
     ids: list[str] = []
     paths: list[bytes] = []
-    positions: dict[int, tuple[int, int | None]] = {}
+    parts: list[AudioPart] = []
     fields = (read_text_column(table, column) for column in columns)
-    for index, (name, id, offset, duration) in enumerate(zip(*fields, strict=True)):
+    for index, (name, id, *position) in enumerate(zip(*fields, strict=True)):
         file = find_audio(name.strip())
-        part = parse_part(file, offset, duration) if isinstance(file, str) else file
+        part = parse_part(file, *position) if isinstance(file, str) else file
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -316,39 +322,56 @@ def _find_clips(
         base = part.path.rpartition("/")[2]  # ten times as fast as a Path
         ids.append(id.strip() or part_name(base.rpartition(".")[0] or base, part))
         paths.append(os.fsencode(part.path))
-        if not part.is_whole:
-            positions[index] = part.start, part.end
+        parts.append(part)
     rows = table.rows
     if len(indices) < len(rows):
         rows = rows.take(pa.array(indices, "int64"))
     clips = {"id": pa.array(ids, pa.string()), "audio": pa.array(paths, pa.binary())}
-    if positions:
-        clips |= part_columns(positions.get(index, (0, None)) for index in indices)
+    if not all(part.is_file for part in parts):
+        clips |= part_columns(parts)
     return clips, rows
 
 
-def parse_part(path: str, offset: str, duration: str) -> AudioPart | Excluded:
+def parse_part(path: str, offset: str, duration: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file at an offset in seconds; the whole file if the offset is empty.
 
-    As in NeMo, a part without a duration ends with its file.
+    As in NeMo, a part without a duration ends with its file. Without a channel, all are mixed.
     """
+    number = parse_channel(channel)
+    if isinstance(number, Excluded):
+        return number
     if not offset.strip():
-        return AudioPart(path)
+        return AudioPart(path, channel=number)
     try:
         start = float(offset)
-        return to_part(path, start, start + float(duration) if duration.strip() else None)
+        end = start + float(duration) if duration.strip() else None
+        return to_part(path, start, end, number)
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
 
 
-def to_part(path: str, start: float, end: float | None) -> AudioPart | Excluded:
+def parse_channel(text: str) -> int | Excluded | None:
+    """Return a channel: a number from 0, or Kaldi's A or B; None if the text is empty."""
+    text = text.strip()
+    if not text:
+        return None
+    if text in CHANNEL_LETTERS:
+        return CHANNEL_LETTERS[text]
+    if text.removesuffix(".0").isdecimal():  # numbers that pandas reads beside empty fields
+        return int(text.removesuffix(".0"))
+    return Excluded("", INVALID_CHANNEL, f"{text} is not one channel, counted from 0")
+
+
+def to_part(
+    path: str, start: float, end: float | None, channel: int | None = None
+) -> AudioPart | Excluded:
     """Return the part between two times in seconds; an end of None is the end of the file."""
     last = MAX_PART_SECONDS if end is None else end
     if not (start >= 0 and start + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
         times = f"{start:g} to " + ("the end" if end is None else f"{end:g} s")
         return Excluded("", INVALID_PART, f"{times} of {path.rpartition('/')[2]}")
     microseconds = None if end is None else round(end * MICROSECONDS)
-    return AudioPart(path, round(start * MICROSECONDS), microseconds)
+    return AudioPart(path, round(start * MICROSECONDS), microseconds, channel)
 
 
 def read_text_column(table: Table, name: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from sbkit.audio.resample import Signal
+from sbkit.audio.decode import Signal
 from sbkit.base.arrays import Counts
 from sbkit.base.errors import DataError
 from sbkit.base.messages import listed, printable

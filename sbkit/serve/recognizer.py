@@ -24,7 +24,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from sbkit.audio.io import AudioError, Samples, declared_seconds
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded

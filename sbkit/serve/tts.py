@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from sbkit.audio.resample import END, Resampler, Signal
+from sbkit.audio.decode import Signal
+from sbkit.audio.resample import END, Resampler
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.serve.middleware import Metrics

@@ -1,5 +1,6 @@
 """Read streaming speech in blocks of int16 from files, standard input and microphones."""
 
+import io
 import queue
 import signal
 import sys
@@ -8,13 +9,15 @@ import wave
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from sbkit.audio.io import FULL_SCALE, Samples, check_rate, stream_audio, to_int16
-from sbkit.audio.resample import Signal, resample_blocks
+from sbkit.audio.decode import Block, check_rate
+from sbkit.audio.io import FULL_SCALE, Samples, stream_audio, to_int16
+from sbkit.audio.resample import resample_blocks
 from sbkit.base.errors import DataError, DeviceError
 from sbkit.base.imports import require_package
 from sbkit.base.process import handle_signals
@@ -44,9 +47,7 @@ def audio_blocks(
     if source == MICROPHONE:
         return _microphone(sample_rate)
     if source == STANDARD_INPUT:
-        blocks, rate = _standard_input(sys.stdin.buffer, raw_rate)
-        check_rate("standard input", rate)
-        return map(to_int16, resample_blocks(blocks, rate, sample_rate))
+        return _standard_input(cast("BufferedReader", sys.stdin.buffer), sample_rate, raw_rate)
     file_blocks = stream_audio(Path(source), sample_rate, BLOCK_SECONDS)
     if pace:
         return _paced(file_blocks, sample_rate, pace)
@@ -64,10 +65,32 @@ def _paced(blocks: Iterable[Samples], sample_rate: int, pace: float) -> Iterator
         yield block
 
 
-def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[Signal], int]:
-    """Return blocks of piped 16-bit samples, with channels averaged, and their rate."""
+class _Unbuffered(io.RawIOBase):
+    """A pipe whose reads return what has arrived: those of a buffer wait until it is full."""
+
+    def __init__(self, content: BufferedReader) -> None:
+        self.read = content.read1  # type: ignore[method-assign]
+
+    def readable(self) -> bool:
+        return True
+
+
+def _standard_input(
+    content: BufferedReader, sample_rate: int, raw_rate: int | None
+) -> Iterator[Samples]:
+    """Yield blocks of a pipe as they arrive; PyAV would wait for the first 64 kB of a WAV."""
+    if raw_rate is None and not content.peek(4).startswith(b"RIFF"):
+        return stream_audio(_Unbuffered(content), sample_rate, BLOCK_SECONDS)
     if raw_rate is not None:
-        return _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1), raw_rate
+        rate, blocks = raw_rate, _read_pcm(partial(_read_frames, content, 1), raw_rate, channels=1)
+    else:
+        rate, blocks = _read_wav(content)
+    check_rate("standard input", rate)
+    return map(to_int16, resample_blocks(blocks, sample_rate))
+
+
+def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
+    """Return the rate and the blocks of piped 16-bit WAV."""
     with suppress(wave.Error, EOFError):
         file = wave.open(content)  # noqa: SIM115, standard input is not ours to close
         rate = file.getframerate()
@@ -78,11 +101,10 @@ def _standard_input(content: BinaryIO, raw_rate: int | None) -> tuple[Iterator[S
                 # A program that writes into a pipe may declare no samples, because it does not know
                 # their number when it writes the header.
                 read = partial(_read_frames, content, channels)
-            return _read_pcm(read, rate, channels=channels), rate
+            return rate, _read_pcm(read, rate, channels=channels)
     raise DataError(
-        "To be transcribed while it arrives, standard input must be 16-bit WAV, or 16-bit samples "
-        "(little-endian, mono) with --raw-rate HZ. Convert it: ffmpeg -i ... -f s16le -ac 1 -ar "
-        "16000 -"
+        "To be transcribed while it arrives, a WAV on standard input must have 16 bits. Convert "
+        "it: ffmpeg -i ... -f s16le -ac 1 -ar 16000 - | sbkit listen ... --raw-rate 16000"
     )
 
 
@@ -90,12 +112,12 @@ def _read_frames(content: BinaryIO, channels: int, frames: int) -> bytes:
     return content.read(2 * channels * frames)
 
 
-def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Signal]:
-    """Yield blocks (S,) of the little-endian int16 that ``read`` returns for a number of frames."""
+def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iterator[Block]:
+    """Yield blocks of the little-endian int16 that ``read`` returns for a number of frames."""
     while block := read(seconds_to_samples(BLOCK_SECONDS, rate)):
         count = len(block) // (2 * channels) * channels
         values = np.frombuffer(block, "<i2", count).reshape(-1, channels)
-        yield values.astype(np.float32).mean(1) / np.float32(FULL_SCALE)
+        yield Block(rate, values.astype(np.float32).mean(1) / np.float32(FULL_SCALE))
 
 
 def _microphone(sample_rate: int) -> Iterator[Samples]:

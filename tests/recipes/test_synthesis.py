@@ -28,8 +28,8 @@ from speechbrain import Stage
 from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from recipes.synthesis.recipe import SynthesisBrain
+from sbkit.audio.decode import Signal
 from sbkit.audio.io import write_flac
-from sbkit.audio.resample import Signal
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit

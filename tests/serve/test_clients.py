@@ -15,8 +15,8 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import soxr
 
-from sbkit.audio.resample import resample_by_numpy
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
@@ -139,7 +139,7 @@ def test_commands_and_scripts_of_pages_work(
     (curl,) = (command for command in commands if command[0] == "curl")
     answer = subprocess.run(curl, capture_output=True, check=True)
     assert json.loads(answer.stdout)["text"] == TEXT
-    resampled = resample_by_numpy(speak(server.tokenizer, TEXT) / np.float32(32768), 2, 3)
+    resampled = soxr.resample(speak(server.tokenizer, TEXT) / np.float32(32768), 2, 3)
     soundfile.write("talk-24k.wav", resampled, 24_000)
     python = "".join(scripts).replace("my-model", "tones").replace("my-voice", "anna")
     words = [sys.executable, "-c", python.replace("Hello there", TEXT)]

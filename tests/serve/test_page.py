@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from selenium.webdriver.common.keys import Keys
 
-from sbkit.audio.resample import resample_by_numpy
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
@@ -64,7 +64,7 @@ def browser(folder: Path, live: RunningServer) -> Iterator[Any]:
     """Open a browser whose microphone hears two sentences."""
     spoken = [part for text in TEXTS for part in (speak(live.tokenizer, text), silence(1.5))]
     samples = np.concatenate([silence(1.0), *spoken, silence(20.0)])
-    signal = resample_by_numpy(samples / np.float32(32768), 1, 3)
+    signal = soxr.resample(samples / np.float32(32768), 1, 3)
     soundfile.write(folder / "microphone.wav", signal, 48_000, subtype="PCM_16")
     yield from open_browser(
         folder,

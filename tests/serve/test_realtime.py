@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
-from sbkit.audio.resample import resample_by_numpy
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
@@ -52,7 +52,7 @@ def clip_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
 
 
 def at_24k(samples: Samples) -> bytes:
-    signal = resample_by_numpy(samples.astype(np.float32), 2, 3)
+    signal = soxr.resample(samples.astype(np.float32), 2, 3)
     return np.rint(signal).clip(-32768, 32767).astype("<i2").tobytes()
 
 
@@ -190,7 +190,7 @@ def test_clear_begins_a_new_turn(tmp_path: Path) -> None:
 def test_session_takes_telephone_audio(live: RunningServer, kind: str) -> None:
     """All letters of the text have tones below 4 kHz."""
     audio = io.BytesIO()
-    signal = resample_by_numpy(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
+    signal = soxr.resample(speak(live.tokenizer, "a rude bird") / np.float32(32768), 2, 1)
     subtype = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW"}[kind]
     soundfile.write(audio, signal, 8000, format="RAW", subtype=subtype)
     with live.openai.realtime.connect() as session:

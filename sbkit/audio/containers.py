@@ -1,0 +1,145 @@
+"""Headers of audio files: what they declare, compared with what the file holds.
+
+FFmpeg reads a truncated WAV, W64 or CAF to its end and reports the shorter duration as declared. It
+reads only the first of joined files of these formats, of AIFF and of MP4. All of them consist of
+chunks, each an id, a size and its bytes.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO, NamedTuple
+
+from sbkit.base.errors import DataError
+
+PCM_TAGS = (1, 3)  # of WAV: integers, floats
+EXTENSIBLE_TAG = 0xFFFE  # of WAV: the tag stands in another field
+STREAMED_BYTES = 2_000_000_000  # programs that write into a pipe declare this size or more
+UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
+MAX_CHUNKS = 100_000  # fragments of one second in an MP4 of half a day
+ID3_HEADER_BYTES = 10
+MAX_FRAME_BYTES = 2881  # of MPEG audio
+# The first frame of an MP3 may hold no sound, but the length of the file. The tag's position in it
+# depends on version and channels.
+_LENGTH_TAG = re.compile(rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:Xing|Info|VBRI)", re.DOTALL)
+
+
+class AudioError(DataError):
+    """Raised for an audio file that cannot be read."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason  # a category for counting: "missing", "no samples" ...
+
+
+class ChunkFormat(NamedTuple):
+    """How a container stores its chunks.
+
+    first: position of the first chunk.
+    header: of a chunk: its id (bytes) and its size.
+    counts_header: whether the size includes the header.
+    alignment: of chunks, in bytes.
+    audio: ids of chunks that must be complete.
+    """
+
+    first: int
+    header: struct.Struct
+    audio: tuple[bytes, ...]
+    counts_header: bool = False
+    alignment: int = 1
+
+
+W64_AUDIO = b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0O\x8e\xdb\x8a"
+CHUNK_FORMATS = {  # by the first bytes; a dot stands for any byte
+    rb"(?:RIFF|RF64|BW64)....WAVE": ChunkFormat(12, struct.Struct("<4sI"), (b"data",), alignment=2),
+    rb"RIFX....WAVE": ChunkFormat(12, struct.Struct(">4sI"), (b"data",), alignment=2),
+    rb"FORM....AIF[FC]": ChunkFormat(12, struct.Struct(">4sI"), (b"SSND",), alignment=2),
+    rb"riff": ChunkFormat(40, struct.Struct("<16sQ"), (W64_AUDIO,), True, 8),
+    rb"caff": ChunkFormat(8, struct.Struct(">4sq"), (b"data",)),
+    rb"....ftyp": ChunkFormat(
+        0, struct.Struct(">I4s"), (b"moov", b"moof", b"mdat"), counts_header=True
+    ),
+}
+
+
+class Header(NamedTuple):
+    """What the header of a file declares.
+
+    is_pcm_wav: whether the file is a WAV with one or two channels of PCM.
+    declared_share: bytes of audio that the header declares, as a multiple of those in the file;
+        1 if they are equal or nothing is declared.
+    is_chunked: whether the file is in one of CHUNK_FORMATS.
+    has_length_tag: whether the file is an MP3 that declares its length.
+    """
+
+    is_pcm_wav: bool = False
+    declared_share: float = 1.0
+    is_chunked: bool = False
+    has_length_tag: bool = False
+
+
+def read_header(file: BinaryIO, name: str) -> Header:
+    """Read the header of an open file; raises AudioError for joined files."""
+    start = file.read(ID3_HEADER_BYTES + MAX_FRAME_BYTES)
+    for pattern, chunk_format in CHUNK_FORMATS.items():
+        if re.match(pattern, start, re.DOTALL):
+            return _read_chunks(file, name, chunk_format, start)
+    if start.startswith(b"ID3"):  # its size has 7 bits in each of the last four bytes
+        size = sum(byte << shift for byte, shift in zip(start[6:10], (21, 14, 7, 0), strict=False))
+        file.seek(ID3_HEADER_BYTES + size)
+        start = file.read(MAX_FRAME_BYTES)
+    return Header(has_length_tag=_LENGTH_TAG.search(start) is not None)
+
+
+def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: bytes) -> Header:
+    file_bytes = file.seek(0, 2)
+    is_pcm_wav = False
+    long_size = 0  # of the audio in an RF64
+    for index, (id, position, size) in enumerate(_walk(file, chunk_format)):
+        present = file_bytes - position
+        if index and start.find(id, 0, 20) in (0, 4):  # as the file starts, before or after a size
+            raise AudioError(
+                "joined files",
+                f"{name} is several files that were joined byte by byte; most programs read only "
+                "the first. Split it, or join the recordings with ffmpeg.",
+            )
+        if id == b"fmt ":
+            is_pcm_wav = _is_pcm(file.read(26), chunk_format.header.format[0])
+        elif id == b"ds64":
+            long_size = int.from_bytes(file.read(16)[8:], "little")
+        elif id in chunk_format.audio:
+            size = long_size if long_size and size == UNKNOWN_32_BITS else size
+            is_streamed = size == 0 or present < size >= STREAMED_BYTES
+            if is_streamed or size > present:
+                share = 1.0 if is_streamed else size / max(present, 1)
+                return Header(declared_share=share, is_chunked=True)
+    return Header(is_pcm_wav, is_chunked=True)
+
+
+def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the id, the start and the size of the chunks, while the file stands at their start."""
+    position = chunk_format.first
+    header_bytes = chunk_format.header.size
+    for _ in range(MAX_CHUNKS):
+        file.seek(position)
+        header = file.read(header_bytes)
+        if len(header) < header_bytes:
+            return
+        id, size = sorted(chunk_format.header.unpack(header), key=lambda field: type(field) is int)
+        if chunk_format.counts_header:
+            if size == 1:  # of an MP4: eight more bytes hold the size
+                size = int.from_bytes(file.read(8), "big")
+            size -= header_bytes
+        if size < 0:  # unknown, to the end of the file
+            return
+        start = position + header_bytes
+        yield id, start, size
+        position = start + size + -size % chunk_format.alignment
+
+
+def _is_pcm(fields: bytes, byte_order: str) -> bool:
+    """Check whether the chunk "fmt " of a WAV declares one or two channels of PCM."""
+    tag, channels = struct.unpack(f"{byte_order}HH", fields[:4])
+    if tag == EXTENSIBLE_TAG:
+        (tag,) = struct.unpack(f"{byte_order}H", fields[24:26])
+    return tag in PCM_TAGS and channels in (1, 2)

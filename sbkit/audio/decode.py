@@ -1,0 +1,344 @@
+"""Decode audio files: bytes -> blocks (S,) of float32, of one channel, at the file's own rate.
+
+PyAV, which brings FFmpeg's libraries, reads every format but one: libsndfile reads PCM in WAV four
+times as fast, because FFmpeg cuts it into packets of 4 kB.
+
+Legend: S samples, C channels.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sbkit.audio.channels import ChannelMixer
+from sbkit.audio.containers import AudioError, Header, read_header
+
+if TYPE_CHECKING:
+    from av import AudioFrame, AudioStream, Packet
+    from av.container import InputContainer
+
+Signal = npt.NDArray[np.float32]  # (S,)
+
+MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # at lower rates a file of kilobytes can last for days
+AV_TIME_BASE = 1_000_000  # FFmpeg's unit of the duration of a file
+MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers in floats do
+MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
+# Formats that hold sound themselves. Playlists and formats that name other files are not among
+# them, nor are raw ones, which only the extension of a name would tell.
+DEMUXERS = (
+    "aac,ac3,aiff,amr,ape,asf,au,avi,caf,dsf,dts,dtshd,eac3,flac,flv,ircam,loas,matroska,mov,mp3,"
+    "mpc,mpc8,mpeg,mpegts,nistsphere,nut,ogg,sox,tak,tta,voc,w64,wav,wv,xwma"
+)
+# Formats that declare a duration, by FFmpeg's names. It estimates the duration of others.
+DECLARING = {"aiff", "ape", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"}
+DECLARING |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
+LOSSY_TOLERANCE = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
+ROUNDING = 0.003  # seconds; some programs count the header of 44 bytes as audio
+MIN_SHOWN_DIFFERENCE = 0.1  # seconds; with one decimal, smaller ones would not be seen
+# Between frames; Opus sends a packet every 0.4 s in silence, and lossless formats all frames.
+MAX_LOSSY_HOLE, MAX_HOLE = 0.5, 0.05  # seconds
+TAGS = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
+FIRST_PACKETS = 16  # are decoded in any case, which shows the delay of the decoder
+LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
+
+
+class Block(NamedTuple):
+    """Consecutive samples (S,) and their rate in Hz."""
+
+    rate: int
+    samples: Signal
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a file is read.
+
+    mixer: makes one channel of those of the file.
+    block_seconds: length of a block, about.
+    skip_seconds: the blocks start at this time, and nothing is decoded long before it.
+    """
+
+    mixer: ChannelMixer
+    block_seconds: float
+    skip_seconds: int = 0
+
+
+def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of an open file, as they arrive if it is a pipe; choose the reader.
+
+    name: of the file, in errors.
+
+    Raises:
+        AudioError: the file is truncated, damaged, joined or not audio.
+    """
+    header = Header()
+    if file.seekable():
+        file.seek(0)
+        header = read_header(file, name)
+        file.seek(0)
+    reader = _PcmReader if header.is_pcm_wav else _PacketReader
+    yield from reader(file, name, header, options).read()
+
+
+def declared_seconds(file: BinaryIO) -> float:
+    """Return the duration that an open file declares, or FFmpeg's estimate; 0 if there is none."""
+    file.seek(0)
+    with suppress(ValueError, OSError), _open(file) as container:
+        return (container.duration or 0) / AV_TIME_BASE
+    return 0.0
+
+
+def check_rate(name: str, rate: int) -> None:
+    """Raise AudioError for a rate in Hz that no recording has; ``name`` says what declares it."""
+    if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
+        raise AudioError(
+            "sample rate out of range",
+            f"A sample rate must be from {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz, but {name} declares "
+            f"{rate} Hz.",
+        )
+
+
+def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
+    """Raise AudioError for samples far beyond full scale, or not finite."""
+    peak = float(np.abs(block).max(initial=0))
+    if not peak < MAX_PEAK:  # also true for NaN
+        raise AudioError(
+            "samples out of range",
+            f"Samples stored as floats must lie between -1 and 1, but {name} reaches {peak:g}. "
+            "Divide integers by the full scale of their format (32768 for 16 bits).",
+        )
+
+
+class _Reader:
+    """Base of both readers: check blocks as they come, and the length at the end."""
+
+    def __init__(self, file: BinaryIO, name: str, header: Header, options: ReadOptions) -> None:
+        self.file = file
+        self.name = name
+        self.header = header
+        self.options = options
+
+    def block_frames(self, rate: int, channels: int) -> int:
+        check_rate(self.name, rate)
+        return max(1, min(round(self.options.block_seconds * rate), MAX_BLOCK_VALUES // channels))
+
+    def mix(
+        self, rate: int, samples: npt.NDArray[np.float32], channel_names: tuple[str, ...]
+    ) -> Block:
+        """Make a block of samples (S, C)."""
+        check_values(self.name, samples)
+        return Block(rate, self.options.mixer.mix(self.name, samples, channel_names, rate))
+
+    def check_length(self, seconds: float, declared: float, tolerance: float) -> None:
+        """Compare the seconds that were read with those that the file declares."""
+        share = self.header.declared_share
+        if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
+            raise _cut_short(self.name, max(declared, seconds * share), seconds)
+        if not seconds:
+            raise AudioError("no samples", f"{self.name} has no samples.")
+
+
+class _PcmReader(_Reader):
+    """Read a WAV of PCM by libsndfile."""
+
+    def read(self) -> Iterator[Block]:
+        import soundfile
+
+        with soundfile.SoundFile(self.file) as sound:
+            rate, channels = sound.samplerate, sound.channels
+            block_frames = self.block_frames(rate, channels)
+            frames_read = sound.seek(min(self.options.skip_seconds * rate, sound.frames))
+            while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
+                frames_read += len(samples)
+                yield self.mix(rate, samples, ("FL", "FR")[:channels])
+        self.check_length(frames_read / rate, 0.0, 0.0)
+
+
+class _PacketReader(_Reader):
+    """Read any other file by PyAV."""
+
+    def read(self) -> Iterator[Block]:
+        import av
+
+        try:
+            container = _open(self.file)
+        except (av.FFmpegError, ValueError) as error:
+            if self.header.is_chunked:
+                raise _cut_short(self.name) from error
+            raise not_audio(self.name) from error
+        with container:
+            stream = container.streams.best("audio")
+            if not isinstance(stream, av.AudioStream):
+                raise AudioError("not audio", f"{self.name} has no sound.")
+            frames: list[AudioFrame] = []  # of one rate and layout
+            num_samples = first_skipped = 0
+            for frame, skipped in self._decode(container, stream):
+                if frames and _form(frame) != _form(frames[0]):
+                    yield self._join(frames, first_skipped)
+                    frames, num_samples = [], 0
+                first_skipped = first_skipped if frames else skipped
+                frames.append(frame)
+                num_samples += frame.samples
+                if num_samples >= self.block_frames(frame.rate, frame.layout.nb_channels):
+                    yield self._join(frames, first_skipped)
+                    frames, num_samples = [], 0
+            if frames:
+                yield self._join(frames, first_skipped)
+
+    def _join(self, frames: "list[AudioFrame]", skipped: int) -> Block:
+        """Make a block of frames of one form, without the ``skipped`` first samples."""
+        arrays = [frame.to_ndarray() for frame in frames]
+        values = np.concatenate(arrays, axis=1)  # (C, S) or (1, S * C)
+        channels = frames[0].layout.nb_channels
+        samples = values.T if frames[0].format.is_planar else values.reshape(-1, channels)
+        floats = samples[skipped:].astype(np.float32)
+        if samples.dtype.kind in "iu":
+            scale = np.float32(2.0 ** (8 * samples.dtype.itemsize - 1))
+            floats = floats / scale - np.float32(samples.dtype.kind == "u")
+        names = tuple(channel.name for channel in frames[0].layout.channels)
+        return self.mix(frames[0].sample_rate, floats, names)
+
+    def _decode(
+        self, container: "InputContainer", stream: "AudioStream"
+    ) -> "Iterator[tuple[AudioFrame, int]]":
+        """Yield frames, each with the number of its samples before the skipped time.
+
+        An error in the middle of the sound is damage. At the end of the sound, the length tells
+        whether the file is complete.
+        """
+        import av
+
+        has_error = False
+        max_hole = MAX_LOSSY_HOLE if stream.codec.lossy else MAX_HOLE
+        end: Fraction | None = None  # of the sound so far, as the file counts
+        holes = Fraction(0)  # seconds without frames
+        packets = _PacketSkipper(container, stream, self.options.skip_seconds)
+        with suppress(av.FFmpegError):  # of the container, which is its end
+            for packet in packets:
+                try:
+                    frames = stream.codec_context.decode(packet)
+                except av.FFmpegError:
+                    has_error |= packets.is_sounding and not bytes(packet).startswith(TAGS)
+                    continue
+                for frame, skipped in packets.place(packet, frames):
+                    start = _start_of(frame)
+                    hole = max(start - end, Fraction(0)) if start and end else Fraction(0)
+                    if has_error or hole > max_hole:
+                        raise _damaged(self.name, float(packets.seconds))
+                    holes += hole
+                    end = (start or end or 0) + Fraction(frame.samples, frame.rate)
+                    yield frame, skipped
+        seconds = float(packets.seconds + (holes if stream.codec.lossy else 0))
+        tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
+        self.check_length(seconds, self._declared_seconds(container, stream), tolerance)
+
+    def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
+        name = container.format.name
+        if name not in DECLARING and not (name == "mp3" and self.header.has_length_tag):
+            return 0.0
+        if stream.duration is not None and stream.time_base is not None:
+            return float(stream.duration * stream.time_base)
+        return (container.duration or 0) / AV_TIME_BASE
+
+
+class _PacketSkipper:
+    """Yield the packets of a stream, but none that ends long before a time.
+
+    Times are in seconds. The packets tell their durations. The decoder lags by a constant time,
+    which the first packets show.
+    """
+
+    def __init__(
+        self, container: "InputContainer", stream: "AudioStream", skip_seconds: int
+    ) -> None:
+        self._container = container
+        self._stream = stream
+        self._goal = skip_seconds
+        self._end = Fraction(0)  # of the latest packet
+        self._lag: Fraction | None = None  # None: until a packet is skipped
+        self.seconds = Fraction(0)  # the end of the sound decoded so far
+
+    @property
+    def is_sounding(self) -> bool:
+        """Whether there was sound, after the goal."""
+        return 0 < self.seconds >= self._goal
+
+    def __iter__(self) -> "Iterator[Packet[AudioStream]]":
+        is_skipping = False
+        for index, packet in enumerate(self._container.demux(self._stream)):
+            if index == FIRST_PACKETS:
+                self._first_lag = self._end - self.seconds
+            self._end += (packet.duration or 0) * (self._stream.time_base or 0)
+            if index >= FIRST_PACKETS and packet.duration and self._is_early():
+                self._lag = self._first_lag
+                is_skipping = True
+                continue
+            if is_skipping:
+                self._stream.codec_context.flush_buffers()
+                is_skipping = False
+            yield packet
+
+    def _is_early(self) -> bool:
+        samples_per_tick = self._stream.rate * (self._stream.time_base or 0)
+        is_exact = samples_per_tick.numerator == 1  # durations are not rounded
+        return is_exact and self._end + LEAD_IN_SECONDS < self._goal
+
+    def place(
+        self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]"
+    ) -> "Iterator[tuple[AudioFrame, int]]":
+        """Yield the frames of a packet, each with the number of its samples before the goal."""
+        durations = [Fraction(frame.samples, frame.rate) for frame in frames]
+        if self._lag is not None and packet.size:
+            self.seconds = self._end - self._lag - sum(durations)
+        for frame, duration in zip(frames, durations, strict=True):
+            early = min(max(self._goal - self.seconds, Fraction(0)), duration)
+            self.seconds += duration
+            if early < duration:
+                yield frame, round(early * frame.rate)
+
+
+def _open(file: BinaryIO) -> "InputContainer":
+    """Open a file; raises av.FFmpegError or ValueError if it is not audio."""
+    import av
+
+    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
+    return av.open(file, "r", options=options, metadata_errors="ignore")
+
+
+def _start_of(frame: "AudioFrame") -> Fraction | None:
+    """Return the time in seconds at which a frame starts, if the file tells it."""
+    if frame.pts is None or frame.time_base is None:
+        return None
+    return frame.pts * frame.time_base
+
+
+def _form(frame: "AudioFrame") -> tuple[int, int, str, str]:
+    layout = frame.layout
+    return frame.rate, layout.nb_channels, layout.name, frame.format.name
+
+
+def _damaged(name: str, seconds: float) -> AudioError:
+    sentence = f"{name} is damaged at {seconds:.1f} s. Download it again."
+    return AudioError("cut short or damaged", sentence)
+
+
+def _cut_short(name: str, declared: float = 0.0, seconds: float = 0.0) -> AudioError:
+    fault = "is truncated or damaged"
+    if declared:
+        digits = 1 if declared - seconds >= MIN_SHOWN_DIFFERENCE else 3
+        fault = f"is truncated: it declares {declared:.{digits}f} s, has {seconds:.{digits}f} s"
+    return AudioError("cut short or damaged", f"{name} {fault}. Download it again.")
+
+
+def not_audio(name: str) -> AudioError:
+    """Return the error of a file that is not audio."""
+    return AudioError(
+        "not audio",
+        f"The content of {name} is not recognized as audio (wav, flac, ogg, opus, mp3, m4a, webm "
+        "...). Replace the file, or convert it to flac.",
+    )
