@@ -174,13 +174,16 @@ def read_parts(
 
 
 def _read_near_parts(
-    parts: Sequence[AudioPart], sample_rate: int, mixer: ChannelMixer
+    parts: Sequence[AudioPart],
+    sample_rate: int,
+    mixer: ChannelMixer,
+    skip_seconds: int | None = None,
 ) -> Iterator[Samples | AudioError]:
     path = parts[0].path
     waiting = deque(parts)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
-    # Whole seconds: then resampled samples lie at the same times as those of the whole file.
-    skip_seconds = max(0, parts[0].start // MICROSECONDS - LEAD_IN_SECONDS)
+    if skip_seconds is None:  # whole seconds, for samples at the times of those of the whole file
+        skip_seconds = max(0, parts[0].start // MICROSECONDS - LEAD_IN_SECONDS)
     first = skip_seconds * sample_rate
 
     def to_bytes(time: int) -> int:
@@ -203,13 +206,16 @@ def _read_near_parts(
     except AudioError as error:
         yield from [error] * len(waiting)
         return
+    if skip_seconds and first == skip_seconds * sample_rate and not content:
+        yield from _read_near_parts(parts, sample_rate, mixer, 0)  # to tell how long the file is
+        return
     seconds = samples_to_seconds(first + len(content) // 2, sample_rate)
     for part in waiting:
         is_inside = part.end is None or part.end <= seconds * MICROSECONDS + END_TOLERANCE
         if is_inside and to_bytes(part.start) < len(content):
             yield cut(part)
         else:
-            yield AudioError(BEYOND_END, f"{part}: the file {path} is shorter.")
+            yield AudioError(BEYOND_END, f"{part}: the file {path} lasts only {seconds:.3f} s.")
 
 
 def declared_seconds(source: Source) -> float:
@@ -222,12 +228,16 @@ def declared_seconds(source: Source) -> float:
 
 
 def convert_array(
-    array: npt.NDArray[np.generic], sample_rate: int | None, new_rate: int = SAMPLE_RATE
+    array: npt.NDArray[np.generic],
+    sample_rate: int | None,
+    new_rate: int = SAMPLE_RATE,
+    mixer: ChannelMixer | None = None,
 ) -> Iterator[Samples]:
     """Convert a clip in memory like a file, and yield it as blocks (S,)."""
     rate = sample_rate or 0
     check_rate("the array", rate)
-    mono = _average_channels(np.asarray(array))
+    mixer = mixer or ChannelMixer()
+    mono = mixer.mix("the array", _to_channels(np.asarray(array)), (), rate)
     if not len(mono):
         raise AudioError("no samples", "The audio array is empty.")
     yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))
@@ -248,11 +258,11 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
     """
     samples = np.asarray(array)
     is_converted = samples.dtype == np.int16 and samples.ndim == 1
-    return samples if is_converted else to_int16(_average_channels(samples))
+    return samples if is_converted else to_int16(_to_channels(samples).mean(axis=1))
 
 
-def _average_channels(samples: npt.NDArray[np.generic]) -> Signal:
-    """Check an array as `to_samples` documents; average its channels: -> (S,) between -1 and 1."""
+def _to_channels(samples: npt.NDArray[np.generic]) -> Signal:
+    """Check an array as `to_samples` documents: -> (S, channels) between -1 and 1."""
     sides = sorted(samples.shape)
     is_mono = len(sides) == 1 or (len(sides) == 2 and sides[0] == 1)
     has_channels = len(sides) == 2 and 1 < sides[0] <= MAX_CHANNELS < sides[1]
@@ -264,12 +274,11 @@ def _average_channels(samples: npt.NDArray[np.generic]) -> Signal:
             "one clip of int16, or of floats between -1 and 1: (samples,), (samples, channels) or "
             f"(channels, samples), of at most {MAX_CHANNELS} channels and more samples than that.",
         )
-    channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples)  # (channels, S)
+    channels = np.atleast_2d(samples.T if len(samples) == sides[-1] else samples).T
     scale = FULL_SCALE if samples.dtype == np.int16 else 1
     floats = channels.astype(np.float32) / np.float32(scale)
     check_values("the array", floats)
-    mono: Signal = floats.mean(axis=0)
-    return mono
+    return floats
 
 
 def to_int16(block: Signal) -> Samples:

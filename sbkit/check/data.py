@@ -8,17 +8,20 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from sbkit.audio.channels import CANCEL, DIFFER
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, implausible_rows, measure_data
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     TextTokenizer,
     Transcripts,
+    read_column,
     read_transcripts,
     rows_of_other_durations,
     sample_counts,
@@ -42,6 +45,7 @@ MAX_SAMPLED_CLIPS = 500  # evenly spread over a split; their audio is read
 # have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
 MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
+MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
 Rows = Sequence[int] | npt.NDArray[np.int64]
@@ -273,6 +277,28 @@ def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
         else "Nothing needs to be done about loan words, and spellings that the table unifies.",
         stops=stops,
     )
+
+
+def check_channels(planned: PlannedRun) -> Iterator[Finding]:
+    """Find sets in which the mix of two channels often loses speech."""
+    splits = planned.prepare_splits().named()
+    for fault in (DIFFER, CANCEL):
+        rows_by_split = {
+            name: np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == fault)
+            for name, split in splits.items()
+            if MIX_FAULT in split.column_names
+        }
+        yield from _finding_of_rows(
+            planned,
+            {
+                name: rows
+                for name, rows in rows_by_split.items()
+                if len(rows) > MAX_MIX_FAULT_SHARE * len(splits[name])
+            },
+            problem=f"Clips {fault}, which are mixed",
+            fix="Add a column `channel` to the tables, with the channel of the clip's speaker, "
+            "counted from 0.",
+        )
 
 
 def check_silence(planned: PlannedRun) -> Iterator[Finding]:

@@ -359,6 +359,8 @@ def _add_inference_commands(add_command: AddCommand) -> None:
     )
     add("--min-confidence", metavar="P", type=float, help=right)
     add("--segments", metavar="DIR", type=Path, help="also write the utterances kept, as FLAC")
+    channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
+    add("--channel", metavar="N", type=int, help=channel)
     _part(add)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
@@ -512,6 +514,8 @@ def _transcribe(options: Namespace) -> int | None:
         if getattr(options, name) is not None and options.format != "manifest":
             option = f"--{name.replace('_', '-')}"
             raise ConfigError(f"`{option}` needs --format manifest. Add it, or leave {option} out.")
+    if options.channel is not None and options.format == "manifest":
+        raise ConfigError("`--channel` is not supported with --format manifest.")
     path = "listen.transcribe_live" if options.live else "transcribe.transcribe"
     if options.format == "manifest" and not options.live:
         path = "pseudo_labels.write_pseudo_labels"

@@ -40,7 +40,9 @@ def transcribe_live(options: Namespace) -> int:
 
 
 def _check_options(options: Namespace) -> None:
-    unsupported = [f"--{name}" for name in ("out", "errors") if getattr(options, name) is not None]
+    unsupported = [
+        f"--{name}" for name in ("out", "errors", "channel") if getattr(options, name) is not None
+    ]
     if len(options.files) != 1 or unsupported or options.format not in (*TEXT_FORMATS, "json"):
         raise ConfigError(
             "`--live` takes one FILE, - or mic, and --format text or json, but was given "

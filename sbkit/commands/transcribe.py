@@ -79,7 +79,7 @@ def transcribe(options: Namespace) -> int:
             open_transcriber(options, times=times) as transcriber,
             show_seconds("transcribing", files, quiet=options.quiet) as on_seconds,
         ):
-            results = transcriber.stream(files, on_seconds=on_seconds)
+            results = transcriber.stream(files, on_seconds=on_seconds, channel=options.channel)
             return write_results(options, files, results, errors)
 
 

@@ -421,8 +421,9 @@ def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int
     locations = pa.StructArray.from_arrays([columns[field.name] for field in fields], fields=fields)
     return pa.table(
         {
-            **{name: table[name] for name in ("samples", MIX_FAULT)},
+            "samples": table["samples"],
             "digest": audio.field("digest"),
+            MIX_FAULT: table[MIX_FAULT],
             AUDIO: locations,
         }
     )

@@ -121,8 +121,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
-        position = audio.column_names.index("digest")
-        stored.append(audio.set_column(position, "digest", digests))
+        stored.append(audio.set_column(1, "digest", digests))
         tables.append(table.drop_columns(["samples", MIX_FAULT, AUDIO]))
         sizes[f"{name}.arrow"] = facts.bytes
     _check_sizes(storage, sizes)

@@ -137,7 +137,8 @@ def prepare_split(
     other_names = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
     columns = {name: readable[name] for name in ("id", "text", "sentence")}
     columns["samples"] = stored["samples"]
-    columns[MIX_FAULT] = stored[MIX_FAULT]
+    if pc.any(pc.not_equal(stored[MIX_FAULT], "")).as_py():
+        columns[MIX_FAULT] = stored[MIX_FAULT]
     columns |= {name: readable[name].fill_null("") for name in other_names}
     table = pa.table({**columns, AUDIO: stored[AUDIO]})
     fingerprint = _fingerprint(table, stored, sample_rate)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.io import Samples, convert_array, stream_audio
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.allocator import return_freed_memory
@@ -369,13 +370,17 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             bundle.model.close()
             raise
 
-    def transcribe(self, audio: AudioSource, sample_rate: int | None = None) -> Transcript:
+    def transcribe(
+        self, audio: AudioSource, sample_rate: int | None = None, *, channel: int | None = None
+    ) -> Transcript:
         """Transcribe a file, or an array at ``sample_rate``, which is converted like a file.
 
+        channel: the one to transcribe, counted from 0; None: all are mixed.
+
         Raises:
-            DataError: the file is not audio, or the array is not finite.
+            DataError: the file is not audio, the array is not finite, or there is no such channel.
         """
-        (transcript,) = self.stream([audio], sample_rate)
+        (transcript,) = self.stream([audio], sample_rate, channel=channel)
         if isinstance(transcript, SbkitError):
             raise transcript
         return transcript
@@ -403,6 +408,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         on_text: Callable[[str], object] | None = None,
         phrases: Sequence[str] = (),
         times: bool | None = None,
+        channel: int | None = None,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each source, or its error, in their order.
 
@@ -413,6 +419,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         on_text: called with the text that a segment adds to the transcript.
         phrases: hotwords, for a decoder that takes them.
         times: whether words are timed; None for the setting of the Transcriber.
+        channel: of every source, counted from 0; None: all are mixed.
         """
         hotwords: tuple[str, ...] = ()
         if phrases:
@@ -422,7 +429,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         frames_to_skip = 0  # frames of the next segment that belong to the previous one
         last_character = ""  # of the text of the present source
         for batch in _batches(
-            self._read(audios, sample_rate), self._rate, self._read_ahead_seconds
+            self._read(audios, sample_rate, channel), self._rate, self._read_ahead_seconds
         ):
             inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, hotwords)
             decoded = iter(self._decoder_pool.decode(inputs, with_times=times))
@@ -450,7 +457,9 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             SbkitError: the source cannot be read.
         """
         frames_to_skip = 0
-        for batch in _batches(self._read([audio], None), self._rate, self._read_ahead_seconds):
+        for batch in _batches(
+            self._read([audio], None, None), self._rate, self._read_ahead_seconds
+        ):
             inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, ())
             for item, decoder_input in zip(batch, inputs, strict=False):
                 assert isinstance(item.segment, Segment)  # an error is the last item
@@ -466,7 +475,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self.close()
 
     def _read(
-        self, audios: Iterable[AudioSource], sample_rate: int | None
+        self, audios: Iterable[AudioSource], sample_rate: int | None, channel: int | None
     ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
         if isinstance(audios, Path | str | IOBase):
@@ -477,10 +486,11 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             file = None
             if isinstance(audio, Path | str):
                 file = str(audio)
+            mixer = ChannelMixer(channel)
             if isinstance(audio, Path | str | IOBase):
-                blocks = stream_audio(audio, self._rate)
+                blocks = stream_audio(audio, self._rate, mixer=mixer)
             else:
-                blocks = convert_array(audio, sample_rate, self._rate)
+                blocks = convert_array(audio, sample_rate, self._rate, mixer)
             previous: Segment | None = None
             try:
                 for segment in self._segmenter.split(blocks):

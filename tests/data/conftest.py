@@ -14,9 +14,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List the clips that are decoded for the cache or for shards."""
     names: list[str] = []
 
-    def record(path: Path, sample_rate: int) -> Any:
-        names.append(path.stem)
-        return read_audio(path, sample_rate)
+    def record(path: str, *arguments: Any) -> Any:
+        names.append(Path(path).stem)
+        return read_audio(path, *arguments)
 
     monkeypatch.setattr(shard, "read_audio", record)
     return names

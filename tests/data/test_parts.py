@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,9 +47,9 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     stream_audio = io.stream_audio
 
-    def record(path: Path | str, sample_rate: int) -> Iterable[io.Samples]:
+    def record(path: Path | str, *arguments: Any, **options: Any) -> Iterable[io.Samples]:
         names.append(Path(path).name)
-        return stream_audio(path, sample_rate)
+        return stream_audio(path, *arguments, **options)
 
     monkeypatch.setattr(io, "stream_audio", record)
     return names
@@ -190,7 +191,7 @@ def test_invalid_part_is_left_out_and_named(
 def test_kaldi_segments_that_name_no_part_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "wav.scp").write_text("a a.wav\n")
     (tmp_path / "text").write_text("u1 x\nu2 x\nu3 x\nu4 x\nu5 x")
-    (tmp_path / "segments").write_text("u1 a 1 -1\nu2 b 0 1\nu3 a 5 x\nu4 a 5 6 1\nu6 a 0 0.5")
+    (tmp_path / "segments").write_text("u1 a 1 -1\nu2 b 0 1\nu3 a 5 x\nu4 a 5 6 1 x\nu6 a 0 0.5")
     manifest = read(tmp_path)
     assert [*manifest.parts] == [AudioPart(str(tmp_path / "a.wav"), 1_000_000)]
     assert [(row.id, row.reason) for row in manifest.excluded] == [

@@ -262,10 +262,10 @@ from tests.data.test_splits import make_clips, prepare
 folder, count, delay = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 cache.BLOCK_CLIPS = 5
 read_audio, decoded = shard.read_audio, []
-def slow(path, rate):
+def slow(path, *arguments):
     time.sleep(delay)
     decoded.append(path)
-    return read_audio(path, rate)
+    return read_audio(path, *arguments)
 shard.read_audio = slow
 prepared = prepare(folder, make_clips(folder / "clips", count))
 print(len(decoded))
