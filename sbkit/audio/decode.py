@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
@@ -174,7 +175,9 @@ class _PacketReader(_Reader):
         with container:
             stream = container.streams.best("audio")
             if not isinstance(stream, av.AudioStream):
-                raise AudioError("not audio", f"{self.name} has no sound.")
+                raise not_audio(self.name)
+            if stream.codec.lossless:
+                stream.codec_context.options = {"err_detect": "crccheck+explode"}
             frames: list[AudioFrame] = []  # of one rate and layout
             num_samples = first_skipped = 0
             for frame, skipped in self._decode(container, stream):
@@ -306,8 +309,12 @@ def _open(file: BinaryIO) -> "InputContainer":
     """Open a file; raises av.FFmpegError or ValueError if it is not audio."""
     import av
 
+    # Without the name of the file, whose extension FFmpeg would believe.
+    nameless = SimpleNamespace(
+        read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable
+    )
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
-    return av.open(file, "r", options=options, metadata_errors="ignore")
+    return av.open(nameless, "r", options=options, metadata_errors="ignore")
 
 
 def _start_of(frame: "AudioFrame") -> Fraction | None:

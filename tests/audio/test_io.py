@@ -1,49 +1,120 @@
-"""Real files of every format, whole and damaged, read as 16 kHz samples."""
+"""Files of every format, whole and damaged, read as 16 kHz samples."""
 
 import os
 import re
-import warnings
-from collections import deque
+import subprocess
+import sys
 from collections.abc import Callable
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import pytest
 import soundfile
 import torch
-from torchaudio.transforms import Resample
 
-from sbkit.audio import resample
+from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
+from sbkit.audio.containers import AudioError
 from sbkit.audio.io import (
-    FORMATS,
-    MAX_RATE_HZ,
-    MIN_RATE_HZ,
-    AudioError,
+    AudioPart,
     convert_array,
     read_audio,
+    read_parts,
     stream_audio,
     to_samples,
 )
-from sbkit.audio.resample import END, Resampler, resample_blocks, resample_by_numpy
 from sbkit.base.units import SAMPLE_RATE
 
 Signal = npt.NDArray[np.generic]
-SECONDS = 2
-EXTENSIONS = ("wav", "flac", "ogg", "opus", "mp3")
+SECONDS = 4
+PAGE = Path(__file__).parents[2] / "docs/guide/audio.md"
 
 
-def tone(rate: int, hertz: float = 440.0) -> Signal:
+def tone(rate: int, hertz: float = 440.0, seconds: float = SECONDS) -> Signal:
     """Make a sine of half amplitude."""
-    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(SECONDS * rate) / rate)
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 
 def write(file: Path, signal: Signal, rate: int = SAMPLE_RATE, subtype: str | None = None) -> Path:
-    """Write a file in the format of its extension."""
-    opus = {"format": "OGG", "subtype": "OPUS"} if file.suffix == ".opus" else {}
-    soundfile.write(file, signal, rate, **{"subtype": subtype, **opus})
+    """Write a file in the format of its extension by libsndfile."""
+    soundfile.write(file, signal, rate, subtype=subtype)
     return file
+
+
+def encode(container: str, codec: str, signal: Signal, rate: int = 48_000, **options: str) -> bytes:
+    """Write a file (S,) or (C, S) by FFmpeg's libraries."""
+    channels = np.atleast_2d(signal).astype(np.float32)
+    layout = {1: "mono", 2: "stereo", 6: "5.1"}[len(channels)]
+    with av.open(file := BytesIO(), "w", container, options) as output:
+        stream = output.add_stream(codec, rate=rate, layout=layout)
+        resampler = av.AudioResampler(stream.format, layout, rate)
+        frame = av.AudioFrame.from_ndarray(channels, "fltp", layout)
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
+        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
+            output.mux(stream.encode(part))
+        content = file  # closing the output completes it
+    return content.getvalue()
+
+
+# Containers and codecs, as the page of formats lists them, with FFmpeg's names and a rate.
+FFMPEG_FILES: dict[tuple[str, str], tuple[str, str, int]] = {
+    ("WAV", "PCM"): ("wav", "pcm_s24le", 44_100),
+    ("WAV", "G.711"): ("wav", "pcm_mulaw", 8_000),
+    ("WAV", "ADPCM"): ("wav", "adpcm_ms", 16_000),
+    ("WAV", "MP3"): ("wav", "libmp3lame", 44_100),
+    ("FLAC", "FLAC"): ("flac", "flac", 44_100),
+    ("MP3", "MP3"): ("mp3", "libmp3lame", 44_100),
+    ("MP3", "MP2"): ("mp2", "mp2", 44_100),
+    ("Ogg", "Opus"): ("ogg", "libopus", 48_000),
+    ("Ogg", "FLAC"): ("ogg", "flac", 44_100),
+    ("MP4", "AAC"): ("ipod", "aac", 44_100),
+    ("MP4", "ALAC"): ("ipod", "alac", 44_100),
+    ("QuickTime", "AAC"): ("mov", "aac", 44_100),
+    ("3GP", "AAC"): ("3gp", "aac", 44_100),
+    ("3GP", "AMR"): ("3gp", "libopencore_amrnb", 8_000),
+    ("WebM, Matroska", "Opus"): ("webm", "libopus", 48_000),
+    ("WebM, Matroska", "FLAC"): ("matroska", "flac", 44_100),
+    ("AAC (ADTS)", "AAC"): ("adts", "aac", 44_100),
+    ("AIFF", "PCM"): ("aiff", "pcm_s16be", 44_100),
+    ("AU", "PCM"): ("au", "pcm_s16be", 44_100),
+    ("AU", "G.711"): ("au", "pcm_alaw", 8_000),
+    ("CAF", "PCM"): ("caf", "pcm_s16le", 44_100),
+    ("CAF", "ALAC"): ("caf", "alac", 44_100),
+    ("W64, RF64", "PCM"): ("w64", "pcm_s16le", 44_100),
+    ("AC-3", "AC-3"): ("ac3", "ac3", 48_000),
+    ("AC-3", "E-AC-3"): ("eac3", "eac3", 48_000),
+    ("AMR", "AMR"): ("amr", "libopencore_amrnb", 8_000),
+    ("WavPack", "WavPack"): ("wv", "wavpack", 44_100),
+    ("TTA", "TTA"): ("tta", "tta", 44_100),
+    ("MPEG", "MP2"): ("mpeg", "mp2", 44_100),
+    ("MPEG", "AAC"): ("mpegts", "aac", 44_100),
+    ("FLV", "AAC"): ("flv", "aac", 44_100),
+    ("AVI", "MP3"): ("avi", "libmp3lame", 44_100),
+}
+SNDFILE_FILES = {
+    ("Ogg", "Vorbis"): ("OGG", "VORBIS"),
+    ("WAV", "GSM"): ("WAV", "GSM610"),
+    ("NIST SPHERE", "PCM"): ("NIST", "PCM_16"),
+}
+FILES = [*FFMPEG_FILES, *SNDFILE_FILES]
+
+
+def make_file(name: tuple[str, str], seconds: float = SECONDS) -> bytes:
+    """Write a tone of 440 Hz in a container and a codec of the page."""
+    if name in FFMPEG_FILES:
+        container, codec, rate = FFMPEG_FILES[name]
+        return encode(container, codec, tone(rate, seconds=seconds), rate)
+    container, subtype = SNDFILE_FILES[name]
+    soundfile.write(file := BytesIO(), tone(16_000), 16_000, subtype, format=container)
+    return file.getvalue()
+
+
+def read(content: bytes, **options: Any) -> npt.NDArray[np.int16]:
+    return np.concatenate([*stream_audio(BytesIO(content), **options)])
 
 
 def loudest_hertz(samples: npt.NDArray[np.int16]) -> float:
@@ -51,50 +122,246 @@ def loudest_hertz(samples: npt.NDArray[np.int16]) -> float:
     return float(np.argmax(spectrum)) * SAMPLE_RATE / len(samples)
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
-@pytest.mark.parametrize("rate", [8_000, 16_000, 48_000])
-def test_read_audio_of_any_format_and_rate_gives_the_same_tone(
-    tmp_path: Path, extension: str, rate: int
-) -> None:
-    samples = read_audio(write(tmp_path / f"a.{extension}", tone(rate), rate))
+def test_page_lists_the_formats_that_are_tested_here() -> None:
+    rows = re.findall(r"^\| `\.[^|]*\| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
+    listed = {(container, codec) for container, codecs in rows for codec in codecs.split(", ")}
+    assert listed == {*FILES}
+
+
+@pytest.mark.parametrize("name", FILES, ids="-".join)
+def test_every_format_gives_the_same_tone(name: tuple[str, str]) -> None:
+    samples = read(make_file(name))
     assert samples.dtype == np.int16
-    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, abs=2 * 1152 * 2)
+    assert SECONDS - 0.02 < len(samples) / SAMPLE_RATE < SECONDS + 0.15
     assert loudest_hertz(samples) == pytest.approx(440, abs=2)
     inner = samples[4000:-4000].astype(np.float64)  # opus rings where a tone starts
-    assert np.sqrt(np.mean(inner**2)) == pytest.approx(0.5 * 32768 / np.sqrt(2), rel=0.05)
+    assert np.sqrt(np.mean(inner**2)) == pytest.approx(0.5 * 32768 / np.sqrt(2), rel=0.15)
 
 
-@pytest.mark.parametrize(("old", "new"), [(3, 1), (441, 160), (1, 2), (441, 320)])
-def test_resampling_by_numpy_equals_torchaudio(old: int, new: int) -> None:
-    signal = np.random.default_rng(0).normal(0, 0.1, 70_001).astype(np.float32)
-    expected = Resample(old, new)(torch.from_numpy(signal)).numpy()
-    np.testing.assert_allclose(resample_by_numpy(signal, old, new), expected, rtol=0, atol=1e-5)
+# ---- lengths
+
+DECLARED = {"WAV", "FLAC", "MP4", "QuickTime", "3GP", "WebM, Matroska", "AIFF", "AU", "CAF"}
+DECLARED |= {"W64, RF64", "WavPack", "TTA", "NIST SPHERE", "FLV"}
+CUT_SHORT = r"is truncated( or damaged|: it declares 4\.\d+ s, has [0-3]\.\d+ s)"
 
 
-def test_resampling_of_read_only_memory_does_not_warn() -> None:
-    signal = np.frombuffer(bytes(4 * 4800), np.float32)
-    with warnings.catch_warnings(action="error"):
-        (resampled,) = resample_blocks([signal], 48_000, 16_000)
-    assert len(resampled) == 1600
+@pytest.mark.parametrize("name", FILES, ids="-".join)
+def test_truncated_files_are_refused_where_the_format_declares_a_length(
+    name: tuple[str, str],
+) -> None:
+    whole = make_file(name)
+    for share in (0.4, 0.8):
+        content = whole[: round(share * len(whole))]
+        if name[0] in DECLARED or name == ("MP3", "MP3"):  # which has a Xing tag
+            with pytest.raises(AudioError, match=CUT_SHORT) as caught:
+                read(content)
+            assert caught.value.reason == "cut short or damaged"
+        elif name != ("Ogg", "Vorbis"):  # whose header is as long as the sound here
+            seconds = len(read(content)) / SAMPLE_RATE
+            assert seconds == pytest.approx(share * SECONDS, abs=0.9)  # an Ogg page lasts 1 s
 
 
-def test_only_eight_kernels_are_kept_whatever_the_rates() -> None:
-    """With all kept, at up to 16 MB each, 100 requests with WAVs of 4 kB took 870 MB."""
-    for rate in (8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 192_000, 768_000):
-        for new in (8_000, 16_000, 24_000):
-            resampler = Resampler(rate, new)
-            assert Fraction(resampler._up, resampler._down) == Fraction(new, rate)
-    rates = [*range(MIN_RATE_HZ, 50_000, 41), 11_127, 22_254, 767_999, MAX_RATE_HZ]
-    for rate in rates:
-        resampler = Resampler(rate, 16_000)
-        assert resampler._up / resampler._down == pytest.approx(16_000 / rate, rel=5e-4)
-        assert resampler._up * resampler._down <= 1 << 20
-    for rate in rates[-10:]:
-        resampler = Resampler(rate, 16_000)
-        deque(resample_blocks([tone(8_000).astype(np.float32)], rate, 16_000), maxlen=0)
-        resample_by_numpy(END, resampler._down, resampler._up)
-    for kernels in (resample._torch_resampler, resample._kernel):
-        assert (kernels.cache_info().currsize, kernels.cache_info().maxsize) == (8, 8)
+@pytest.mark.parametrize("size", [0, 2_000_000_000, 0x7FFFF000, 0x80000000, 0xFFFFFFFF])
+@pytest.mark.parametrize("subtype", ["PCM_16", "ULAW"])
+def test_streamed_wav_is_read_to_its_end(size: int, subtype: str) -> None:
+    soundfile.write(file := BytesIO(), tone(16_000), 16_000, subtype, format="WAV")
+    content = bytearray(file.getvalue())
+    start = content.index(b"data") + 4
+    content[4:8] = content[start : start + 4] = size.to_bytes(4, "little")
+    assert len(read(bytes(content))) == SECONDS * SAMPLE_RATE
+
+
+@pytest.mark.parametrize("tagged", [True, False], ids=["Xing", "no tag"])
+@pytest.mark.parametrize("prefix", [b"", b"ID3\4\0\0\0\0\3\0" + bytes(384)], ids=["", "ID3"])
+@pytest.mark.parametrize("suffix", [b"", b"TAG" + bytes(125), b"APETAGEX" + bytes(24)])
+def test_mp3_is_read_whole_whatever_its_tags(tagged: bool, prefix: bytes, suffix: bytes) -> None:
+    loud = tone(44_100) * np.linspace(0, 1, SECONDS * 44_100) ** 4  # the bit rate varies
+    content = encode("mp3", "libmp3lame", loud, 44_100, write_xing=str(int(tagged)))
+    samples = read(prefix + content + suffix)
+    assert len(samples) / SAMPLE_RATE == pytest.approx(SECONDS, abs=0.06)
+
+
+JOINED = ["MP3-MP3", "FLAC-FLAC", "Ogg-Opus", "Ogg-FLAC", "Ogg-Vorbis", "AAC (ADTS)-AAC"]
+JOINED += ["WebM, Matroska-Opus", "AC-3-AC-3", "MPEG-AAC"]
+
+
+@pytest.mark.parametrize("name", FILES, ids="-".join)
+def test_joined_files_are_read_whole_or_refused(name: tuple[str, str]) -> None:
+    content = make_file(name)
+    if "-".join(name) in JOINED:
+        assert len(read(content * 2)) / SAMPLE_RATE == pytest.approx(2 * SECONDS, abs=0.2)
+    elif name[0] in ("WAV", "MP4", "QuickTime", "3GP", "AIFF", "CAF", "W64, RF64"):
+        with pytest.raises(AudioError, match="several files that were joined byte by byte"):
+            read(content * 2)
+
+
+def test_rate_and_channels_may_change_in_the_middle() -> None:
+    mono = encode("mp3", "libmp3lame", tone(44_100), 44_100, write_xing="0", id3v2_version="0")
+    stereo = np.stack([tone(48_000)] * 2)
+    samples = read(mono + encode("mp3", "libmp3lame", stereo, 48_000, write_xing="0"))
+    assert len(samples) / SAMPLE_RATE == pytest.approx(2 * SECONDS, abs=0.15)
+    for half in np.split(samples, [len(samples) // 2]):
+        assert loudest_hertz(half) == pytest.approx(440, abs=2)
+
+
+DAMAGED = ["FLAC-FLAC", "MP3-MP3", "MP4-AAC", "Ogg-Opus", "WebM, Matroska-Opus", "AAC (ADTS)-AAC"]
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.parametrize("damage", [bytes(400), np.random.default_rng(0).bytes(400), b""])
+def test_damage_in_the_middle_is_an_error_that_names_the_second(name: str, damage: bytes) -> None:
+    whole = make_file((*name.split("-"),))  # type: ignore[arg-type]
+    middle = len(whole) // 2
+    if name == "MP4-AAC" and not damage:
+        return  # the positions in its tables are wrong then: it is truncated or damaged
+    # A damaged cluster of Matroska hides all the sound after it.
+    sentence = r"the file is (damaged at|truncated: it declares 4.0 s, has) [12]\.\d s"
+    with pytest.raises(AudioError, match=sentence):
+        read(whole[:middle] + damage + whole[middle + 400 :])
+
+
+# ---- untrusted files
+
+PLAYLISTS = {
+    "m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{}\n#EXT-X-ENDLIST\n",
+    "ffconcat": "ffconcat version 1.0\nfile '{}'\n",
+    "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\n"
+    "m=audio 5004 RTP/AVP 0\na={}\n",
+    "mpd": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period>'
+    "<AdaptationSet><Representation><BaseURL>{}</BaseURL></Representation></AdaptationSet>"
+    "</Period></MPD>",
+}
+
+
+@pytest.mark.parametrize("extension", ["", "wav", "mp3"])
+@pytest.mark.parametrize("kind", PLAYLISTS)
+def test_playlists_are_refused_without_opening_what_they_name(
+    tmp_path: Path, kind: str, extension: str
+) -> None:
+    secret = write(tmp_path / "secret.wav", tone(SAMPLE_RATE))
+    file = tmp_path / f"list.{extension or kind}"
+    file.write_text(PLAYLISTS[kind].format(secret))
+    with pytest.raises(AudioError, match="not recognized as audio"):
+        read_audio(file)
+    with file.open("rb") as open_file, pytest.raises(AudioError, match="not recognized as audio"):
+        list(stream_audio(open_file))
+
+
+def test_damaged_files_print_nothing(tmp_path: Path) -> None:
+    content = make_file(("MP3", "MP3"))
+    (tmp_path / "a.mp3").write_bytes(content[:9000] + bytes(999) + content[9999:])
+    code = "import sys; from sbkit.audio import read_audio\ntry: read_audio(sys.argv[1])\nexcept "
+    code += "Exception as error: print(error)"
+    command = [sys.executable, "-c", code, str(tmp_path / "a.mp3")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r".*a\.mp3 is damaged at .* s\. Download it again\.\n", done.stdout)
+    assert done.stderr == ""
+
+
+# ---- channels
+
+
+def test_channel_is_selected_and_must_exist(tmp_path: Path) -> None:
+    sides = [tone(SAMPLE_RATE, 440), tone(SAMPLE_RATE, 880)]
+    wav = write(tmp_path / "a.wav", np.stack(sides, 1))
+    (tmp_path / "a.m4a").write_bytes(encode("ipod", "alac", np.stack(sides), SAMPLE_RATE))
+    for file in (wav, tmp_path / "a.m4a"):
+        for channel, hertz in enumerate((440, 880)):
+            samples = read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
+            assert loudest_hertz(samples) == hertz
+        with pytest.raises(AudioError, match=r"has no channel 2: it has 2, counted from 0"):
+            read_audio(file, SAMPLE_RATE, ChannelMixer(2))
+
+
+def test_speech_in_the_center_of_surround_sound_keeps_its_level() -> None:
+    channels = np.zeros((6, 48_000 * SECONDS))
+    channels[2] = tone(48_000)  # FL, FR, FC, LFE, SL, SR
+    for container, codec in (("wav", "pcm_s16le"), ("ac3", "ac3"), ("flac", "flac")):
+        samples = read(encode(container, codec, channels))[4000:-4000]
+        assert np.sqrt(np.mean((samples / 32768) ** 2)) == pytest.approx(0.5**1.5, rel=0.02)
+
+
+def test_channels_that_differ_or_cancel_out_are_noticed() -> None:
+    random = np.random.default_rng(0)
+    speech = random.normal(0, 0.1, 4 * SAMPLE_RATE).astype(np.float32)
+    turns = np.repeat(random.permutation(8) % 2, SAMPLE_RATE // 2)
+    for pair, fault in (
+        ([speech * turns, speech * (1 - turns)], DIFFER),
+        ([speech, -speech], CANCEL),
+        ([speech, 0.5 * speech], ""),
+        ([speech, 0 * speech], ""),
+        ([0 * speech, 0 * speech], ""),
+    ):
+        mixer = ChannelMixer()
+        mixer.mix("the file", np.stack(pair, 1), (), SAMPLE_RATE)
+        assert mixer.fault == fault
+
+
+# ---- parts and blocks
+
+FAR_PARTS = [(3_300_001, 4_000_000), (41_234_567, 42_234_567), (99_500_000, None)]
+
+
+@pytest.mark.parametrize(
+    "name", ["WAV-PCM", "FLAC-FLAC", "MP3-MP3", "MP4-ALAC", "Ogg-Opus", "WebM, Matroska-Opus"]
+)
+def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "a"
+    noise = np.random.default_rng(0).normal(0, 0.1, 500_000)
+    container, codec, rate = FFMPEG_FILES[*name.split("-")]  # type: ignore[index]
+    file.write_bytes(encode(container, codec, np.resize(noise, 100 * rate), rate))
+    whole = read_audio(file)
+    parts = [AudioPart(str(file), *times) for times in FAR_PARTS]
+    for part, samples in zip(parts, read_parts(parts, SAMPLE_RATE), strict=True):
+        assert isinstance(samples, np.ndarray)
+        end = None if part.end is None else round(part.end * SAMPLE_RATE / 1e6)
+        expected = whole[round(part.start * SAMPLE_RATE / 1e6) : end]
+        np.testing.assert_allclose(samples, expected, rtol=0, atol=2)
+
+
+def test_what_is_far_from_a_part_is_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.flac"
+    file.write_bytes(encode("flac", "flac", tone(48_000, seconds=200)))
+    decoded: list[int] = []
+    mix = ChannelMixer.mix
+
+    def count(mixer: ChannelMixer, name: str, samples: Any, *rest: Any) -> Any:
+        decoded.append(len(samples))
+        return mix(mixer, name, samples, *rest)
+
+    monkeypatch.setattr(ChannelMixer, "mix", count)
+    parts = [AudioPart(str(file), 1_000_000 * start, 1_000_000 * start + 1) for start in (90, 150)]
+    assert [len(samples) for samples in read_parts(parts, SAMPLE_RATE)] == [0, 0]
+    assert sum(decoded) <= 2 * 61 * 48_000  # a block after each part
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 22_051, 44_100, 48_000])
+@pytest.mark.parametrize("format", ["wav", "flac"])
+def test_blocks_equal_the_whole_file(tmp_path: Path, rate: int, format: str) -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (5 * rate + 123, 2))
+    file = write(tmp_path / f"a.{format}", noise, rate, "PCM_16")
+    whole = read_audio(file)
+    assert len(whole) == pytest.approx((5 * rate + 123) * SAMPLE_RATE / rate, abs=1)
+    for seconds in (0.3, 1.0, 5.0):
+        blocks = list(stream_audio(file, block_seconds=seconds))
+        assert len(blocks) > 1
+        assert np.array_equal(np.concatenate(blocks), whole)
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_051, 44_100, 48_000])
+def test_resampling_keeps_tones_and_removes_aliases(rate: int) -> None:
+    highest = min(rate, SAMPLE_RATE) / 2
+    for hertz in (440, 0.9 * highest):
+        soundfile.write(file := BytesIO(), tone(rate, hertz), rate, "FLOAT", format="WAV")
+        expected = tone(SAMPLE_RATE, hertz)[2000:-2000]
+        np.testing.assert_allclose(
+            read(file.getvalue())[2000:-2000] / 32768, expected, rtol=0, atol=5e-4
+        )
+    if rate > SAMPLE_RATE:
+        soundfile.write(file := BytesIO(), tone(rate, 1.1 * highest), rate, format="WAV")
+        assert np.abs(read(file.getvalue())[2000:-2000]).max() <= 1
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac"])
@@ -110,16 +377,6 @@ def test_samples_above_full_scale_are_clipped_not_wrapped(tmp_path: Path) -> Non
     assert (samples.min(), samples.max()) == (-32768, 32767)
 
 
-def test_streamed_wav_without_a_declared_length_is_read(tmp_path: Path) -> None:
-    """A program that writes to a pipe declares a length of 0xFFFFFFFF."""
-    file = write(tmp_path / "a.wav", tone(SAMPLE_RATE))
-    content = bytearray(file.read_bytes())
-    start = content.index(b"data") + 4
-    content[4:8] = content[start : start + 4] = b"\xff\xff\xff\xff"
-    file.write_bytes(content)
-    assert len(read_audio(file)) == SECONDS * SAMPLE_RATE
-
-
 CreateFile = Callable[[Path], object]
 NOISE = np.random.default_rng(0).bytes(9999)
 NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
@@ -133,7 +390,7 @@ NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
 
 
 @pytest.mark.parametrize("content", NOT_AUDIO)
-@pytest.mark.parametrize("extension", [*EXTENSIONS, "raw", "txt"])
+@pytest.mark.parametrize("extension", ["wav", "flac", "mp3", "raw", "txt"])
 def test_files_that_are_not_audio_are_refused_by_name(
     tmp_path: Path, extension: str, content: str
 ) -> None:
@@ -170,49 +427,6 @@ def test_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     content[22:26] = bytes(4)
     file.write_bytes(content)
     assert np.array_equal(read_audio(file), samples)
-    blocks = list(stream_audio(file, block_seconds=1))
-    assert [len(block) for block in blocks] == [16_000, 16_000, 16_000, 2_000]
-    file.write_bytes(file.read_bytes()[:40_000])
-    with pytest.raises(AudioError, match="truncated"):
-        read_audio(file)
-
-
-@pytest.mark.parametrize("format", [*FORMATS, "OPUS", "RF64"])
-def test_truncated_files_are_refused_in_every_format(tmp_path: Path, format: str) -> None:
-    file, noise = tmp_path / "a", 0.1 * np.random.default_rng(0).standard_normal(80_000)
-    subtype = "OPUS" if format == "OPUS" else None
-    soundfile.write(file, noise, 16_000, format="OGG" if subtype else format, subtype=subtype)
-    if format == "RF64":
-        with pytest.raises(AudioError, match="RF64 .* truncation cannot be detected"):
-            read_audio(file)
-        return
-    assert len(read_audio(file)) >= 80_000
-    whole = file.read_bytes()
-    for size in (len(whole) // 10, len(whole) // 2, len(whole) - 3_000):
-        file.write_bytes(whole[:size])
-        with pytest.raises(AudioError, match="a is truncated|not recognized|has no samples"):
-            read_audio(file)
-
-
-def test_odd_sample_rate_keeps_duration_and_pitch(tmp_path: Path) -> None:
-    samples = read_audio(write(tmp_path / "a.wav", tone(22_051), 22_051))
-    assert len(samples) == pytest.approx(SECONDS * SAMPLE_RATE, rel=5e-4)
-    assert loudest_hertz(samples) == pytest.approx(440, abs=1)
-
-
-@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 44_100, 48_000])
-def test_blocks_are_resampled_like_the_whole_file(tmp_path: Path, rate: int) -> None:
-    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (5 * rate + 123, 2)).astype(np.float32)
-    file = write(tmp_path / "a.wav", noise, rate, "FLOAT")
-    mono = torch.from_numpy(noise.mean(axis=1))
-    expected = mono if rate == SAMPLE_RATE else Resample(rate, SAMPLE_RATE)(mono)
-    expected = np.rint(expected.numpy() * 32768).astype(np.int16)
-    assert np.array_equal(read_audio(file), expected)
-    for seconds in (0.01, 0.3, 1.0, 5.0):
-        blocks = list(stream_audio(file, block_seconds=seconds))
-        assert len(blocks) > 1
-        assert max(map(len, blocks)) <= 2 * seconds * SAMPLE_RATE + 2_000
-        np.testing.assert_allclose(np.concatenate(blocks), expected, rtol=0, atol=1)
 
 
 CLIP = (np.arange(100) * 300).astype(np.int16)
