@@ -52,19 +52,20 @@ class ChannelMixer:
             return samples[:, self.channel]
         if count == 1:
             return samples[:, 0]
+        weights = [1 / count] * count
         if CENTER in channel_names:
             weights = [WEIGHTS.get(channel, OTHER_WEIGHT) for channel in channel_names]
-            mixed: Floats = samples @ np.array(weights, np.float32)
-        else:
-            mixed = samples.mean(axis=1)
+        mixed: Floats = samples @ np.array(weights, np.float32)
         if count == 2:
             self._compare(samples, mixed, rate // WINDOWS_PER_SECOND)
         return mixed
 
     def _compare(self, samples: Floats, mixed: Floats, window: int) -> None:
-        signals = np.column_stack([samples, mixed])  # (S, 3)
-        windows = signals[: len(signals) // window * window].reshape(-1, window, 3)
-        left, right, mix = np.square(windows).mean(1).T  # (W,)
+        count = len(mixed) // window * window
+        left, right, mix = (
+            np.square(signal[:count]).reshape(-1, window).mean(1)  # (W,)
+            for signal in (samples[:, 0], samples[:, 1], mixed)
+        )
         is_sounding = left + right > SILENCE_POWER
         self._sounding += int(is_sounding.sum())
         self._one_sided += [

@@ -9,7 +9,7 @@ Legend: S samples, C channels.
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
@@ -43,9 +43,13 @@ ROUNDING = 0.003  # seconds; some programs count the header of 44 bytes as audio
 MIN_SHOWN_DIFFERENCE = 0.1  # seconds; with one decimal, smaller ones would not be seen
 # Between frames; Opus sends a packet every 0.4 s in silence, and lossless formats all frames.
 MAX_LOSSY_HOLE, MAX_HOLE = 0.5, 0.05  # seconds
+SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 TAGS = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
 FIRST_PACKETS = 16  # are decoded in any case, which shows the delay of the decoder
 LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
+
+
+_Form = tuple[int, int, str, str]  # of a frame: rate, channels, their layout, type of its samples
 
 
 class Block(NamedTuple):
@@ -88,8 +92,10 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
 
 def declared_seconds(file: BinaryIO) -> float:
     """Return the duration that an open file declares, or FFmpeg's estimate; 0 if there is none."""
+    import av
+
     file.seek(0)
-    with suppress(ValueError, OSError), _open(file) as container:
+    with suppress(av.FFmpegError, ValueError), _open(file) as container:
         return (container.duration or 0) / AV_TIME_BASE
     return 0.0
 
@@ -132,7 +138,6 @@ class _Reader:
         self, rate: int, samples: npt.NDArray[np.float32], channel_names: tuple[str, ...]
     ) -> Block:
         """Make a block of samples (S, C)."""
-        check_values(self.name, samples)
         return Block(rate, self.options.mixer.mix(self.name, samples, channel_names, rate))
 
     def check_length(self, seconds: float, declared: float, tolerance: float) -> None:
@@ -156,6 +161,7 @@ class _PcmReader(_Reader):
             frames_read = sound.seek(min(self.options.skip_seconds * rate, sound.frames))
             while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
                 frames_read += len(samples)
+                check_values(self.name, samples)
                 yield self.mix(rate, samples, ("FL", "FR")[:channels])
         self.check_length(frames_read / rate, 0.0, 0.0)
 
@@ -178,38 +184,58 @@ class _PacketReader(_Reader):
                 raise not_audio(self.name)
             if stream.codec.lossless:
                 stream.codec_context.options = {"err_detect": "crccheck+explode"}
-            frames: list[AudioFrame] = []  # of one rate and layout
-            num_samples = first_skipped = 0
-            for frame, skipped in self._decode(container, stream):
-                if frames and _form(frame) != _form(frames[0]):
-                    yield self._join(frames, first_skipped)
-                    frames, num_samples = [], 0
-                first_skipped = first_skipped if frames else skipped
-                frames.append(frame)
-                num_samples += frame.samples
-                if num_samples >= self.block_frames(frame.rate, frame.layout.nb_channels):
-                    yield self._join(frames, first_skipped)
-                    frames, num_samples = [], 0
-            if frames:
-                yield self._join(frames, first_skipped)
+            pending: list[AudioFrame] = []  # of one form
+            num_samples = block_frames = first_skipped = 0
+            form: _Form | None = None
+            for frames, new_samples, skipped in self._decode(container, stream):
+                new_form = _form(frames[0])
+                if new_form != form:
+                    if pending:
+                        yield self._join(pending, first_skipped)
+                    form, pending, num_samples = new_form, [], 0
+                    block_frames = self.block_frames(form[0], form[1])
+                first_skipped = first_skipped if pending else skipped
+                pending += frames
+                num_samples += new_samples
+                if num_samples >= block_frames:
+                    yield self._join(pending, first_skipped)
+                    pending, num_samples = [], 0
+            if pending:
+                yield self._join(pending, first_skipped)
 
     def _join(self, frames: "list[AudioFrame]", skipped: int) -> Block:
         """Make a block of frames of one form, without the ``skipped`` first samples."""
-        arrays = [frame.to_ndarray() for frame in frames]
-        values = np.concatenate(arrays, axis=1)  # (C, S) or (1, S * C)
-        channels = frames[0].layout.nb_channels
-        samples = values.T if frames[0].format.is_planar else values.reshape(-1, channels)
+        format, layout = frames[0].format, frames[0].layout
+        type = np.dtype(SAMPLE_TYPES[format.packed.name])
+        channels = layout.nb_channels
+        num_planes = channels if format.is_planar else 1
+        values_per_sample = channels // num_planes
+        planes = [
+            np.frombuffer(
+                b"".join(
+                    memoryview(frame.planes[plane])[
+                        : frame.samples * values_per_sample * type.itemsize
+                    ]
+                    for frame in frames
+                ),
+                type,
+            )
+            for plane in range(num_planes)
+        ]
+        samples = np.stack(planes, 1) if format.is_planar else planes[0].reshape(-1, channels)
         floats = samples[skipped:].astype(np.float32)
-        if samples.dtype.kind in "iu":
-            scale = np.float32(2.0 ** (8 * samples.dtype.itemsize - 1))
-            floats = floats / scale - np.float32(samples.dtype.kind == "u")
-        names = tuple(channel.name for channel in frames[0].layout.channels)
-        return self.mix(frames[0].sample_rate, floats, names)
+        if type.kind in "iu":
+            floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
+        if type.kind == "u":
+            floats -= np.float32(1)
+        if type.kind == "f":
+            check_values(self.name, floats)
+        return self.mix(frames[0].rate, floats, tuple(channel.name for channel in layout.channels))
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream"
-    ) -> "Iterator[tuple[AudioFrame, int]]":
-        """Yield frames, each with the number of its samples before the skipped time.
+    ) -> "Iterator[tuple[list[AudioFrame], int, int]]":
+        """Yield the frames of packets, the number of their samples, and of those that are skipped.
 
         An error in the middle of the sound is damage. At the end of the sound, the length tells
         whether the file is complete.
@@ -218,9 +244,7 @@ class _PacketReader(_Reader):
 
         has_error = False
         max_hole = MAX_LOSSY_HOLE if stream.codec.lossy else MAX_HOLE
-        end: Fraction | None = None  # of the sound so far, as the file counts
-        holes = Fraction(0)  # seconds without frames
-        packets = _PacketSkipper(container, stream, self.options.skip_seconds)
+        packets = _PacketClock(container, stream, self.options.skip_seconds)
         with suppress(av.FFmpegError):  # of the container, which is its end
             for packet in packets:
                 try:
@@ -228,15 +252,15 @@ class _PacketReader(_Reader):
                 except av.FFmpegError:
                     has_error |= packets.is_sounding and not bytes(packet).startswith(TAGS)
                     continue
-                for frame, skipped in packets.place(packet, frames):
-                    start = _start_of(frame)
-                    hole = max(start - end, Fraction(0)) if start and end else Fraction(0)
-                    if has_error or hole > max_hole:
-                        raise _damaged(self.name, float(packets.seconds))
-                    holes += hole
-                    end = (start or end or 0) + Fraction(frame.samples, frame.rate)
-                    yield frame, skipped
-        seconds = float(packets.seconds + (holes if stream.codec.lossy else 0))
+                if not frames:
+                    continue
+                second = packets.seconds
+                num_samples, num_skipped = packets.place(packet, frames)
+                if has_error or packets.hole > max_hole:
+                    raise _damaged(self.name, second)
+                if num_skipped < num_samples:
+                    yield frames, num_samples, num_skipped
+        seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
         tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
         self.check_length(seconds, self._declared_seconds(container, stream), tolerance)
 
@@ -249,8 +273,8 @@ class _PacketReader(_Reader):
         return (container.duration or 0) / AV_TIME_BASE
 
 
-class _PacketSkipper:
-    """Yield the packets of a stream, but none that ends long before a time.
+class _PacketClock:
+    """Yield the packets of a stream, but none that ends long before a time; count the time.
 
     Times are in seconds. The packets tell their durations. The decoder lags by a constant time,
     which the first packets show.
@@ -262,9 +286,13 @@ class _PacketSkipper:
         self._container = container
         self._stream = stream
         self._goal = skip_seconds
-        self._end = Fraction(0)  # of the latest packet
-        self._lag: Fraction | None = None  # None: until a packet is skipped
-        self.seconds = Fraction(0)  # the end of the sound decoded so far
+        self._tick = float(stream.time_base or 0)
+        self._packet_end = 0.0  # of the latest packet
+        self._lag: float | None = None  # None: until a packet is skipped
+        self._frame_end: float | None = None  # of the latest frame, as the file counts
+        self.hole = 0.0  # seconds without frames before the latest packet
+        self.holes = 0.0  # the sum of all
+        self.seconds = 0.0  # the end of the sound decoded so far
 
     @property
     def is_sounding(self) -> bool:
@@ -272,13 +300,19 @@ class _PacketSkipper:
         return 0 < self.seconds >= self._goal
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
+        packets = self._container.demux(self._stream)
+        for packet in islice(packets, FIRST_PACKETS if self._goal else None):
+            self._packet_end += (packet.duration or 0) * self._tick
+            yield packet
+        lag = self._packet_end - self.seconds
+        # Durations in ticks that are no parts of a sample are rounded.
+        is_exact = (self._stream.rate * (self._stream.time_base or 0)).numerator == 1
         is_skipping = False
-        for index, packet in enumerate(self._container.demux(self._stream)):
-            if index == FIRST_PACKETS:
-                self._first_lag = self._end - self.seconds
-            self._end += (packet.duration or 0) * (self._stream.time_base or 0)
-            if index >= FIRST_PACKETS and packet.duration and self._is_early():
-                self._lag = self._first_lag
+        for packet in packets:
+            self._packet_end += (packet.duration or 0) * self._tick
+            if is_exact and packet.duration and self._packet_end + LEAD_IN_SECONDS < self._goal:
+                self._lag = lag
+                self._frame_end = None
                 is_skipping = True
                 continue
             if is_skipping:
@@ -286,23 +320,27 @@ class _PacketSkipper:
                 is_skipping = False
             yield packet
 
-    def _is_early(self) -> bool:
-        samples_per_tick = self._stream.rate * (self._stream.time_base or 0)
-        is_exact = samples_per_tick.numerator == 1  # durations are not rounded
-        return is_exact and self._end + LEAD_IN_SECONDS < self._goal
+    def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
+        """Count the time of the frames of a packet.
 
-    def place(
-        self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]"
-    ) -> "Iterator[tuple[AudioFrame, int]]":
-        """Yield the frames of a packet, each with the number of its samples before the goal."""
-        durations = [Fraction(frame.samples, frame.rate) for frame in frames]
+        Returns how many samples they have, and how many of them are before the goal.
+        """
+        num_samples = sum([frame.samples for frame in frames])
+        rate, pts = frames[0].rate, frames[0].pts
+        duration = num_samples / rate
+        self.hole = 0.0
+        start = self._frame_end
+        if pts is not None:
+            start = pts * self._tick
+            if self._frame_end is not None and start > self._frame_end:
+                self.hole = start - self._frame_end
+                self.holes += self.hole
+        self._frame_end = (start or 0.0) + duration
         if self._lag is not None and packet.size:
-            self.seconds = self._end - self._lag - sum(durations)
-        for frame, duration in zip(frames, durations, strict=True):
-            early = min(max(self._goal - self.seconds, Fraction(0)), duration)
-            self.seconds += duration
-            if early < duration:
-                yield frame, round(early * frame.rate)
+            self.seconds = self._packet_end - self._lag - duration
+        num_early = round((self._goal - self.seconds) * rate)
+        self.seconds += duration
+        return num_samples, min(max(0, num_early), num_samples)
 
 
 def _open(file: BinaryIO) -> "InputContainer":
@@ -317,14 +355,7 @@ def _open(file: BinaryIO) -> "InputContainer":
     return av.open(nameless, "r", options=options, metadata_errors="ignore")
 
 
-def _start_of(frame: "AudioFrame") -> Fraction | None:
-    """Return the time in seconds at which a frame starts, if the file tells it."""
-    if frame.pts is None or frame.time_base is None:
-        return None
-    return frame.pts * frame.time_base
-
-
-def _form(frame: "AudioFrame") -> tuple[int, int, str, str]:
+def _form(frame: "AudioFrame") -> _Form:
     layout = frame.layout
     return frame.rate, layout.nb_channels, layout.name, frame.format.name
 
