@@ -16,6 +16,7 @@ PCM_TAGS = (1, 3)  # of WAV: integers, floats
 EXTENSIBLE_TAG = 0xFFFE  # of WAV: the tag stands in another field
 STREAMED_BYTES = 2_000_000_000  # programs that write into a pipe declare this size or more
 UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
+MIN_SHOWN_DIFFERENCE = 0.1  # seconds; with one decimal, smaller ones would not be seen
 MAX_CHUNKS = 100_000  # fragments of one second in an MP4 of half a day
 ID3_HEADER_BYTES = 10
 MAX_FRAME_BYTES = 2881  # of MPEG audio
@@ -30,6 +31,15 @@ class AudioError(DataError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason  # a category for counting: "missing", "no samples" ...
+
+
+def cut_short(name: str, declared: float = 0.0, seconds: float = 0.0) -> AudioError:
+    """Return the error of a file that ends early, with its lengths in seconds if they are known."""
+    fault = "is truncated or damaged"
+    if declared:
+        digits = 1 if declared - seconds >= MIN_SHOWN_DIFFERENCE else 3
+        fault = f"is truncated: it declares {declared:.{digits}f} s, has {seconds:.{digits}f} s"
+    return AudioError("cut short or damaged", f"{name} {fault}. Download it again.")
 
 
 class ChunkFormat(NamedTuple):
@@ -93,7 +103,7 @@ def read_header(file: BinaryIO, name: str) -> Header:
 
 def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: bytes) -> Header:
     file_bytes = file.seek(0, 2)
-    is_pcm_wav = False
+    is_pcm_wav = is_sound_found = False
     long_size = 0  # of the audio in an RF64
     for index, (id, position, size) in enumerate(_walk(file, chunk_format)):
         present = file_bytes - position
@@ -108,11 +118,14 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
         elif id == b"ds64":
             long_size = int.from_bytes(file.read(16)[8:], "little")
         elif id in chunk_format.audio:
+            is_sound_found = True
             size = long_size if long_size and size == UNKNOWN_32_BITS else size
             is_streamed = size == 0 or present < size >= STREAMED_BYTES
             if is_streamed or size > present:
                 share = 1.0 if is_streamed else size / max(present, 1)
                 return Header(declared_share=share, is_chunked=True)
+        elif size > present and not is_sound_found:  # FFmpeg would allocate as much
+            raise cut_short(name)
     return Header(is_pcm_wav, is_chunked=True)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.channels import ChannelMixer
-from sbkit.audio.containers import AudioError, Header, read_header
+from sbkit.audio.containers import AudioError, Header, cut_short, read_header
 
 if TYPE_CHECKING:
     from av import AudioFrame, AudioStream, Packet
@@ -40,7 +40,6 @@ DECLARING = {"aiff", "ape", "au", "caf", "flac", "flv", "matroska,webm", "nistsp
 DECLARING |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
 LOSSY_TOLERANCE = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
 ROUNDING = 0.003  # seconds; some programs count the header of 44 bytes as audio
-MIN_SHOWN_DIFFERENCE = 0.1  # seconds; with one decimal, smaller ones would not be seen
 # Between frames; Opus sends a packet every 0.4 s in silence, and lossless formats all frames.
 MAX_LOSSY_HOLE, MAX_HOLE = 0.5, 0.05  # seconds
 SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
@@ -144,7 +143,9 @@ class _Reader:
         """Compare the seconds that were read with those that the file declares."""
         share = self.header.declared_share
         if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
-            raise _cut_short(self.name, max(declared, seconds * share), seconds)
+            raise cut_short(self.name, max(declared, seconds * share), seconds)
+        if not seconds and share > 1:
+            raise cut_short(self.name)
         if not seconds:
             raise AudioError("no samples", f"{self.name} has no samples.")
 
@@ -176,7 +177,7 @@ class _PacketReader(_Reader):
             container = _open(self.file)
         except (av.FFmpegError, ValueError) as error:
             if self.header.is_chunked:
-                raise _cut_short(self.name) from error
+                raise cut_short(self.name) from error
             raise not_audio(self.name) from error
         with container:
             stream = container.streams.best("audio")
@@ -363,14 +364,6 @@ def _form(frame: "AudioFrame") -> _Form:
 def _damaged(name: str, seconds: float) -> AudioError:
     sentence = f"{name} is damaged at {seconds:.1f} s. Download it again."
     return AudioError("cut short or damaged", sentence)
-
-
-def _cut_short(name: str, declared: float = 0.0, seconds: float = 0.0) -> AudioError:
-    fault = "is truncated or damaged"
-    if declared:
-        digits = 1 if declared - seconds >= MIN_SHOWN_DIFFERENCE else 3
-        fault = f"is truncated: it declares {declared:.{digits}f} s, has {seconds:.{digits}f} s"
-    return AudioError("cut short or damaged", f"{name} {fault}. Download it again.")
 
 
 def not_audio(name: str) -> AudioError:

@@ -275,7 +275,7 @@ class RealtimeSession:
 
     async def _push(self, signal: Signal) -> None:
         samples = to_int16(self._resampler.push(signal))
-        self._now += samples_to_seconds(len(samples), self._rate)
+        self._now += samples_to_seconds(len(signal), self._options.audio_format.rate)
         if self._speech_turns is None:
             await self._feed(samples)
             return
@@ -336,7 +336,6 @@ class RealtimeSession:
             message = f"The turn has less than {MIN_TURN_SECONDS:g} s of audio. Append more."
             raise ApiError(400, message, code="input_audio_buffer_commit_empty")
         samples = to_int16(self._resampler.push(END, is_last=True))
-        self._now += samples_to_seconds(len(samples), self._rate)
         await self._finish(self._now, samples)
         self._begin_stream()
 

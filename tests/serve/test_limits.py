@@ -53,7 +53,7 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "101 fields": (400, "number of fields is 100", form(**{f"field {n}": "" for n in range(101)})),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "text": (422, "is not recognized as audio", {"audio": b"hello" * 1000}),
-    "half a WAV": (422, "truncated or damaged", {"audio": CLIP[: len(CLIP) // 2]}),
+    "half a WAV": (422, "it declares 0.5 s, has 0.2 s", {"audio": CLIP[: len(CLIP) // 2]}),
     "only a header": (422, "truncated or damaged", {"audio": CLIP[:44]}),
     "too long": (413, "more than 20 s of audio", {"audio": silence(20.1)}),
     "too large": (413, "more than 2 MB", {"audio": bytes(2_100_000)}),
