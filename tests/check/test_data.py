@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from recipes.asr.recipe import ASR
 from sbkit.check.check import check_planned_run
 from sbkit.check.data import (
     check_alignment,
+    check_channels,
     check_data,
     check_labels,
     check_silence,
@@ -143,3 +145,37 @@ def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) 
     checks = (check_labels, check_alignment, check_data, check_silence)
     with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
         assert check_planned_run(planned, checks) == []
+
+
+def test_channels_that_differ_or_cancel_out_are_noted(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    speech = random.normal(0, 0.1, 32_000)
+    turns = np.repeat([1.0, 0.0, 1.0, 0.0], 8_000)
+    pairs = {
+        "call": (speech * turns, speech * (1 - turns)),
+        "opposite": (speech, -speech),
+        "equal": (speech, speech),
+    }
+    tables = {}
+    for split, count in (("train", 4), ("dev", 1), ("test", 1)):
+        rows = ["path,text"]
+        for name, pair in pairs.items():
+            for number in range(count):
+                file = tmp_path / f"{split}-{name}-{number}.wav"
+                soundfile.write(file, np.stack(pair, 1) * (1 - 0.1 * number), 16_000)
+                rows.append(f"{file},{split} {name} {number}")
+        tables[split] = tmp_path / f"{split}.csv"
+        tables[split].write_text("\n".join(rows))
+    knobs = {
+        "output_folder": str(tmp_path / "run"),
+        "manifest": {k: str(v) for k, v in tables.items()},
+    }
+    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
+        findings = check_planned_run(planned, (check_channels,))
+    assert [finding.problem.partition(" (")[0] for finding in findings] == [
+        "Clips have different sound on their two channels, which are mixed: 4 of 12 in train, 1 of "
+        "3 in dev, 1 of 3 in test",
+        "Clips have channels that cancel each other out, which are mixed: 4 of 12 in train, 1 of 3 "
+        "in dev, 1 of 3 in test",
+    ]
+    assert not any(finding.stops for finding in findings)

@@ -210,6 +210,56 @@ def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
         prepare(tmp_path, clips, store="lazy")
 
 
+def test_every_form_selects_the_channel_of_a_speaker(folder: Path, tmp_path: Path) -> None:
+    """A call has one speaker on each channel; a column `channel` was ignored, CER 46 %."""
+    left = read_audio(folder / "talk.flac")[: 16_000 * 4]
+    sides = np.stack([left, left[::-1]], 1)
+    soundfile.write(tmp_path / "call.wav", sides, 16_000)
+    rows = [("call.wav", channel, "hi") for channel in (1, 0)]
+    table = [f"{name},{channel},{text}" for name, channel, text in rows]
+    write_lines(tmp_path / "table.csv", ["path,channel,text", *table])
+    keys = ("audio_filepath", "channel_selector", "text")
+    nemo = [dict(zip(keys, row, strict=True)) for row in rows]
+    write_lines(tmp_path / "nemo.json", map(json.dumps, nemo))
+    for name, scp, segments, channels in (
+        ("kaldi", ["b call", "a call"], ["u1 b 0 -1", "u2 a 0 -1"], ["b call B", "a call A"]),
+        ("kaldi5", ["call call"], ["u1 call 0 -1 1", "u2 call 0 -1 0"], []),
+    ):
+        data = tmp_path / name
+        data.mkdir()
+        write_lines(data / "wav.scp", [f"{line.split()[0]} ../call.wav" for line in scp])
+        write_lines(data / "segments", segments)
+        write_lines(data / "text", ["u1 hi", "u2 hi"])
+        write_lines(data / "reco2file_and_channel", channels)
+    cut = json.loads(CUTS.read_text().splitlines()[3])
+    cut["recording"]["sources"][0]["source"] = "call.wav"
+    cuts = [{**cut, "id": f"c{n}", "channel": n, "duration": 4.0} for n in (1, 0)]
+    write_lines(tmp_path / "cuts.jsonl", map(json.dumps, cuts))
+    for source in ("table.csv", "nemo.json", "kaldi", "kaldi5", "cuts.jsonl"):
+        manifest = read(tmp_path / source)
+        assert [part.channel for part in manifest.parts] == [1, 0], source
+        split = prepare_manifest(tmp_path, manifest)
+        assert split.excluded == []
+        for row, side in zip(read_rows(split.dataset, range(2)), sides.T[::-1], strict=True):
+            assert np.array_equal(row["audio"], side), source
+
+
+def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, (16_000, 2))
+    for n in range(60):
+        soundfile.write(tmp_path / f"{n}.wav", noise, 16_000)
+    rows = [f"{n}.wav,{'A' if n % 2 else ' 1.0 '},hi" for n in range(58)]
+    rows += ['58.wav,"[0, 1]",hi', "59.wav,2,hi"]
+    write_lines(tmp_path / "t.csv", ["path,channel,text", *rows])
+    manifest = read(tmp_path / "t.csv")
+    assert [(row.reason, row.detail) for row in manifest.excluded] == [
+        ("invalid channel", "[0, 1] is not one channel, counted from 0"),
+    ]
+    split = prepare_manifest(tmp_path, manifest)
+    assert "has no channel 2: it has 2, counted from 0" in split.excluded[-1].detail
+    assert len(split.dataset) == 58
+
+
 # Lhotse
 
 
@@ -219,10 +269,11 @@ def test_cuts_that_are_no_parts_of_files_are_left_out() -> None:
         ("talk-a", 500_000, 1_750_000, "first words"),
         ("talk-b", 1_750_000, 3_812_500, "second words"),
         ("talk-c", 6_000_000, 9_300_000, "third words"),
+        ("two-a", 0, 1_000_000, "left"),
     ]
+    assert [part.channel for part in manifest.parts] == [None, None, None, 0]
     assert manifest[2].columns == {"speaker": "bob", "gender": "M", "language": "English"}
     assert {(row.id, row.reason) for row in manifest.excluded} == {
-        ("two-a", "one of several channels"),
         ("x0", "changed sound"),
         ("x1", "not a MonoCut of a recording"),
         ("x2", "clip listed twice"),  # only resampled
