@@ -17,6 +17,8 @@ from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
 
 MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "hyperpyyaml",
+    "av",
+    "soxr",
     "soundfile",
     "onnx",
     "onnxscript",
