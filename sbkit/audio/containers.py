@@ -21,8 +21,11 @@ MAX_CHUNKS = 100_000  # fragments of one second in an MP4 of half a day
 ID3_HEADER_BYTES = 10
 MAX_FRAME_BYTES = 2881  # of MPEG audio
 # The first frame of an MP3 may hold no sound, but the length of the file. The tag's position in it
-# depends on version and channels.
-_LENGTH_TAG = re.compile(rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:Xing|Info|VBRI)", re.DOTALL)
+# depends on version and channels; the lowest bit of its flags says whether it tells the length.
+_LENGTH_TAG = re.compile(
+    rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:(?:Xing|Info)\0\0\0[^\0\2\4\6\x08\n\x0c\x0e]|VBRI)",
+    re.DOTALL,
+)
 
 
 class AudioError(DataError):
@@ -77,7 +80,7 @@ class Header(NamedTuple):
 
     is_pcm_wav: whether the file is a WAV with one or two channels of PCM.
     declared_share: bytes of audio that the header declares, as a multiple of those in the file;
-        1 if they are equal or nothing is declared.
+        1 if they are equal or not compared, 0 if the file was streamed and declares nothing.
     is_chunked: whether the file is in one of CHUNK_FORMATS.
     has_length_tag: whether the file is an MP3 that declares its length.
     """
@@ -122,7 +125,7 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
             size = long_size if long_size and size == UNKNOWN_32_BITS else size
             is_streamed = size == 0 or present < size >= STREAMED_BYTES
             if is_streamed or size > present:
-                share = 1.0 if is_streamed else size / max(present, 1)
+                share = 0.0 if is_streamed else size / max(present, 1)
                 return Header(declared_share=share, is_chunked=True)
         elif size > present and not is_sound_found:  # FFmpeg would allocate as much
             raise cut_short(name)

@@ -142,6 +142,7 @@ class _Reader:
     def check_length(self, seconds: float, declared: float, tolerance: float) -> None:
         """Compare the seconds that were read with those that the file declares."""
         share = self.header.declared_share
+        declared = declared if share else 0.0
         if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
             raise cut_short(self.name, max(declared, seconds * share), seconds)
         if not seconds and share > 1:
