@@ -22,10 +22,12 @@ from sbkit.base.messages import listed
 from sbkit.runtime.subtitles import group_words, to_srt, to_vtt
 from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.middleware import (
+    EVENT_STREAM,
     ApiError,
     Json,
     JsonObject,
     as_api_error,
+    event,
     logger,
     request_facts,
     wrong_field,
@@ -81,7 +83,6 @@ AUDIO_FORMATS = {
     "audio/pcma": AudioFormat("ALAW", rate=8_000, sample_bytes=1),
 }
 TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
-EVENT_STREAM = "text/event-stream"
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
@@ -412,11 +413,6 @@ def read_texts(fields: Mapping[str, Json], name: str) -> list[str]:
     return texts
 
 
-def event(name: str, **content: Json) -> str:
-    """Write a server-sent event."""
-    return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
-
-
 TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
     "text": lambda transcript: transcript.text + "\n",
     "srt": lambda transcript: to_srt(transcript.words),
@@ -464,7 +460,7 @@ async def _transcript_events(
                     yield event("transcript.text.done", text=result.text)
                 elif result:
                     yield event("transcript.text.delta", delta=result)
-        except SbkitError as error:
+        except Exception as error:
             yield event("error", **as_logged_error(error).plain())
 
 
@@ -476,7 +472,7 @@ async def _with_first(
         yield result
 
 
-def as_logged_error(error: SbkitError) -> ApiError:
+def as_logged_error(error: Exception) -> ApiError:
     """Convert an error that is sent inside an answer; the log gets what the client must not see."""
     if not isinstance(error, ApiError):
         logger.error("A request failed.", exc_info=error)
@@ -587,7 +583,7 @@ async def _speech_events(speech: SpeechStream, num_characters: int) -> AsyncIter
         try:
             async for chunk in chunks:
                 yield event("speech.audio.delta", audio=b64encode(chunk).decode())
-        except SbkitError as error:
+        except Exception as error:
             yield event("error", **as_logged_error(error).plain())
             return
     request_facts.get()["audio_seconds"] = speech.seconds

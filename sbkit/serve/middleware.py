@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import json
 import logging
 import re
 import time
@@ -45,6 +46,7 @@ CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
 ERROR_HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
+EVENT_STREAM = "text/event-stream"
 
 Json = Any  # a value of JSON
 JsonObject = dict[str, Json]
@@ -88,6 +90,11 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, f"The API does not accept this request: {error.detail}")
     return ApiError(500, "Internal server error; see the server log.")
+
+
+def event(name: str, **content: Json) -> str:
+    """Write a server-sent event."""
+    return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
 
 
 def _handle(_: Request, error: Exception) -> Response:
@@ -327,7 +334,8 @@ def _host_name(host: str) -> str:
 class Admission:
     """Count the requests in flight, and refuse requests whose headers exceed a limit.
 
-    Bodies must have the media type, and at most ``max_bytes``.
+    Bodies must have the media type, and at most ``max_bytes``. If the time for an answer that has
+    started is over, events end with an error, and the file of any other answer is cut off.
     """
 
     def __init__(
@@ -340,22 +348,42 @@ class Admission:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, state = self._limits, self._state
-        state.require_ready()
+        self._state.require_ready()
         self._check(Headers(scope=scope))
-        state.in_flight += 1
+        media_type: str | None = None  # of the answer, once it has started
+
+        async def observed_send(message: Message) -> None:
+            nonlocal media_type
+            if message["type"] == "http.response.start":
+                media_type = Headers(raw=message["headers"]).get("content-type", "")
+            await send(message)
+
+        self._state.in_flight += 1
         try:
-            async with asyncio.timeout(limits.answer_seconds):
+            await self._answer(scope, receive, observed_send)
+        except ApiError as error:
+            if media_type is None:
+                raise
+            if media_type.startswith(EVENT_STREAM):
+                body = event("error", **error.plain()).encode()
+                await send({"type": "http.response.body", "body": body})
+            else:
+                logger.error("An answer is cut off: %s", error)
+        finally:
+            self._state.in_flight -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; raises ApiError if that takes too long, or the grace time is over."""
+        try:
+            async with asyncio.timeout(self._limits.answer_seconds):
                 await self._app(scope, receive, send)
         except TimeoutError:
-            seconds = f"{limits.answer_seconds:g} s"
+            seconds = f"{self._limits.answer_seconds:g} s"
             message = f"The server did not answer within {seconds}. Try again, or send less."
             raise ApiError(503, message) from None
         except asyncio.CancelledError:
-            state.require_ready()  # raises ApiError if the grace time is over
+            self._state.require_ready()
             raise
-        finally:
-            state.in_flight -= 1
 
     def _check(self, headers: Headers) -> None:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
