@@ -34,13 +34,14 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
-from sbkit.text.languages import primary_language
+from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 TRANSCRIPT_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 GRANULARITIES = ("segment", "word")
+FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_CHARACTERS = 4096
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
@@ -141,13 +142,14 @@ class ServedModels:
     def pick_recognizer(self, name: str, languages: Sequence[Json]) -> Recognizer:
         """Return the recognizer with a name.
 
-        Raises ApiError if the request names languages, but not the recognizer's. A recognizer whose
-        language is und (undetermined) accepts all languages.
+        Raises ApiError if the request names languages, but neither the recognizer's nor auto. A
+        recognizer whose language is und (undetermined) accepts all languages.
         """
         recognizer = self.pick(Recognizer, name)
-        model_language = primary_language(recognizer.language or "und")
-        tags = [str(language) for language in languages if language]
-        if tags and model_language not in ("und", *map(primary_language, tags)):
+        model_language = language_code(recognizer.language or "und")
+        tags = [tag for language in languages if (tag := str(language or "").strip())]
+        codes = {*map(language_code, tags)}
+        if tags and model_language != "und" and not codes & {"auto", model_language}:
             raise wrong_field("language", f"{model_language}, the model's", listed(tags))
         return recognizer
 
@@ -199,15 +201,15 @@ class TranscriptionRequest:
         """Read a form; raises ApiError if the API or the model does not allow a field."""
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise wrong_field("file", "an audio file", "missing" if file is None else "a text")
-        languages = [*form.getlist("language"), *form.getlist("languages[]")]
+            raise wrong_field("file", FILE_FIELD, "missing" if file is None else "a text")
+        languages = [*form.getlist("language"), *read_list(form, "languages")]
         recognizer = models.pick_recognizer(str(form.get("model", "")), languages)
         # Checked as the API requires; decoding is not random, so it has no effect.
         check_number("temperature", str(form.get("temperature") or 0), 0, 1)
         response_format = choose(
             "response_format", form.get("response_format", "json"), TRANSCRIPT_FORMATS
         )
-        granularities = [str(value) for value in form.getlist("timestamp_granularities[]")]
+        granularities = read_list(form, "timestamp_granularities")
         for granularity in granularities:
             if response_format != "verbose_json" or granularity not in GRANULARITIES:
                 raise wrong_field(
@@ -402,6 +404,11 @@ def read_field(
     if not isinstance(value, field_type) or isinstance(value, bool):  # a bool is an int in Python
         raise wrong_field(name, TYPE_NAMES[field_type], str(value))
     return value
+
+
+def read_list(form: FormData, name: str) -> list[str]:
+    """Return the values of a field of a form whose name may end in brackets."""
+    return [str(value) for value in (*form.getlist(name), *form.getlist(f"{name}[]"))]
 
 
 def read_texts(fields: Mapping[str, Json], name: str) -> list[str]:

@@ -239,7 +239,7 @@ class Keys:
         self.read()
 
     def read(self) -> None:
-        """Read the file, also a second time; raises ConfigError if it has no keys."""
+        """Read the file, also a second time; raises ConfigError for no keys or unusable ones."""
         if self._file is None:
             return
         lines = read_text_lines(
@@ -248,6 +248,11 @@ class Keys:
         keys = [key for line in lines if (key := line.strip())]
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")
+        if not all(key.isascii() and key.isprintable() for key in keys):
+            raise ConfigError(
+                f"A key of `--api-key-file {self._file}` has a letter such as ü, which clients "
+                "cannot send in a header. Write keys in ASCII."
+            )
         self.digests = [*map(_digest, keys)]
 
 

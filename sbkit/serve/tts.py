@@ -108,6 +108,7 @@ class Voice:
         self, synthesizer: SpeechSynthesizer, *, workers: Workers, metrics: Metrics
     ) -> None:
         self.effective, self.sample_rate = synthesizer.effective, synthesizer.sample_rate
+        self.language = synthesizer.language
         self._synthesizer = synthesizer
         self._workers = workers
         self._metrics = metrics
