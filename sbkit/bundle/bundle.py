@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parse_errors_as_sbkit_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
@@ -263,10 +263,17 @@ def read_bundle(
         labels = task.labels.read(folder / name, files.read(name))
     options = config.decoder
     if options is None:
+        _require_features(config, None, folder)
         return BundleContents(config, task, labels, weights=weights)
+    if not isinstance(labels, Tokenizer):
+        raise BundleError(
+            f"{folder / CONFIG_FILE} has a decoder, but its task is {config.task}, whose models "
+            "have none. Export it again."
+        )
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
+    _require_features(config, language_models.words, folder)
     with parse_errors_as_sbkit_errors(
         folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
     ):
@@ -279,6 +286,16 @@ def read_bundle(
             decoder_type=options["decoder_type"],
         )
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
+
+
+def _require_features(config: BundleConfig, word_lm: NgramModel | None, folder: Path) -> None:
+    """Raise BundleError if confidences need a model of words that the bundle lacks."""
+    features = {name for fit in config.confidence.values() for name in fit.weights}
+    if word_lm is None and not features.isdisjoint(("known", "lm")):
+        raise BundleError(
+            f"The confidences of {folder / CONFIG_FILE} need a language model of words, but the "
+            "bundle has none. Export it again."
+        )
 
 
 def text_table_of(model: Path) -> Orthography:
