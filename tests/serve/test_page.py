@@ -1,15 +1,20 @@
 """The page of the server in a real browser, with a file for its microphone."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import soundfile
 from selenium.webdriver.common.keys import Keys
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sbkit.audio.resample import resample_by_numpy
+from sbkit.serve.app import Service
+from sbkit.serve.middleware import Keys as ServerKeys
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
@@ -18,6 +23,7 @@ from tests.streaming.streaming_tones import streaming_bundle
 
 pytestmark = pytest.mark.browser
 
+PREFIX = "/asr"
 TEXTS = ("the quick brown fox", "jumps over a lazy dog")
 README = """# A card
 
@@ -38,10 +44,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Iterator[RunningServer]:
-    with running_server(
-        folder, tones=streaming_bundle(folder), language="en", readme=README
-    ) as server:
-        yield server
+    """Serve the page below the path of a proxy."""
+    make_app = Service.app
+
+    def app(service: Service, keys: ServerKeys) -> ASGIApp:
+        inner = make_app(service, keys)
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            is_below = scope["path"].startswith(PREFIX)
+            scope["path"] = scope["path"].removeprefix(PREFIX) if is_below else "/beside"
+            await inner(scope, receive, send)
+
+        return call
+
+    tones = streaming_bundle(folder)
+    with ExitStack() as stack:
+        with patch.object(Service, "app", app):
+            server = running_server(folder, tones=tones, language="en", readme=README)
+            live = stack.enter_context(server)
+        yield live
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +106,7 @@ def words(browser: Any) -> list[str]:
 
 
 def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> None:
-    visit(browser, live.url)
+    visit(browser, f"{live.url}{PREFIX}/")
     (record,) = find(browser, "#record")
     wait(record.is_enabled)
     assert "tones" in browser.title
