@@ -108,12 +108,11 @@ def without_ssml(text: str) -> SpokenText:
     >>> without_ssml('Wait <break time="1s"/>if a < b').text
     'Wait  if a < b'
     """
-    names = _SSML.findall(text)
-    if not names:
+    if not (names := _SSML.findall(text)):
         return SpokenText(text)
-    tags = listed(f"<{name}>" for name in dict.fromkeys(filter(None, names)))
-    note = f"SSML is not supported, so its tags are left out: {tags}."
-    return SpokenText(unescape(_SSML.sub(" ", text)), (note,))
+    tags = [f"<{name}>" for name in dict.fromkeys(names) if name]  # comments have no name
+    notes = (f"SSML is not supported, so its tags are left out: {listed(tags)}.",) if tags else ()
+    return SpokenText(unescape(_SSML.sub(" ", text)), notes)
 
 
 def split_sentences(spoken: str, max_length: int) -> list[str]:
