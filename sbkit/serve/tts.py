@@ -13,7 +13,7 @@ from typing import Any
 import av
 import numpy as np
 
-from sbkit.audio.resample import Signal
+from sbkit.audio.resample import END, Resampler, Signal
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.serve.middleware import Metrics
@@ -43,7 +43,7 @@ FILE_FORMATS = {  # mp3 has a constant bit rate, and no first frame that declare
     "mp3": FileFormat(
         "audio/mpeg", "mp3", "libmp3lame", 80_000, {"write_xing": "0", "id3v2_version": "0"}
     ),
-    "opus": FileFormat("audio/ogg", "ogg", "libopus", 40_000),
+    "opus": FileFormat("audio/ogg", "ogg", "libopus", 48_000),
     "aac": FileFormat("audio/aac", "adts", "aac", 64_000),
     "flac": FileFormat("audio/flac", "flac", "flac"),
     "wav": FileFormat("audio/wav", "wav", "pcm_s16le"),
@@ -62,27 +62,29 @@ class FileWriter:
         names = FILE_FORMATS[format]
         self._content = io.BytesIO()
         self._sent = 0  # bytes
-        self._sample_rate = sample_rate
+        self._resampler = Resampler(sample_rate, FILE_RATE)
         self.seconds = 0.0  # of the file so far
         options = {**FILE_OPTIONS, **names.options}
         self.file = av.open(self._content, "w", format=names.container, options=options)
         stream: Any = {"rate": FILE_RATE, "layout": "mono", "bit_rate": names.bit_rate}
         self._stream: Any = self.file.add_stream(names.codec, **stream)
 
-    def push(self, signal: Signal) -> bytes:
+    def push(self, signal: Signal, *, is_last: bool = False) -> bytes:
         """Write samples (S,) between -1 and 1, and return the new bytes of the file."""
-        samples = np.clip(signal, -1, 1)[None]
-        frame = av.AudioFrame.from_ndarray(samples, format="flt", layout="mono")
-        frame.sample_rate = self._sample_rate
-        self.seconds += len(signal) / self._sample_rate
-        self.file.mux(self._stream.encode(frame))
+        samples = np.clip(self._resampler.push(signal, is_last=is_last), -1, 1)
+        self.seconds += len(samples) / FILE_RATE
+        if len(samples):  # FFmpeg takes no empty frames
+            frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
+            frame.sample_rate = FILE_RATE
+            self.file.mux(self._stream.encode(frame))
         return self._new_bytes()
 
     def finish(self) -> bytes:
         """Return the last bytes; changes of FFmpeg to earlier bytes are not sent."""
+        last = self.push(END, is_last=True)
         self.file.mux(self._stream.encode(None))
         self.file.close()
-        return self._new_bytes()
+        return last + self._new_bytes()
 
     def _new_bytes(self) -> bytes:
         content = bytes(self._content.getbuffer()[self._sent :])
