@@ -70,6 +70,15 @@ class BundleContents:
     word_lm: NgramModel | None = None
     weights: bytes = b""
 
+    def __post_init__(self) -> None:
+        """Raise BundleError if the confidences need a model of words that the bundle lacks."""
+        features = {name for fit in self.config.confidence.values() for name in fit.weights}
+        if self.word_lm is None and not features.isdisjoint(("known", "lm")):
+            raise BundleError(
+                f"The confidences in {CONFIG_FILE} need a language model of words, but the bundle "
+                "has none. Export it again."
+            )
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -263,7 +272,6 @@ def read_bundle(
         labels = task.labels.read(folder / name, files.read(name))
     options = config.decoder
     if options is None:
-        _require_features(config, None, folder)
         return BundleContents(config, task, labels, weights=weights)
     if not isinstance(labels, Tokenizer):
         raise BundleError(
@@ -273,7 +281,6 @@ def read_bundle(
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
-    _require_features(config, language_models.words, folder)
     with parse_errors_as_sbkit_errors(
         folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
     ):
@@ -286,16 +293,6 @@ def read_bundle(
             decoder_type=options["decoder_type"],
         )
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
-
-
-def _require_features(config: BundleConfig, word_lm: NgramModel | None, folder: Path) -> None:
-    """Raise BundleError if confidences need a model of words that the bundle lacks."""
-    features = {name for fit in config.confidence.values() for name in fit.weights}
-    if word_lm is None and not features.isdisjoint(("known", "lm")):
-        raise BundleError(
-            f"The confidences of {folder / CONFIG_FILE} need a language model of words, but the "
-            "bundle has none. Export it again."
-        )
 
 
 def text_table_of(model: Path) -> Orthography:

@@ -26,9 +26,7 @@ from sbkit.serve.middleware import (
     ApiError,
     Json,
     JsonObject,
-    as_api_error,
     event,
-    logger,
     request_facts,
     wrong_field,
 )
@@ -460,15 +458,12 @@ async def _transcript_events(
 ) -> AsyncIterator[str]:
     """Yield the texts of segments and their transcript as server-sent events."""
     async with aclosing(results):
-        try:
-            async for result in _with_first(first_result, results):
-                if isinstance(result, Transcript):
-                    request_facts.get()["audio_seconds"] = result.seconds
-                    yield event("transcript.text.done", text=result.text)
-                elif result:
-                    yield event("transcript.text.delta", delta=result)
-        except Exception as error:
-            yield event("error", **as_logged_error(error).plain())
+        async for result in _with_first(first_result, results):
+            if isinstance(result, Transcript):
+                request_facts.get()["audio_seconds"] = result.seconds
+                yield event("transcript.text.done", text=result.text)
+            elif result:
+                yield event("transcript.text.delta", delta=result)
 
 
 async def _with_first(
@@ -477,13 +472,6 @@ async def _with_first(
     yield first_result
     async for result in results:
         yield result
-
-
-def as_logged_error(error: Exception) -> ApiError:
-    """Convert an error that is sent inside an answer; the log gets what the client must not see."""
-    if not isinstance(error, ApiError):
-        logger.error("A request failed.", exc_info=error)
-    return as_api_error(error)
 
 
 def words_of(words: Sequence[Word]) -> list[JsonObject]:
@@ -587,12 +575,8 @@ async def _speech_events(speech: SpeechStream, num_characters: int) -> AsyncIter
     The API counts tokens: here, the characters of the text and the seconds of the speech.
     """
     async with aclosing(speech.chunks()) as chunks:
-        try:
-            async for chunk in chunks:
-                yield event("speech.audio.delta", audio=b64encode(chunk).decode())
-        except Exception as error:
-            yield event("error", **as_logged_error(error).plain())
-            return
+        async for chunk in chunks:
+            yield event("speech.audio.delta", audio=b64encode(chunk).decode())
     request_facts.get()["audio_seconds"] = speech.seconds
     num_seconds = math.ceil(speech.seconds)
     fields: JsonObject = {

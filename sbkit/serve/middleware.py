@@ -46,7 +46,7 @@ CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
 ERROR_HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
-EVENT_STREAM = "text/event-stream"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 Json = Any  # a value of JSON
 JsonObject = dict[str, Json]
@@ -95,6 +95,13 @@ def as_api_error(error: Exception) -> ApiError:
 def event(name: str, **content: Json) -> str:
     """Write a server-sent event."""
     return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
+
+
+def as_logged_error(error: Exception) -> ApiError:
+    """Convert an error that is sent inside an answer; the log gets what the client must not see."""
+    if not isinstance(error, ApiError):
+        logger.error("A request failed.", exc_info=error)
+    return as_api_error(error)
 
 
 def _handle(_: Request, error: Exception) -> Response:
@@ -181,8 +188,8 @@ class Observer:
     """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
 
     The log has no contents and no keys. Starlette answers an unexpected error and raises it again;
-    it is logged here, and the connection stays open. While the server drains, each answer closes
-    its connection.
+    it is logged here, and the connection stays open. If an answer has begun, its events end with
+    the error; a file is cut off. While the server drains, each answer closes its connection.
     """
 
     def __init__(
@@ -197,23 +204,33 @@ class Observer:
         request_facts.set({})
         start = time.perf_counter()
         status = CLIENT_GONE
-        is_answered = False
+        is_answered = is_events = False
 
         async def observed_send(message: Message) -> None:
-            nonlocal status, is_answered
+            nonlocal status, is_answered, is_events
             kind = message["type"].rpartition("http.response")[2]
             status = 101 if kind == "websocket.accept" else message.get("status", status)
             if kind == ".start" and self._state.phase in (DRAINING, STOPPING):
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            if kind == ".start":
+                is_events = Headers(raw=message["headers"]).get("content-type") == EVENT_STREAM
             await send(message)
             is_answered = kind == ".body" and not message.get("more_body")
 
         try:
             await self._app(scope, receive, observed_send)
-        except Exception:
-            if not is_answered:
+        except Exception as error:
+            # Once an answer has begun, Starlette raises another error in place of an ApiError.
+            cause = error.__cause__ if isinstance(error.__cause__, ApiError) else error
+            if is_events and not is_answered:
+                body = event("error", **as_logged_error(cause).plain())
+                await send({"type": "http.response.body", "body": body.encode()})
+            elif isinstance(cause, ApiError):
+                logger.error("A file is cut off: %s", cause)
+            elif not is_answered:
                 raise
-            logger.exception("A request failed.")
+            else:
+                logger.exception("A request failed.")
         finally:
             self._log(scope, status, time.perf_counter() - start)
 
@@ -339,8 +356,7 @@ def _host_name(host: str) -> str:
 class Admission:
     """Count the requests in flight, and refuse requests whose headers exceed a limit.
 
-    Bodies must have the media type, and at most ``max_bytes``. If the time for an answer that has
-    started is over, events end with an error, and the file of any other answer is cut off.
+    Bodies must have the media type, and at most ``max_bytes``.
     """
 
     def __init__(
@@ -353,42 +369,22 @@ class Admission:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._state.require_ready()
+        limits, state = self._limits, self._state
+        state.require_ready()
         self._check(Headers(scope=scope))
-        media_type: str | None = None  # of the answer, once it has started
-
-        async def observed_send(message: Message) -> None:
-            nonlocal media_type
-            if message["type"] == "http.response.start":
-                media_type = Headers(raw=message["headers"]).get("content-type", "")
-            await send(message)
-
-        self._state.in_flight += 1
+        state.in_flight += 1
         try:
-            await self._answer(scope, receive, observed_send)
-        except ApiError as error:
-            if media_type is None:
-                raise
-            if media_type.startswith(EVENT_STREAM):
-                body = event("error", **error.plain()).encode()
-                await send({"type": "http.response.body", "body": body})
-            else:
-                logger.error("An answer is cut off: %s", error)
-        finally:
-            self._state.in_flight -= 1
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; raises ApiError if that takes too long, or the grace time is over."""
-        try:
-            async with asyncio.timeout(self._limits.answer_seconds):
+            async with asyncio.timeout(limits.answer_seconds):
                 await self._app(scope, receive, send)
         except TimeoutError:
-            seconds = f"{self._limits.answer_seconds:g} s"
+            seconds = f"{limits.answer_seconds:g} s"
             message = f"The server did not answer within {seconds}. Try again, or send less."
             raise ApiError(503, message) from None
         except asyncio.CancelledError:
-            self._state.require_ready()
+            state.require_ready()  # raises ApiError if the grace time is over
             raise
+        finally:
+            state.in_flight -= 1
 
     def _check(self, headers: Headers) -> None:
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()

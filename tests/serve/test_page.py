@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import soundfile
 from selenium.webdriver.common.keys import Keys
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from sbkit.audio.resample import resample_by_numpy
 from sbkit.serve.app import Service
-from sbkit.serve.middleware import Keys as ServerKeys
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
@@ -44,22 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Iterator[RunningServer]:
-    """Serve the page below the path of a proxy."""
-    make_app = Service.app
-
-    def app(service: Service, keys: ServerKeys) -> ASGIApp:
-        inner = make_app(service, keys)
-
-        async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            is_below = scope["path"].startswith(PREFIX)
-            scope["path"] = scope["path"].removeprefix(PREFIX) if is_below else "/beside"
-            await inner(scope, receive, send)
-
-        return call
-
-    tones = streaming_bundle(folder)
+    """Serve the page below a path, as a proxy may."""
+    tones, app = streaming_bundle(folder), Service.app
     with ExitStack() as stack:
-        with patch.object(Service, "app", app):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Service, "app", lambda *of: Starlette(routes=[Mount(PREFIX, app(*of))]))
             server = running_server(folder, tones=tones, language="en", readme=README)
             live = stack.enter_context(server)
         yield live
