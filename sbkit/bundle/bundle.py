@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from sbkit.audio.io import Samples, to_samples
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parse_errors_as_sbkit_errors
 from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
@@ -69,6 +69,15 @@ class BundleContents:
     decoder: BeamDecoder | None = None
     word_lm: NgramModel | None = None
     weights: bytes = b""
+
+    def __post_init__(self) -> None:
+        """Raise BundleError if the confidences need a model of words that the bundle lacks."""
+        features = {name for fit in self.config.confidence.values() for name in fit.weights}
+        if self.word_lm is None and not features.isdisjoint(("known", "lm")):
+            raise BundleError(
+                f"The confidences in {CONFIG_FILE} need a language model of words, but the bundle "
+                "has none. Export it again."
+            )
 
 
 @dataclass(frozen=True)
@@ -264,6 +273,11 @@ def read_bundle(
     options = config.decoder
     if options is None:
         return BundleContents(config, task, labels, weights=weights)
+    if not isinstance(labels, Tokenizer):
+        raise BundleError(
+            f"{folder / CONFIG_FILE} has a decoder, but its task is {config.task}, whose models "
+            "have none. Export it again."
+        )
     language_models = load_language_models(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )

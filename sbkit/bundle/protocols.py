@@ -129,6 +129,10 @@ class SpeechSynthesizer(Protocol):
     def sample_rate(self) -> int:
         """The rate of the speech in Hz."""
 
+    @property
+    def language(self) -> str:
+        """The language tag of the texts; und for any."""
+
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float) -> Speech:
         """Check a text, and return its speech, which is synthesized a sentence at a time.
 

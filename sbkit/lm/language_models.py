@@ -118,7 +118,7 @@ def _sort_metadata(content: bytes) -> bytes:
 
 
 def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and metadata, from ``content`` if known; raise DataError for a damaged file."""
+    """Read models and metadata, from ``content`` if known; raise BundleError for a damaged file."""
     if content is None:
         subject = "A file of language models"
         content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
@@ -127,13 +127,15 @@ def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel
         length = int.from_bytes(content[:8], "little")  # of the header
         metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
         orders = json.loads(metadata["orders"])
+        if not isinstance(orders, dict):
+            raise ValueError(f"its orders are {orders!r}")
         models = {name: _make_model(arrays, name, orders[name]) for name in orders}
         if WORD_TABLE in metadata:
             _, table = table_from_stored(json.loads(metadata[WORD_TABLE]))
             models[WORDS] = replace(models[WORDS], table=table)
         return models, metadata
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise DataError(
+        raise BundleError(
             f"{file} is not a file of language models, or is damaged ({type(error).__name__}: "
             f"{error}). Train them again."
         ) from error

@@ -1,15 +1,17 @@
 """Timed words as subtitles, in SubRip (.srt) and WebVTT, or as a table.
 
 Lines, width and durations follow Netflix's Timed Text Style Guide (General Requirements): two
-lines of 42 characters, shown for five sixths of a second to seven seconds.
+lines of 42 columns, shown for five sixths of a second to seven seconds.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from math import ceil
-from textwrap import wrap
+
+import regex
+from rich.cells import cell_len
 
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
@@ -47,41 +49,51 @@ def subtitles(words: Sequence[Word]) -> list[Subtitle]:
 
 
 def group_words(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """Yield the words of each subtitle; its width, its duration and pauses limit it."""
+    """Yield the words of each subtitle; its width, its duration and pauses limit it.
+
+    A full subtitle ends at its longest pause; of pauses equal to a tenth of a second, at the last.
+    """
     group: list[Word] = []
     for word in chain.from_iterable(map(_split_long, words)):
-        if group and (
-            len(_lines([*group, word])) > MAX_LINES
-            or word.end - group[0].start > MAX_SHOWN_SECONDS
-            or word.start - group[-1].end > MAX_PAUSE_SECONDS
-        ):
-            yield group
-            group = []
         group.append(word)
+        while not _fits(group):
+            pauses = [round(after.start - before.end, 1) for before, after in pairwise(group)]
+            size = max(range(1, len(group)), key=lambda size: (pauses[size - 1], size))
+            yield group[:size]
+            group = group[size:]
     if group:
         yield group
 
 
-def _split_long(word: Word) -> Iterator[Word]:
-    """Split a word that may be too long for a subtitle, evenly in letters and time.
+def _fits(group: Sequence[Word]) -> bool:
+    """Return whether words fit into a subtitle, given that those before the last one do."""
+    return len(group) == 1 or (
+        len(_lines(group)) <= MAX_LINES
+        and group[-1].end - group[0].start <= MAX_SHOWN_SECONDS
+        and group[-1].start - group[-2].end <= MAX_PAUSE_SECONDS
+    )
 
-    In text without spaces, a whole sentence is one word.
+
+def _split_long(word: Word) -> Iterator[Word]:
+    """Split a word that may be too long for a line, evenly in width and time.
+
+    In text without spaces, a whole sentence is one word. Letters stay together with their marks.
     """
-    seconds = word.end - word.start
-    letters = len(word.text)
-    if letters <= MAX_WIDTH // 2:
+    clusters = regex.findall(r"\X", word.text)
+    widths = [*map(cell_len, clusters)]
+    width = sum(widths)
+    if width <= MAX_WIDTH // 2:
         yield word
         return
-    parts = max(ceil(letters / MAX_WIDTH), ceil(seconds / MAX_SHOWN_SECONDS))
-    parts = min(parts, letters)  # at least a letter in each part
-    bounds = [letters * index // parts for index in range(parts + 1)]
-    for first_letter, end_letter in pairwise(bounds):
-        yield replace(
-            word,
-            text=word.text[first_letter:end_letter],
-            start=word.start + seconds * first_letter / letters,
-            end=word.start + seconds * end_letter / letters,
-        )
+    seconds = word.end - word.start
+    usable_width = max(1, MAX_WIDTH + 1 - max(widths))  # a wide letter may reach beyond its part
+    parts = max(ceil(width / usable_width), ceil(seconds / MAX_SHOWN_SECONDS))
+    edges = [*accumulate(widths, initial=0)]
+    columns = zip(clusters, edges, edges[1:], strict=False)
+    for _, part in groupby(columns, key=lambda cluster: cluster[1] * parts // width):
+        texts, starts, ends = zip(*part, strict=True)
+        start, end = (word.start + seconds * edge / width for edge in (starts[0], ends[-1]))
+        yield replace(word, text="".join(texts), start=start, end=end)
 
 
 def to_srt(words: Sequence[Word]) -> str:
@@ -116,7 +128,15 @@ def to_tsv(words: Sequence[Word]) -> str:
 
 
 def _lines(group: Sequence[Word]) -> list[str]:
-    return wrap(join_segments(word.text for word in group), MAX_WIDTH)
+    """Wrap words at the width of a line, in columns: Chinese letters have two."""
+    lines = [""]
+    for word in group:
+        line = join_segments([lines[-1], word.text])
+        if cell_len(line) <= MAX_WIDTH:
+            lines[-1] = line
+        else:
+            lines.append(word.text)
+    return [*filter(None, lines)]
 
 
 def _clock(seconds: float, decimal_mark: str) -> str:

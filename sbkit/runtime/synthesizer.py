@@ -20,7 +20,7 @@ from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.runtimes import GraphModel
 from sbkit.text.languages import check_language
 from sbkit.text.symbols import PADDING, to_symbols, transcribe_phonemes
-from sbkit.text.verbalize import MARKS, spell_out, split_sentences
+from sbkit.text.verbalize import MARKS, spell_out, split_sentences, without_ssml
 
 MAX_TEXT_CHARACTERS = 20_000  # about half an hour of speech
 MAX_SENTENCE_CHARACTERS = 300  # longer sentences are split
@@ -58,6 +58,7 @@ class Synthesizer(GraphModel):
     def stream(self, text: str, speed: float = 1.0, *, max_seconds: float = math.inf) -> Speech:
         """Check a text, and return its speech, which is synthesized a sentence at a time.
 
+        text: tags of SSML are left out.
         max_seconds: the longest speech, as estimated from the spelled-out text.
 
         Raises:
@@ -67,7 +68,8 @@ class Synthesizer(GraphModel):
             raise DataError(
                 f"`speed` must be from {MIN_SPEED:g} to {MAX_SPEED:g}, but is {speed:g}."
             )
-        reading = self.read(text)
+        plain = without_ssml(text)
+        reading = self.read(plain.text)
         seconds = sum(map(len, reading.sentences)) / SYMBOLS_PER_SECOND / speed
         if seconds > max_seconds:
             raise DataError(
@@ -75,7 +77,8 @@ class Synthesizer(GraphModel):
                 f"{seconds:.0f} s. Send it in parts."
             )
         audio = (self._run_batch([(ids, speed)])[0] for ids in reading.sentences)
-        return Speech(self._with_pauses(audio, len(reading.sentences), speed), reading.notes)
+        notes = (*plain.notes, *reading.notes)
+        return Speech(self._with_pauses(audio, len(reading.sentences), speed), notes)
 
     def speak(self, text: str, speed: float = 1.0) -> Signal:
         """Return the audio of a text (S,); raises DataError as `stream`."""
@@ -108,9 +111,6 @@ class Synthesizer(GraphModel):
                 f"The text has {len(text)} characters, more than {MAX_TEXT_CHARACTERS}. Speak it "
                 "in parts."
             )
-        for char in text:
-            if not (char.isprintable() or char.isspace()):
-                raise DataError(f"The text has the control character {char!r}. Remove it.")
         spoken = spell_out(text, self.language)
         texts = split_sentences(spoken.text, MAX_SENTENCE_CHARACTERS)
         sentences: list[list[int]] = []

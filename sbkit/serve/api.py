@@ -22,23 +22,24 @@ from sbkit.base.messages import listed
 from sbkit.runtime.subtitles import group_words, to_srt, to_vtt
 from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.middleware import (
+    EVENT_STREAM,
     ApiError,
     Json,
     JsonObject,
-    as_api_error,
-    logger,
+    event,
     request_facts,
     wrong_field,
 )
 from sbkit.serve.recognizer import Recognizer
 from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
-from sbkit.text.languages import primary_language
+from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
 TRANSCRIPT_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
 GRANULARITIES = ("segment", "word")
+FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 MAX_PROMPT_PHRASES = 100
 MAX_SPEECH_CHARACTERS = 4096
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
@@ -81,7 +82,6 @@ AUDIO_FORMATS = {
     "audio/pcma": AudioFormat("ALAW", rate=8_000, sample_bytes=1),
 }
 TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
-EVENT_STREAM = "text/event-stream"
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
@@ -140,13 +140,14 @@ class ServedModels:
     def pick_recognizer(self, name: str, languages: Sequence[Json]) -> Recognizer:
         """Return the recognizer with a name.
 
-        Raises ApiError if the request names languages, but not the recognizer's. A recognizer whose
-        language is und (undetermined) accepts all languages.
+        Raises ApiError if the request names languages, but neither the recognizer's nor auto. A
+        recognizer whose language is und (undetermined) accepts all languages.
         """
         recognizer = self.pick(Recognizer, name)
-        model_language = primary_language(recognizer.language or "und")
-        tags = [str(language) for language in languages if language]
-        if tags and model_language not in ("und", *map(primary_language, tags)):
+        model_language = language_code(recognizer.language or "und")
+        tags = [tag for language in languages if (tag := str(language or "").strip())]
+        codes = {*map(language_code, tags)}
+        if tags and model_language != "und" and not codes & {"auto", model_language}:
             raise wrong_field("language", f"{model_language}, the model's", listed(tags))
         return recognizer
 
@@ -198,15 +199,15 @@ class TranscriptionRequest:
         """Read a form; raises ApiError if the API or the model does not allow a field."""
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise wrong_field("file", "an audio file", "missing" if file is None else "a text")
-        languages = [*form.getlist("language"), *form.getlist("languages[]")]
+            raise wrong_field("file", FILE_FIELD, "missing" if file is None else "a text")
+        languages = [*form.getlist("language"), *read_list(form, "languages")]
         recognizer = models.pick_recognizer(str(form.get("model", "")), languages)
         # Checked as the API requires; decoding is not random, so it has no effect.
         check_number("temperature", str(form.get("temperature") or 0), 0, 1)
         response_format = choose(
             "response_format", form.get("response_format", "json"), TRANSCRIPT_FORMATS
         )
-        granularities = [str(value) for value in form.getlist("timestamp_granularities[]")]
+        granularities = read_list(form, "timestamp_granularities")
         for granularity in granularities:
             if response_format != "verbose_json" or granularity not in GRANULARITIES:
                 raise wrong_field(
@@ -403,6 +404,11 @@ def read_field(
     return value
 
 
+def read_list(form: FormData, name: str) -> list[str]:
+    """Return the values of a field of a form whose name may end in brackets."""
+    return [str(value) for value in (*form.getlist(name), *form.getlist(f"{name}[]"))]
+
+
 def read_texts(fields: Mapping[str, Json], name: str) -> list[str]:
     """Return a copy of a field that must be a list of texts; raises ApiError."""
     texts: list[str] = list(read_field(fields, name, list))
@@ -410,11 +416,6 @@ def read_texts(fields: Mapping[str, Json], name: str) -> list[str]:
         if not isinstance(text, str):
             raise wrong_field(name, "a list of texts", str(text))
     return texts
-
-
-def event(name: str, **content: Json) -> str:
-    """Write a server-sent event."""
-    return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
 
 
 TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
@@ -457,15 +458,12 @@ async def _transcript_events(
 ) -> AsyncIterator[str]:
     """Yield the texts of segments and their transcript as server-sent events."""
     async with aclosing(results):
-        try:
-            async for result in _with_first(first_result, results):
-                if isinstance(result, Transcript):
-                    request_facts.get()["audio_seconds"] = result.seconds
-                    yield event("transcript.text.done", text=result.text)
-                elif result:
-                    yield event("transcript.text.delta", delta=result)
-        except SbkitError as error:
-            yield event("error", **as_logged_error(error).plain())
+        async for result in _with_first(first_result, results):
+            if isinstance(result, Transcript):
+                request_facts.get()["audio_seconds"] = result.seconds
+                yield event("transcript.text.done", text=result.text)
+            elif result:
+                yield event("transcript.text.delta", delta=result)
 
 
 async def _with_first(
@@ -474,13 +472,6 @@ async def _with_first(
     yield first_result
     async for result in results:
         yield result
-
-
-def as_logged_error(error: SbkitError) -> ApiError:
-    """Convert an error that is sent inside an answer; the log gets what the client must not see."""
-    if not isinstance(error, ApiError):
-        logger.error("A request failed.", exc_info=error)
-    return as_api_error(error)
 
 
 def words_of(words: Sequence[Word]) -> list[JsonObject]:
@@ -584,12 +575,8 @@ async def _speech_events(speech: SpeechStream, num_characters: int) -> AsyncIter
     The API counts tokens: here, the characters of the text and the seconds of the speech.
     """
     async with aclosing(speech.chunks()) as chunks:
-        try:
-            async for chunk in chunks:
-                yield event("speech.audio.delta", audio=b64encode(chunk).decode())
-        except SbkitError as error:
-            yield event("error", **as_logged_error(error).plain())
-            return
+        async for chunk in chunks:
+            yield event("speech.audio.delta", audio=b64encode(chunk).decode())
     request_facts.get()["audio_seconds"] = speech.seconds
     num_seconds = math.ceil(speech.seconds)
     fields: JsonObject = {

@@ -21,7 +21,9 @@ from starlette.websockets import WebSocket
 from sbkit.base.units import samples_to_seconds
 from sbkit.base.versions import __version__
 from sbkit.serve.api import (
+    FILE_FIELD,
     MAX_SPEECH_BYTES,
+    NOTES_HEADER,
     ServedModel,
     ServedModels,
     SpeechRequest,
@@ -47,11 +49,14 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.realtime import RealtimeSession
 from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.tts import Voice
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
 FORM_TYPE = "multipart/form-data"
 FORM_LIMITS = {"max_files": 1, "max_fields": 100, "max_part_size": 1 << 16}  # bytes of a field
+LONG_PART = "Part exceeded maximum size"  # Starlette 1.7 to 1.10 does not name the field
 CORS: Any = {"allow_methods": ("GET", "POST"), "allow_headers": "*", "allow_private_network": True}
+CORS["expose_headers"] = (NOTES_HEADER,)
 PAGE_POLICY = (  # the page is one file, and sends requests only to this server
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' blob:; "
     "connect-src 'self'; media-src blob:; img-src data:; frame-ancestors 'none'"
@@ -84,6 +89,7 @@ class Service:
             self._post(SPEECH, self._speech, "application/json", MAX_SPEECH_BYTES),
             WebSocketRoute("/realtime", self._realtime),
             Route("/realtime", self._no_upgrade),
+            Route("/audio/voices", self._voices),
             Route("/models", self._models),
             Route("/models/{name:path}", self._one_model),
             WebSocketRoute("/{path:path}", _no_socket),
@@ -138,6 +144,11 @@ class Service:
         except HTTPException as error:
             if error.status_code == 413:
                 raise too_large(f"{max_bytes / 1e6:g} MB") from None
+            if error.detail.startswith(LONG_PART):
+                message = (
+                    f"A field without a file name has over 64 KB; `file` must be {FILE_FIELD}."
+                )
+                raise ApiError(400, message, "file") from None
             raise
 
     async def _realtime(self, socket: WebSocket) -> None:
@@ -161,6 +172,13 @@ class Service:
             "`/v1/realtime` is a WebSocket, but this request has no `Upgrade: websocket`. A proxy "
             "must pass that header on, with HTTP/1.1.",
         )
+
+    async def _voices(self, request: Request) -> Response:
+        voices = [
+            {"id": name, "name": name, "language": voice.language}
+            for name, voice in self.models.engines(Voice).items()
+        ]
+        return JSONResponse({"voices": voices})
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [*map(self._model, self.models.names)]})

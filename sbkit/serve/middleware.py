@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import json
 import logging
 import re
 import time
@@ -45,6 +46,7 @@ CLIENT_GONE = 499  # only for metrics, as in nginx: no client reads it
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 ERROR_HEADERS = {status: {"Retry-After": "1"} for status in (429, 503)}  # seconds
 ERROR_HEADERS[426] = {"Upgrade": "websocket", "Connection": "Upgrade"}
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 Json = Any  # a value of JSON
 JsonObject = dict[str, Json]
@@ -88,6 +90,18 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, f"The API does not accept this request: {error.detail}")
     return ApiError(500, "Internal server error; see the server log.")
+
+
+def event(name: str, **content: Json) -> str:
+    """Write a server-sent event."""
+    return f"data: {json.dumps({'type': name, **content}, ensure_ascii=False)}\n\n"
+
+
+def as_logged_error(error: Exception) -> ApiError:
+    """Convert an error that is sent inside an answer; the log gets what the client must not see."""
+    if not isinstance(error, ApiError):
+        logger.error("A request failed.", exc_info=error)
+    return as_api_error(error)
 
 
 def _handle(_: Request, error: Exception) -> Response:
@@ -174,8 +188,8 @@ class Observer:
     """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
 
     The log has no contents and no keys. Starlette answers an unexpected error and raises it again;
-    it is logged here, and the connection stays open. While the server drains, each answer closes
-    its connection.
+    it is logged here, and the connection stays open. If an answer has begun, its events end with
+    the error; a file is cut off. While the server drains, each answer closes its connection.
     """
 
     def __init__(
@@ -190,23 +204,33 @@ class Observer:
         request_facts.set({})
         start = time.perf_counter()
         status = CLIENT_GONE
-        is_answered = False
+        is_answered = is_events = False
 
         async def observed_send(message: Message) -> None:
-            nonlocal status, is_answered
+            nonlocal status, is_answered, is_events
             kind = message["type"].rpartition("http.response")[2]
             status = 101 if kind == "websocket.accept" else message.get("status", status)
             if kind == ".start" and self._state.phase in (DRAINING, STOPPING):
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
+            if kind == ".start":
+                is_events = Headers(raw=message["headers"]).get("content-type") == EVENT_STREAM
             await send(message)
             is_answered = kind == ".body" and not message.get("more_body")
 
         try:
             await self._app(scope, receive, observed_send)
-        except Exception:
-            if not is_answered:
+        except Exception as error:
+            # Once an answer has begun, Starlette raises another error in place of an ApiError.
+            cause = error.__cause__ if isinstance(error.__cause__, ApiError) else error
+            if is_events and not is_answered:
+                body = event("error", **as_logged_error(cause).plain())
+                await send({"type": "http.response.body", "body": body.encode()})
+            elif isinstance(cause, ApiError):
+                logger.error("A file is cut off: %s", cause)
+            elif not is_answered:
                 raise
-            logger.exception("A request failed.")
+            else:
+                logger.exception("A request failed.")
         finally:
             self._log(scope, status, time.perf_counter() - start)
 
@@ -232,7 +256,7 @@ class Keys:
         self.read()
 
     def read(self) -> None:
-        """Read the file, also a second time; raises ConfigError if it has no keys."""
+        """Read the file, also a second time; raises ConfigError for no keys or unusable ones."""
         if self._file is None:
             return
         lines = read_text_lines(
@@ -241,6 +265,11 @@ class Keys:
         keys = [key for line in lines if (key := line.strip())]
         if not keys:  # the server would be open to everyone
             raise ConfigError(f"`--api-key-file {self._file}` has no keys. Write one per line.")
+        if not all(key.isascii() and key.isprintable() for key in keys):
+            raise ConfigError(
+                f"A key of `--api-key-file {self._file}` has a letter such as ü, which clients "
+                "cannot send in a header. Write keys in ASCII."
+            )
         self.digests = [*map(_digest, keys)]
 
 

@@ -29,7 +29,6 @@ from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import (
     ServedModels,
     SessionOptions,
-    as_logged_error,
     parse_object,
     read_field,
     words_of,
@@ -42,6 +41,7 @@ from sbkit.serve.middleware import (
     Metrics,
     State,
     as_api_error,
+    as_logged_error,
     request_facts,
     too_large,
     wrong_field,

@@ -4,15 +4,14 @@ A file is sent while the speech is synthesized, so bytes that were returned neve
 """
 
 import io
-import struct
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import av
 import numpy as np
-import soundfile
 
 from sbkit.audio.decode import Signal
 from sbkit.audio.resample import END, Resampler
@@ -24,28 +23,32 @@ from sbkit.serve.recognizer import Workers
 MAX_SPEECH_SECONDS = 360  # of a request: 4,096 characters of plain words take 315
 WARM_UP_TEXT = "1, 2, 3."  # works in any language
 FILE_RATE = 24_000  # samples per second: pcm in OpenAI's API has this rate, and opus supports it
-UNKNOWN_BYTES = 0xFFFFFFFF  # the size in a header if the length is not known yet
+# Every packet is sent at once, and WAV has no further chunks.
+FILE_OPTIONS = {"flush_packets": "1", "fflags": "+bitexact"}
 
 SpeechParts = AsyncGenerator[Any]  # notes, parts of a file (bytes), then its seconds (float)
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A file format: its media type, and its names in libsndfile."""
+    """A file format: its media type, and its names and options in FFmpeg."""
 
     media_type: str
     container: str
-    subtype: str
-    level: float | None = None  # of compression, with a constant bit rate
-    skipped: int = 0  # leading bytes, which declare the length before it is known
+    codec: str
+    bit_rate: int = 0  # 0 without losses
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
-FILE_FORMATS = {  # mp3 has 80 kbit/s, so players know the duration without the first frame
-    "mp3": FileFormat("audio/mpeg", "MP3", "MPEG_LAYER_III", 0.5, 72 * 80_000 // FILE_RATE),
-    "opus": FileFormat("audio/ogg", "OGG", "OPUS"),
-    "flac": FileFormat("audio/flac", "FLAC", "PCM_16"),
-    "wav": FileFormat("audio/wav", "RAW", "PCM_16"),
-    "pcm": FileFormat("audio/pcm", "RAW", "PCM_16"),
+FILE_FORMATS = {  # mp3 has a constant bit rate, and no first frame that declares the length
+    "mp3": FileFormat(
+        "audio/mpeg", "mp3", "libmp3lame", 80_000, {"write_xing": "0", "id3v2_version": "0"}
+    ),
+    "opus": FileFormat("audio/ogg", "ogg", "libopus", 48_000),
+    "aac": FileFormat("audio/aac", "adts", "aac", 64_000),
+    "flac": FileFormat("audio/flac", "flac", "flac"),
+    "wav": FileFormat("audio/wav", "wav", "pcm_s16le"),
+    "pcm": FileFormat("audio/pcm", "s16le", "pcm_s16le"),
 }
 
 
@@ -59,33 +62,28 @@ class FileWriter:
     def __init__(self, format: str, sample_rate: int) -> None:
         names = FILE_FORMATS[format]
         self._content = io.BytesIO()
-        self._sent = names.skipped
-        if format == "wav":
-            self._content.write(_wav_header())
-        endian = "LITTLE" if names.container == "RAW" else "FILE"  # the container's default
-        constant = {"compression_level": names.level, "bitrate_mode": "CONSTANT"}
-        self.file = soundfile.SoundFile(
-            *(self._content, "w", FILE_RATE, 1, names.subtype, endian, names.container),
-            **(constant if names.level else {}),
-        )
+        self._sent = 0  # bytes
         self._resampler = Resampler(sample_rate, FILE_RATE)
-        self._samples = 0
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the file so far."""
-        return self._samples / FILE_RATE
+        self.seconds = 0.0  # of the file so far
+        options = {**FILE_OPTIONS, **names.options}
+        self.file = av.open(self._content, "w", format=names.container, options=options)
+        stream: Any = {"rate": FILE_RATE, "layout": "mono", "bit_rate": names.bit_rate}
+        self._stream: Any = self.file.add_stream(names.codec, **stream)
 
     def push(self, signal: Signal, *, is_last: bool = False) -> bytes:
         """Write samples (S,) between -1 and 1, and return the new bytes of the file."""
-        samples = self._resampler.push(signal, is_last=is_last)
-        self._samples += len(samples)
-        self.file.write(np.clip(samples, -1, 1))
+        samples = np.clip(self._resampler.push(signal, is_last=is_last), -1, 1)
+        self.seconds += len(samples) / FILE_RATE
+        if len(samples):  # FFmpeg takes no empty frames
+            frame = av.AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
+            frame.sample_rate = FILE_RATE
+            self.file.mux(self._stream.encode(frame))
         return self._new_bytes()
 
     def finish(self) -> bytes:
-        """Return the last bytes; changes of libsndfile to earlier bytes are not sent."""
+        """Return the last bytes; changes of FFmpeg to earlier bytes are not sent."""
         last = self.push(END, is_last=True)
+        self.file.mux(self._stream.encode(None))
         self.file.close()
         return last + self._new_bytes()
 
@@ -95,13 +93,6 @@ class FileWriter:
         return content
 
 
-def _wav_header() -> bytes:
-    """Return the header of a WAV of unknown length: 16 bits, mono."""
-    format = struct.pack("<HHIIHH", 1, 1, FILE_RATE, 2 * FILE_RATE, 2, 16)
-    size = struct.pack("<I", UNKNOWN_BYTES)
-    return b"RIFF" + size + b"WAVEfmt " + struct.pack("<I", len(format)) + format + b"data" + size
-
-
 class Voice:
     """Speak texts of many clients at the same time, sentence by sentence."""
 
@@ -109,6 +100,7 @@ class Voice:
         self, synthesizer: SpeechSynthesizer, *, workers: Workers, metrics: Metrics
     ) -> None:
         self.effective, self.sample_rate = synthesizer.effective, synthesizer.sample_rate
+        self.language = synthesizer.language
         self._synthesizer = synthesizer
         self._workers = workers
         self._metrics = metrics
@@ -125,7 +117,7 @@ class Voice:
             writer = FileWriter(format, self.sample_rate)
             speech = self._synthesizer.stream(text, speed, max_seconds=MAX_SPEECH_SECONDS)
             send(speech.notes)
-            with writer.file:  # a file left open raises when the program ends
+            with writer.file:
                 for block in speech.audio:
                     self._metrics.speech.inc(len(block) / self.sample_rate)
                     send(writer.push(block))

@@ -4,33 +4,49 @@ import re
 
 from sbkit.base.errors import ConfigError
 
-# The codes of ISO 639-1, each followed by the three-letter codes of ISO 639-2 and of corpora.
+# The codes of ISO 639-1, each followed by the three-letter codes of ISO 639-2 and of corpora, then
+# English names of one word, from CLDR and Whisper.
 _CODES = """
-aa aar, ab abk, ae ave, af afr, ak aka, am amh, an arg, ar ara arb, as asm, av ava, ay aym, az aze,
-ba bak, be bel, bg bul, bh bih, bi bis, bm bam, bn ben, bo bod tib, br bre, bs bos, ca cat, ce che,
-ch cha, co cos, cr cre, cs ces cze, cu chu, cv chv, cy cym wel, da dan, de deu ger, dv div, dz dzo,
-ee ewe, el ell gre, en eng, eo epo, es spa, et est, eu eus baq, fa fas per, ff ful, fi fin, fj fij,
-fo fao, fr fra fre, fy fry, ga gle, gd gla, gl glg, gn grn, gu guj, gv glv, ha hau, he heb, hi hin,
-ho hmo, hr hrv, ht hat, hu hun, hy hye arm, hz her, ia ina, id ind, ie ile, ig ibo, ii iii, ik ipk,
-io ido, is isl ice, it ita, iu iku, ja jpn, jv jav, ka kat geo, kg kon, ki kik, kj kua, kk kaz, kl
-kal, km khm, kn kan, ko kor, kr kau, ks kas, ku kur, kv kom, kw cor, ky kir, la lat, lb ltz, lg lug,
-li lim, ln lin, lo lao, lt lit, lu lub, lv lav, mg mlg, mh mah, mi mri mao, mk mkd mac, ml mal, mn
-mon, mr mar, ms msa may, mt mlt, my mya bur, na nau, nb nob, nd nde, ne nep, ng ndo, nl nld dut, nn
-nno, no nor, nr nbl, nv nav, ny nya, oc oci, oj oji, om orm, or ori, os oss, pa pan, pi pli, pl pol,
-ps pus, pt por, qu que, rm roh, rn run, ro ron rum, ru rus, rw kin, sa san, sc srd, sd snd, se sme,
-sg sag, si sin, sk slk slo, sl slv, sm smo, sn sna, so som, sq sqi alb, sr srp, ss ssw, st sot, su
-sun, sv swe, sw swa, ta tam, te tel, tg tgk, th tha, ti tir, tk tuk, tl tgl, tn tsn, to ton, tr tur,
-ts tso, tt tat, tw twi, ty tah, ug uig, uk ukr, ur urd, uz uzb, ve ven, vi vie, vo vol, wa wln, wo
-wol, xh xho, yi yid, yo yor, za zha, zh zho chi cmn, zu zul
+aa aar afar, ab abk abkhazian, ae ave avestan, af afr afrikaans, ak aka akan, am amh amharic, an arg
+aragonese, ar ara arb arabic, as asm assamese, av ava avaric, ay aym aymara, az aze azerbaijani, ba
+bak bashkir, be bel belarusian, bg bul bulgarian, bh bih, bi bis bislama, bm bam bambara, bn ben
+bangla bengali, bo bod tib tibetan, br bre breton, bs bos bosnian, ca cat catalan valencian, ce che
+chechen, ch cha chamorro, co cos corsican, cr cre cree, cs ces cze czech, cu chu, cv chv chuvash, cy
+cym wel welsh, da dan danish, de deu ger german, dv div divehi, dz dzo dzongkha, ee ewe, el ell gre
+greek, en eng english, eo epo esperanto, es spa spanish castilian, et est estonian, eu eus baq
+basque, fa fas per persian farsi, ff ful fula, fi fin finnish, fj fij fijian, fo fao faroese, fr fra
+fre french, fy fry frisian, ga gle irish, gd gla gaelic, gl glg galician, gn grn guarani, gu guj
+gujarati, gv glv manx, ha hau hausa, he heb hebrew, hi hin hindi, ho hmo, hr hrv croatian, ht hat
+haitian, hu hun hungarian, hy hye arm armenian, hz her herero, ia ina interlingua, id ind
+indonesian, ie ile interlingue, ig ibo igbo, ii iii, ik ipk inupiaq, io ido, is isl ice icelandic,
+it ita italian, iu iku inuktitut, ja jpn japanese, jv jav javanese, ka kat geo georgian, kg kon
+kongo, ki kik kikuyu, kj kua kuanyama, kk kaz kazakh, kl kal kalaallisut, km khm khmer, kn kan
+kannada, ko kor korean, kr kau kanuri, ks kas kashmiri, ku kur kurdish, kv kom komi, kw cor cornish,
+ky kir kyrgyz kirghiz, la lat latin, lb ltz luxembourgish letzeburgesch, lg lug ganda, li lim
+limburgish, ln lin lingala, lo lao, lt lit lithuanian, lu lub, lv lav latvian, mg mlg malagasy, mh
+mah marshallese, mi mri mao maori, mk mkd mac macedonian, ml mal malayalam, mn mon mongolian, mr mar
+marathi, ms msa may malay, mt mlt maltese, my mya bur burmese myanmar, na nau nauru, nb nob bokmål,
+nd nde, ne nep nepali, ng ndo ndonga, nl nld dut dutch flemish, nn nno nynorsk, no nor norwegian, nr
+nbl, nv nav navajo, ny nya nyanja, oc oci occitan, oj oji ojibwa, om orm oromo, or ori odia oriya,
+os oss ossetic, pa pan punjabi panjabi, pi pli pali, pl pol polish, ps pus pashto pushto, pt por
+portuguese, qu que quechua, rm roh romansh, rn run rundi, ro ron rum romanian moldavian moldovan, ru
+rus russian, rw kin kinyarwanda, sa san sanskrit, sc srd sardinian, sd snd sindhi, se sme, sg sag
+sango, si sin sinhala sinhalese, sk slk slo slovak, sl slv slovenian, sm smo samoan, sn sna shona,
+so som somali, sq sqi alb albanian, sr srp serbian, ss ssw swati, st sot sotho, su sun sundanese, sv
+swe swedish, sw swa swahili, ta tam tamil, te tel telugu, tg tgk tajik, th tha thai, ti tir
+tigrinya, tk tuk turkmen, tl tgl tagalog, tn tsn tswana, to ton tongan, tr tur turkish, ts tso
+tsonga, tt tat tatar, tw twi, ty tah tahitian, ug uig uyghur, uk ukr ukrainian, ur urd urdu, uz uzb
+uzbek, ve ven venda, vi vie vietnamese, vo vol volapük, wa wln walloon, wo wol wolof, xh xho xhosa,
+yi yid yiddish, yo yor yoruba, za zha zhuang, zh zho chi cmn chinese mandarin, zu zul zulu
 """
 
 
 def _read_codes() -> dict[str, str]:
-    """Return the two-letter code of each three-letter code."""
+    """Return the two-letter code of each three-letter code and English name."""
     two_letter_of: dict[str, str] = {}
     for codes in _CODES.split(","):
-        two_letter_code, *three_letter_codes = codes.split()
-        two_letter_of |= dict.fromkeys(three_letter_codes, two_letter_code)
+        two_letter_code, *others = codes.split()
+        two_letter_of |= dict.fromkeys(others, two_letter_code)
     return two_letter_of
 
 
@@ -95,3 +111,13 @@ def single_language_tag(value: object) -> str:
 def primary_language(tag: str) -> str:
     """Return the language of a tag without its script and region: ``sv`` for ``sv-SE``."""
     return re.split("[-_]", tag.strip())[0].lower()
+
+
+def language_code(text: str) -> str:
+    """Return the code of a language that a tag or an English name stands for.
+
+    >>> language_code("German"), language_code("deu-DE"), language_code("hsb")
+    ('de', 'de', 'hsb')
+    """
+    code = primary_language(text)
+    return _TWO_LETTER_OF.get(code, code)

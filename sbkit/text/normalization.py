@@ -260,7 +260,7 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
         table = orthography(language)
     marks = table.punctuation
     # 1. Fold widths first, so that every later step meets one form of each character.
-    text = _compose(text, marks)
+    text = compose(text, marks)
     # 2. Unify apostrophes, which tables name in one form. Lower-casing would turn "İ" into "i" and
     #    a combining dot.
     text = text.translate(_UNIFIED_APOSTROPHES)
@@ -279,14 +279,14 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
         text = _INITIALS.sub(r"\1", text)
     # 6. Fold letters, and turn punctuation into spaces. This may leave marks to compose.
     folding = _letter_folding(table.letters, table.joiners, table.keep_case, marks)
-    text = _compose(text.translate(folding), marks)
+    text = compose(text.translate(folding), marks)
     # 7. Trim joiners now that all words are separated: inside a word they stay.
     words = [word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split()]
     text = " ".join(_attach_marks(words, table) if marks else filter(None, words))
     if table.spaces:
         return text
     # 8. Without a space between them, a letter and a mark may compose.
-    return _compose(_SPACE_WITHIN.sub("", text), marks)
+    return compose(_SPACE_WITHIN.sub("", text), marks)
 
 
 def _attach_marks(words: Iterable[str], table: Orthography) -> list[str]:
@@ -339,7 +339,7 @@ class _LazyTranslation(dict[int, str]):
         return self[code]
 
 
-def _compose(text: str, kept_marks: str = "") -> str:
+def compose(text: str, kept_marks: str = "") -> str:
     """Drop silent characters, unify widths, and compose letters with their marks.
 
     kept_marks: characters that keep their width, such as the marks of Chinese.

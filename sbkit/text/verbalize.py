@@ -9,18 +9,19 @@ languages. In other languages numbers are read as in English, without signs or u
 
 import re
 import tomllib
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from html import unescape
 from importlib.resources import files
 from typing import Any
 
 from num2words import num2words
 
+from sbkit.base.messages import listed
 from sbkit.text.languages import primary_language
-from sbkit.text.normalization import normalize, spoken_symbols_note
+from sbkit.text.normalization import compose, normalize, spoken_symbols_note
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
 MAX_UNGROUPED_DIGITS = 6  # a longer number without separators is a code, unless it ends in 000
@@ -45,11 +46,19 @@ _OTHER_MARKS = str.maketrans(
     | dict.fromkeys("\N{IDEOGRAPHIC FULL STOP}\N{HORIZONTAL ELLIPSIS}", ".")
     | {"\N{FULLWIDTH QUESTION MARK}": "?", "\N{RIGHT SINGLE QUOTATION MARK}": "'"}
 )
+_DOTTED_NAME = re.compile(r"(?<![\w.-])[^\W\d_][\w-]*+(?:\.[\w-]++)++")  # "www.example.com"
 _CLAUSE = re.compile(r"([,.;:?!]+)(?=[\s\"'»”)\]]|$)|\n+| - ")
 _PARAGRAPH = re.compile(r"(?<![.?!\s])\s*\n\s*\n")
 _SENTENCE = re.compile(r"(?<=[.?!])\s+")
 _INITIALS = r"(?<!\.)(?P<initials>(?:[^\W\d_]\.)++)(?=\s+[^\W\d_])"  # "J. K. Rowling"
 _NEXT_WORD = re.compile(r"\s*[\"'«„“(]?(\w\.?)")
+# The tags of SSML 1.1 and of its vendors (<amazon:effect ...>), comments and the XML declaration.
+_SSML = re.compile(
+    r"<(?:/?(audio|break|desc|emphasis|lang|lexicon|lookup|mark|meta|metadata|p|phoneme|prosody|s"
+    r"|say-as|speak|sub|token|voice|w|\w+:[\w-]+)(?:\s+[\w:.-]+\s*=\s*(?:\"[^\"]*\"|'[^']*'))*\s*/?"
+    r"|!--.*?--|\?xml[^<>]*)>",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,10 @@ def spell_out(text: str, language: str) -> SpokenText:
     """
     code = primary_language(language)
     readings: dict[str, str] = {}
-    text = _PARAGRAPH.sub(".\n", unicodedata.normalize("NFC", text).strip())
+    unreadable = {char: None for char in text if not (char.isprintable() or char.isspace())}
+    text = _PARAGRAPH.sub(".\n", compose(text).strip())
     text = _abbreviations(code).sub(partial(_expand, code, readings.setdefault), text)
+    text = _DOTTED_NAME.sub(partial(_read_dots, code, readings.setdefault), text)
     text = read_numbers(text, code, readings.setdefault).translate(_OTHER_MARKS)
     parts = [*_CLAUSE.split(text), ""]  # clauses and marks; None for a line end or a dash
     spoken = ""
@@ -82,10 +93,26 @@ def spell_out(text: str, language: str) -> SpokenText:
         if spoken and spoken[-1] not in MARKS:
             spoken += "," if mark is None else mark[-1:]
     notes = [f'"{written}" is read "{words}".' for written, words in readings.items()]
+    if unreadable:
+        codes = listed(f"U+{ord(char):04X}" for char in unreadable)
+        notes.append(f"Characters that cannot be read aloud are left out: {codes}.")
     symbols_note = spoken_symbols_note(Counter(text), language)
     if symbols_note is not None:
         notes.append(f"{symbols_note}.")
     return SpokenText(spoken, tuple(notes))
+
+
+def without_ssml(text: str) -> SpokenText:
+    """Drop the tags of SSML, which voices do not follow, and note their names.
+
+    >>> without_ssml('Wait <break time="1s"/>if a < b').text
+    'Wait  if a < b'
+    """
+    if not (names := _SSML.findall(text)):
+        return SpokenText(text)
+    tags = [f"<{name}>" for name in dict.fromkeys(names) if name]  # comments have no name
+    notes = (f"SSML is not supported, so its tags are left out: {listed(tags)}.",) if tags else ()
+    return SpokenText(unescape(_SSML.sub(" ", text)), notes)
 
 
 def split_sentences(spoken: str, max_length: int) -> list[str]:
@@ -145,6 +172,18 @@ def spell_numbers(text: str, language: str) -> str:
     """Write a text's numbers in words, with single spaces, if num2words has the language."""
     words = read_numbers(text, language).split()
     return re.sub(r"\s+(?=[,.;:!?])", "", " ".join(words))
+
+
+def _read_dots(code: str, note: Note, match: re.Match[str]) -> str:
+    """Read the dots of a name such as "example.com"; "end.Next" lacks the space of a sentence."""
+    written = match[0]
+    last_label = written.rpartition(".")[2]
+    if len(last_label) < 2 or not last_label[0].isalpha() or last_label.istitle():
+        return written
+    table = spoken_words(code)
+    words = written.replace(".", f" {table.get('dot', table.get('point', ''))} ")
+    note(written, " ".join(words.split()))
+    return words
 
 
 def read_numbers(text: str, language: str, note: Note = lambda written, words: None) -> str:

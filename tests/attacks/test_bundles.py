@@ -4,7 +4,7 @@ import json
 import py_compile
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,19 +134,56 @@ def test_malformed_json_is_refused(name: str, content: bytes, bundle: Path) -> N
     transcription_refused(bundle)
 
 
-@pytest.mark.parametrize("size", [10**9, 1.5, "32"])
-def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
+def add_decoder(bundle: Path, orders: Mapping[str, int], size: object = 8) -> None:
+    """Add language models and a decoder."""
     ensure_language_models(
         bundle / LANGUAGE_MODELS_FILE,
         source="",
-        orders={WORDS: 2, TOKENS: 2},
+        orders=orders,
         texts=lambda: ["hello there", "a quick brown fox"],
         tokenizer=Tokenizer(model_file=bundle / "tokenizer.model"),
     )
     decoder = {"decoder_type": "beam", "attention_rescoring": False, "weights": {}}
     decoder["beam_size"] = size
     edit_config(bundle, lambda config: config.update(decoder=decoder))
+
+
+@pytest.mark.parametrize("size", [10**9, 1.5, "32"])
+def test_impossible_beam_size_is_refused(size: Any, bundle: Path) -> None:
+    add_decoder(bundle, {WORDS: 2, TOKENS: 2}, size)
     assert "`beam_size`" in transcription_refused(bundle)
+
+
+CONFIDENCE = {"greedy": {"weights": {"bias": 1.0, "known": 2.0, "lm": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"task": "sbkit.tasks.codec.CODEC"}, "has a decoder, but its task is"),
+        ({"task": "sbkit.tasks.voice_activity.VOICE_ACTIVITY"}, "has a decoder, but its task is"),
+        ({"confidence": CONFIDENCE}, "need a language model of words"),
+        ({"confidence": CONFIDENCE, "decoder": None}, "need a language model of words"),
+    ],
+)
+def test_decoders_that_do_not_fit_are_refused(
+    values: dict[str, Any], words: str, bundle: Path
+) -> None:
+    add_decoder(bundle, {WORDS: 0, TOKENS: 2})
+    edit_config(bundle, lambda config: config.update(values))
+    assert words in transcription_refused(bundle)
+
+
+@pytest.mark.parametrize("orders", [b"[]", b'""', b'["tokens"]'])
+def test_malformed_orders_of_language_models_are_refused(orders: bytes, bundle: Path) -> None:
+    add_decoder(bundle, {WORDS: 0, TOKENS: 2})
+    file = bundle / LANGUAGE_MODELS_FILE
+    before = rb"{\"tokens\": 2}"
+    content = file.read_bytes()
+    assert before in content
+    file.write_bytes(content.replace(before, orders.replace(b'"', b'\\"').ljust(len(before))))
+    write_checksums(bundle)
+    assert "its orders are" in transcription_refused(bundle)
 
 
 @pytest.mark.parametrize(

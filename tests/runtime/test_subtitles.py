@@ -1,9 +1,11 @@
 """Subtitles are cut by width, duration and pauses, and lose no word."""
 
+import re
 from itertools import pairwise
 from math import inf
 
 import pytest
+from rich.cells import cell_len
 
 from sbkit.runtime.subtitles import group_words, subtitles, to_srt, to_tsv, to_vtt
 from sbkit.text.word import Word
@@ -46,13 +48,32 @@ def test_subtitles_begin_after_a_pause() -> None:
     ]
 
 
-def test_subtitles_split_a_sentence_without_spaces_in_time() -> None:
-    text = "".join(map(chr, range(0x4E00, 0x4E00 + 120)))
-    parts = subtitles([Word(text, 1.0, 25.0)])
+@pytest.mark.parametrize("length", [0.3, 0.6])  # of a word: the width or the duration is reached
+def test_full_subtitle_ends_at_its_longest_pause(length: float) -> None:
+    starts = [n * length + 0.4 * (n > 2) + 0.6 * (n > 6) + 0.3 * (n > 9) for n in range(14)]
+    words = [Word("another", start, start + length - n % 3 / 25) for n, start in enumerate(starts)]
+    assert [len(group) for group in group_words(words)] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "letters",
+    [
+        *(["不"], ["น้ำ", "ที่"], ["स्त्री", "क्षि", "के"]),  # Chinese, Thai, Hindi
+        *(["が", "A"], ["\u1112\u1161\u11ab"], ["👩🏽\u200d💻", "🇩🇪"]),  # mixed, Korean, emoji
+    ],
+)
+def test_subtitles_split_a_sentence_without_spaces_in_time(letters: list[str]) -> None:
+    text = "".join(letters * 60)
+    parts = subtitles([Word(text, 1.0, 11.0)])
     assert "".join(part.text for part in parts).replace("\n", "") == text
-    assert len(parts) == 4
-    assert (parts[0].start, parts[-1].end) == (1.0, 25.0)
-    assert all(part.end - part.start <= 7.0 and part.text.count("\n") < 2 for part in parts)
+    assert (parts[0].start, parts[-1].end) == (1.0, 11.0)
+    for part in parts:
+        assert part.end - part.start <= 7.0
+        lines = part.text.split("\n")
+        assert len(lines) <= 2
+        for line in lines:
+            assert cell_len(line) <= 42
+            assert re.fullmatch(f"({'|'.join(letters)})+", line)
 
 
 def test_subtitles_of_a_slow_word_are_never_empty() -> None:

@@ -18,7 +18,6 @@ import soundfile
 import soxr
 
 from sbkit.base.arrays import LogProbs
-from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognizer import Recognizer
@@ -69,6 +68,8 @@ def test_transcriptions_in_json_and_verbose_json(server: RunningServer) -> None:
     assert [word.word for word in timed.words] == TEXT.split()
     assert timed.words[1].start == pytest.approx(0.48)
     assert len(timed.segments) == 1
+    fields = {"response_format": "verbose_json", "timestamp_granularities": "word"}
+    assert len(server.post(audio, data=fields).json()["words"]) == 4
 
 
 def test_transcription_events_add_up_to_the_text(server: RunningServer) -> None:
@@ -88,7 +89,7 @@ def test_transcription_events_end_with_an_error_that_is_logged(
     async def fail(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
         upload.close()
         yield "the "
-        raise SbkitError("The decoder was killed.")
+        raise RuntimeError("The decoder was killed.")
 
     monkeypatch.setattr(Recognizer, "transcribe", fail)
     with pytest.raises(openai.APIError, match="Internal server error"):
@@ -148,7 +149,9 @@ def test_commands_and_scripts_of_pages_work(
     assert create(server, Path("hello.wav").read_bytes()).text == TEXT
 
 
-def test_models_lists_names_and_aliases(server: RunningServer) -> None:
+def test_models_and_voices_are_listed(server: RunningServer) -> None:
+    voice = {"id": "anna", "name": "anna", "language": "en"}
+    assert server.get("/v1/audio/voices").json() == {"voices": [voice]}
     assert [part.id for part in server.openai.models.list()] == [
         *("tones", "anna", "whisper-1", "tts-1")
     ]

@@ -165,7 +165,9 @@ def test_allowed_origins_may_read_answers(server: RunningServer, tmp_path: Path)
     preflight |= {"Access-Control-Request-Headers": "authorization"}
     answer = server.client.options("/v1/audio/speech", headers=TRUSTED | preflight)
     assert answer.headers["access-control-allow-headers"] == "authorization"
-    assert server.post(CLIP, headers=TRUSTED).headers["access-control-allow-origin"] == SITE
+    headers = server.post(CLIP, headers=TRUSTED).headers
+    assert headers["access-control-allow-origin"] == SITE
+    assert headers["access-control-expose-headers"] == "X-Sbkit-Notes"
     with running_server(tmp_path, origins=["*"]) as open_to_all:
         headers = {"Host": "any.example.com", "Origin": "https://any.example.org"}
         answer = open_to_all.post(CLIP, headers=headers)

@@ -1,25 +1,37 @@
 """Bad requests, too many, too large and too slow, get a clear error; other requests continue."""
 
+import asyncio
 import gc
 import re
 import signal
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
+from sbkit.audio.resample import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
+from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognizer import Recognizer
-from tests.serve.server import RunningServer, read_until, running_server, silence, wait_for
+from tests.runtime.tones import RATE
+from tests.serve.server import (
+    RunningServer,
+    ToneSpeaker,
+    read_until,
+    running_server,
+    silence,
+    wait_for,
+)
 
 CLIP = silence(0.5)
 TIMES = "timestamp_granularities[]"
@@ -43,13 +55,13 @@ def form(**fields: str) -> dict[str, Any]:
 BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "nothing": (415, "must be multipart/form-data, but is of no type", {}),
     "JSON": (415, "but is application/json", JSON_BODY),
-    "no file": (400, "`file` must be an audio file, but is missing", {"files": {"x": b"1"}}),
+    "no file": (400, "`file` must be an audio file", {"files": {"x": b"1"}}),
     "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
     "two files": (400, "Too many files", {"files": [("file", CLIP), ("file", CLIP)]}),
     "no boundary": (400, "Missing boundary", {"headers": {"Content-Type": "multipart/form-data"}}),
     "half a form": (400, "`file` must be", {"content": FORM_START[:40], "headers": BOUNDARY}),
     "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
-    "a long field": (400, "exceeded maximum size", form(prompt="x" * (1 << 17))),
+    "a long file without a name": (400, "curl: -F file=@talk.wav", form(file="x" * (1 << 17))),
     "101 fields": (400, "number of fields is 100", form(**{f"field {n}": "" for n in range(101)})),
     "no bytes": (422, "is not recognized as audio", {"audio": b""}),
     "text": (422, "is not recognized as audio", {"audio": b"hello" * 1000}),
@@ -60,11 +72,13 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "too large, in chunks": (413, "more than 2 MB", {"content": large_form(), "headers": BOUNDARY}),
     "another model": (404, "tones, whisper-1, but", form(model="x")),
     "another language": (400, "`language` must be en, the model's, but is fr", form(language="fr")),
+    "a word": (400, "must be en, the model's, but is angle", form(language="angle")),
     "no temperature": (400, "from 0 to 1", form(temperature="hot")),
     "a huge temperature": (400, "from 0 to 1", form(temperature="1e999")),
     "a temperature above 1": (400, "is 1.01", form(temperature="1.01")),
     "another format": (400, "json or text", form(response_format="xml")),
     "times in JSON": (400, "verbose_json, but is word with json", form(**{TIMES: "word"})),
+    "times without brackets": (400, "but is word with json", form(**{TIMES[:-2]: "word"})),
     "events of subtitles": (400, "be false with srt", form(response_format="srt", stream="true")),
 }
 
@@ -88,8 +102,8 @@ def test_bad_transcription_requests_get_a_clear_error(server: RunningServer, nam
     assert server.post(server.say("a fox")).json()["text"] == "a fox"
 
 
-def test_language_with_a_region_or_none_is_accepted(server: RunningServer) -> None:
-    for language in ("en-US", "en", ""):
+def test_languages_are_understood_as_clients_write_them(server: RunningServer) -> None:
+    for language in ("en-US", "en", "", "eng", "ENG_gb", "English", "auto", "AUTO", " "):
         assert server.post(CLIP, data={"language": language}).status_code == 200
 
 
@@ -128,6 +142,35 @@ def test_slow_bodies_and_late_answers_time_out(tmp_path: Path) -> None:
             answer = server.post(CLIP)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert server.post(CLIP).status_code == 200
+
+
+def test_late_answers_that_have_begun_end_with_an_error_event_or_are_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = threading.Event()
+
+    async def transcribe(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
+        upload.close()
+        yield "the "
+        await asyncio.sleep(60)
+
+    def blocks() -> Iterator[Signal]:
+        yield np.zeros(RATE, np.float32)
+        go_on.wait(60)
+
+    with running_server(tmp_path, answer_seconds=0.5, speaker=ToneSpeaker(None)) as server:
+        monkeypatch.setattr(Recognizer, "transcribe", transcribe)
+        monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(blocks(), ()))
+        client: Any = server.openai.audio
+        with pytest.raises(openai.APIError, match=r"did not answer within 0\.5 s"):
+            list(client.transcriptions.create(model="tones", file=("a.wav", CLIP), stream=True))
+        fields = {"model": "anna", "voice": "alloy", "input": "a"}
+        last_event = client.speech.create(**fields, stream_format="sse").text.splitlines()[-2]
+        assert '"error": {"message": "The server did not answer within' in last_event
+        with pytest.raises(openai.APIConnectionError):
+            client.speech.create(**fields)
+        go_on.set()
+    assert "Traceback" not in caplog.text
 
 
 def test_admission_limits_requests_in_flight(tmp_path: Path) -> None:
@@ -202,6 +245,9 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         server.http_server.read_keys()
         assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
         assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 401
+        file.write_text("schlüssel", "utf-8")  # clients send it as latin-1, UTF-8 or not at all
+        server.http_server.read_keys()
+        assert "Write keys in ASCII" in caplog.text
         file.write_text("\n")
         server.http_server.read_keys()
         assert "has no keys" in caplog.text

@@ -1,6 +1,7 @@
 """The page of the server in a real browser, with a file for its microphone."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 import soundfile
 import soxr
 from selenium.webdriver.common.keys import Keys
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
+from sbkit.serve.app import Service
 from tests.browser import assert_no_faults, open_browser, visit
 from tests.logs.test_report_in_browser import find, wait
 from tests.runtime.tones import silence, speak, tone_bundle
@@ -18,6 +22,7 @@ from tests.streaming.streaming_tones import streaming_bundle
 
 pytestmark = pytest.mark.browser
 
+PREFIX = "/asr"
 TEXTS = ("the quick brown fox", "jumps over a lazy dog")
 README = """# A card
 
@@ -38,10 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def live(folder: Path) -> Iterator[RunningServer]:
-    with running_server(
-        folder, tones=streaming_bundle(folder), language="en", readme=README
-    ) as server:
-        yield server
+    """Serve the page below a path, as a proxy may."""
+    tones, app = streaming_bundle(folder), Service.app
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Service, "app", lambda *of: Starlette(routes=[Mount(PREFIX, app(*of))]))
+            server = running_server(folder, tones=tones, language="en", readme=README)
+            live = stack.enter_context(server)
+        yield live
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +94,7 @@ def words(browser: Any) -> list[str]:
 
 
 def test_page_transcribes_the_microphone(browser: Any, live: RunningServer) -> None:
-    visit(browser, live.url)
+    visit(browser, f"{live.url}{PREFIX}/")
     (record,) = find(browser, "#record")
     wait(record.is_enabled)
     assert "tones" in browser.title
