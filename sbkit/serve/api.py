@@ -192,6 +192,7 @@ class TranscriptionRequest:
     response_format: str
     granularities: Sequence[str]  # of verbose_json: segment, word
     phrases: tuple[str, ...]  # of the prompt; the decoder expects them
+    channel: int | None  # of the file, counted from 0; None: all are mixed
     is_streamed: bool  # whether to send the text as events
 
     @classmethod
@@ -215,6 +216,9 @@ class TranscriptionRequest:
                     "word or segment, with verbose_json",
                     f"{granularity} with {response_format}",
                 )
+        channels = [str(value).strip() for value in form.getlist("channel") if value]
+        if len(channels) > 1 or not all(channel.isdecimal() for channel in channels):
+            raise wrong_field("channel", "one number from 0", ", ".join(channels))
         is_streamed = choose("stream", form.get("stream", "false"), ("false", "true")) == "true"
         if is_streamed and response_format not in STREAMED_FORMATS:
             raise wrong_field("stream", f"false with {response_format}, or the format json", "true")
@@ -224,6 +228,7 @@ class TranscriptionRequest:
             response_format=response_format,
             granularities=granularities or ("segment",),
             phrases=split_phrases(str(form.get("prompt", ""))),
+            channel=int(channels[0]) if channels else None,
             is_streamed=is_streamed,
         )
 
@@ -430,12 +435,16 @@ async def transcription_response(request: TranscriptionRequest) -> Response:
     recognizer = request.recognizer
     upload = cast(IOBase, request.file.file)  # the recognizer closes it
     if request.is_streamed:
-        results = recognizer.transcribe(upload, times=False, phrases=request.phrases)
+        results = recognizer.transcribe(
+            upload, times=False, phrases=request.phrases, channel=request.channel
+        )
         first_result = await anext(results)  # its error is still an answer with its own status
         events = _transcript_events(first_result, results)
         return StreamingResponse(events, media_type=EVENT_STREAM)
     with_word_times = request.response_format not in STREAMED_FORMATS
-    transcript = await recognizer.transcript(upload, times=with_word_times, phrases=request.phrases)
+    transcript = await recognizer.transcript(
+        upload, times=with_word_times, phrases=request.phrases, channel=request.channel
+    )
     request_facts.get()["audio_seconds"] = transcript.seconds
     if request.response_format in TEXT_FORMATS:
         return PlainTextResponse(TEXT_FORMATS[request.response_format](transcript))

@@ -353,25 +353,39 @@ class Recognizer:
             self.detector.speech_segments(silence)
 
     def transcribe(
-        self, audio: IOBase | Samples, *, times: bool, phrases: tuple[str, ...] = ()
+        self,
+        audio: IOBase | Samples,
+        *,
+        times: bool,
+        phrases: tuple[str, ...] = (),
+        channel: int | None = None,
     ) -> AsyncGenerator[str | Transcript]:
         """Yield the text of each segment as soon as it is final, then the transcript.
 
         audio: samples, or an open file, which is closed in the end.
         times: whether to time the words.
         phrases: that the decoder expects.
+        channel: of the file, counted from 0; None: all are mixed.
 
         Raises:
-            ApiError: the file is no audio, or too long.
+            ApiError: the file is no audio, or too long, or has no such channel.
         """
         close = audio.close if isinstance(audio, IOBase) else lambda: None
-        return self._workers.results(partial(self._work, audio, times, phrases), on_end=close)
+        return self._workers.results(
+            partial(self._work, audio, times, phrases, channel), on_end=close
+        )
 
     async def transcript(
-        self, audio: IOBase | Samples, *, times: bool, phrases: tuple[str, ...] = ()
+        self,
+        audio: IOBase | Samples,
+        *,
+        times: bool,
+        phrases: tuple[str, ...] = (),
+        channel: int | None = None,
     ) -> Transcript:
-        """Return the transcript; raises as `transcribe` does."""
-        async with aclosing(self.transcribe(audio, times=times, phrases=phrases)) as results:
+        """Return the transcript; takes and raises what `transcribe` does."""
+        results = self.transcribe(audio, times=times, phrases=phrases, channel=channel)
+        async with aclosing(results):
             while isinstance(result := await anext(results), str):
                 pass
         return result
@@ -428,6 +442,7 @@ class Recognizer:
         audio: IOBase | Samples,
         times: bool,
         phrases: tuple[str, ...],
+        channel: int | None,
         on_text: Callable[[str], None],
     ) -> Transcript:
         if isinstance(audio, IOBase):
@@ -447,6 +462,7 @@ class Recognizer:
             on_text=on_text,
             phrases=phrases,
             times=times,
+            channel=channel,
         )
         if isinstance(result, AudioError):
             raise ApiError(422, str(result), "file")

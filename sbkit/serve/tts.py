@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import av
 import numpy as np
 
 from sbkit.audio.decode import Signal
@@ -60,6 +59,8 @@ class FileWriter:
     """
 
     def __init__(self, format: str, sample_rate: int) -> None:
+        import av  # on first use: it takes 0.15 s
+
         names = FILE_FORMATS[format]
         self._content = io.BytesIO()
         self._sent = 0  # bytes
@@ -72,6 +73,8 @@ class FileWriter:
 
     def push(self, signal: Signal, *, is_last: bool = False) -> bytes:
         """Write samples (S,) between -1 and 1, and return the new bytes of the file."""
+        import av
+
         samples = np.clip(self._resampler.push(signal, is_last=is_last), -1, 1)
         self.seconds += len(samples) / FILE_RATE
         if len(samples):  # FFmpeg takes no empty frames

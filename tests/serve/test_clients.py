@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,14 @@ def test_transcription_of_silence_is_empty(server: RunningServer) -> None:
     assert [part.type for part in create(server, silence(1.0), stream=True)][-1:] == [
         "transcript.text.done"
     ]
+
+
+def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
+    call = np.stack([speak(server.tokenizer, text) for text in ("a fox", "a dog")], 1)
+    soundfile.write(file := BytesIO(), call, RATE, format="WAV")
+    for channel, text in enumerate(("a fox", "a dog")):
+        answer = create(server, file.getvalue(), extra_body={"channel": channel})
+        assert answer.text == text
 
 
 def test_transcriptions_by_curl(server: RunningServer, tmp_path: Path) -> None:
