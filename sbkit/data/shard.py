@@ -177,7 +177,7 @@ def decode_clips(
 
     Parts of one file that follow each other, sorted by start, are cut from one stream.
 
-    THREADS
+    Threads are enough for a few cores, since libsndfile, FFmpeg and soxr release Python's lock.
     """
     threads = usable_cores()
     ahead: deque[Future[DecodedClip]] = deque()
