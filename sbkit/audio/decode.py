@@ -38,6 +38,7 @@ DEMUXERS = (
 # Formats that declare a duration, by FFmpeg's names. It estimates the duration of others.
 DECLARING = {"aiff", "ape", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"}
 DECLARING |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
+ESTIMATING = {"mp3", "aac"}  # formats for which the estimate depends on the first packets
 LOSSY_TOLERANCE = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
 ROUNDING = 0.003  # seconds; some programs count the header of 44 bytes as audio
 # Between frames; Opus sends a packet every 0.4 s in silence, and lossless formats all frames.
@@ -90,12 +91,15 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
 
 
 def declared_seconds(file: BinaryIO) -> float:
-    """Return the duration that an open file declares, or FFmpeg's estimate; 0 if there is none."""
+    """Return the duration that an open file declares, 0 if there is none."""
     import av
 
     file.seek(0)
+    header = read_header(file, "the file")
+    file.seek(0)
     with suppress(av.FFmpegError, ValueError), _open(file) as container:
-        return (container.duration or 0) / AV_TIME_BASE
+        is_estimate = container.format.name in ESTIMATING and not header.has_length_tag
+        return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
     return 0.0
 
 
