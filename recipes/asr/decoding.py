@@ -69,8 +69,9 @@ class RunDecoding:
     def fit(self, brain: Brain) -> None:
         """Fit decoder and confidences to the validation sets; write both into the run folder."""
         max_tokens = sample_size(brain.training_metrics.audio_seconds)
-        utterances = sample_utterances(self._encode_validation(brain), max_tokens)
         hparams = self._hparams
+        silent = hparams.tokenizer.silent
+        utterances = sample_utterances(self._encode_validation(brain), silent, max_tokens)
         aligner = WordAligner(
             tokenizer=hparams.tokenizer,
             samples_per_frame=self._model.samples_per_frame,
@@ -81,15 +82,14 @@ class RunDecoding:
             self.decoder,
             aligner,
             utterances,
-            split_sizes={name: len(loader.dataset) for name, loader in _valid_loaders(brain)},
+            splits=[name for name, _ in _valid_loaders(brain)],
             by_words=self.by_words,
             ping=lambda phase: brain.watchdog.ping(phase, brain.optimizer_step),
             quiet=bool(getattr(hparams, "noprogressbar", False)),
         )
         fitted.write(Path(hparams.output_folder))
         self.decoder = fitted.decoder
-        if fitted.weights is not None and fitted.weights.reason:
-            self.notes = [fitted.weights.reason]
+        self.notes = [fitted.note] if fitted.note else []
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
             confident_aligner = replace(aligner, confidence=fit.confidence)

@@ -245,7 +245,9 @@ def _fit(
     current = bundle.decoder_pool.decoder
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     with_attention = decoder.attention_rescoring or rescores
-    utterances = sample_utterances(_encode(bundle, sets, with_attention=with_attention))
+    utterances = sample_utterances(
+        _encode(bundle, sets, with_attention=with_attention), bundle.tokenizer.silent
+    )
     with progress_bar("decoding as before", len(utterances)) as advance:
         before = count_own_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
     decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
@@ -254,7 +256,7 @@ def _fit(
         decoder,
         replace(current.aligner, word_lm=decoder.language_models.words),
         utterances,
-        split_sizes={name: len(rows) for name, rows in sets.items()},
+        splits=[*sets],
         by_words=by_words,
     )
     fitted.write(folder)

@@ -322,7 +322,7 @@ class BeamDecoder:
             word_bonus=self.weights.word_bonus,
             unknown_word_score=self.weights.unknown_word,
         )
-        return GraphDecoder(graph=graph, vocabulary=self.tokenizer.vocabulary)
+        return GraphDecoder(graph=graph, tokenizer=self.tokenizer)
 
     @cached_property
     def _unbiased_search(self) -> PrefixBeamSearch:
@@ -346,6 +346,7 @@ class BeamDecoder:
             token_threshold=TOKEN_THRESHOLD,
             max_candidates=MAX_CANDIDATES,
             excluded=(vocabulary.unk, vocabulary.bos, vocabulary.eos),
+            silent=self.tokenizer.silent,
         )
         return PrefixBeamSearch(settings=settings, scorers=scorers)
 

@@ -40,6 +40,7 @@ from tests.decoding.spoken import (
     TEXTS,
     char_tokenizer,
     misheard,
+    silence,
     spoken,
     train_models,
     transcribe,
@@ -90,8 +91,10 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         with pytest.raises(TypeError, match="needs the attention decoder"):
             beam.finish(beam.start())
     random = np.random.default_rng(3)
+    pause = silence(beam.tokenizer, 30)
     for utterance in misheard(beam.tokenizer):
-        log_probs, state = utterance.log_probs, decoder.start()
+        log_probs = np.concatenate([pause, utterance.log_probs, pause, utterance.log_probs, pause])
+        state = decoder.start()
         for part in np.split(log_probs, np.sort(random.integers(0, len(log_probs), 9))):
             state = decoder.advance(state, part)
         streamed, *_ = decoder.finish(state, attention)
@@ -115,6 +118,30 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
 def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
+
+
+def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDecoder) -> None:
+    """Summed over ten minutes, the little that a blank of 0.9 leaves would be words."""
+    tokenizer = decoder.aligner.tokenizer
+    ten_minutes = silence(tokenizer, 15_000)
+    clip = DecoderInput(log_probs=ten_minutes, samples=15_000 * STEP)
+    assert decoder.decode(clip, with_times=True).text == ""
+    call = spoken(tokenizer, "call", {1: "m"})  # greedy decoding hears "cmll"
+    log_probs = np.concatenate([ten_minutes, call, ten_minutes, call, ten_minutes])
+    clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
+    words = decoder.decode(clip, with_times=True).words
+    assert [word.text for word in words] == ["call", "call"]
+    for index, word in enumerate(words, start=1):
+        seconds = (index * 15_000 + (index - 1) * len(call)) * STEP / 16_000
+        assert word.start == pytest.approx(seconds, abs=0.1)
+        assert word.end == pytest.approx(seconds + len(call) * STEP / 16_000, abs=0.15)
+
+
+def test_weak_token_beside_a_heard_one_is_found(beam: BeamDecoder) -> None:
+    """Greedy decoding hears "cll": the a is as likely as the blank that takes its place."""
+    log_probs = spoken(beam.tokenizer, "call", {})
+    log_probs[2, beam.tokenizer.vocabulary.blank] = log_probs[2].max() + 0.1
+    assert transcribe(beam, log_probs) == "call"
 
 
 def test_clip_that_allows_no_text_is_empty(beam: BeamDecoder, decoder: ClipDecoder) -> None:

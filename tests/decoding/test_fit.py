@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from sbkit.decoding import fit
-from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, DecoderWeights
+from sbkit.decoding.decoder import BeamDecoder, DecoderWeights
 from sbkit.decoding.fit import (
     FittedWeights,
     LabeledWords,
+    SampleSize,
     ValidationUtterance,
     count_all_errors,
     fit_confidence,
@@ -19,12 +20,13 @@ from sbkit.decoding.fit import (
     search_weights,
     used_weights,
 )
+from sbkit.decoding.greedy import REACH
 from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import Scores
 from sbkit.lm.language_models import LanguageModels
 from sbkit.text.tokenizer import Tokenizer
-from tests.decoding.spoken import char_tokenizer, misheard, train_models
+from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models
 from tests.runs import read_json
 
 Fitting = tuple[BeamDecoder, list[ValidationUtterance], FittedWeights]
@@ -66,7 +68,7 @@ def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     phases: list[str] = []
     aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
     fitted = fit_decoder(
-        decoder, aligner, utterances, split_sizes={"dev": 6}, by_words=True, ping=phases.append
+        decoder, aligner, utterances, splits=["dev"], by_words=True, ping=phases.append
     )
     assert phases.count("tuning") >= 64 * 6
     assert phases.count("confidence") == 6
@@ -76,7 +78,7 @@ def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     assert (record["decoder_type"], record["chosen_on"]) == ("beam", ["dev"])
     assert read_json(tmp_path / "confidence.json").keys() == {"greedy", "beam"}
     assert fitted.decoder is not None
-    again = fit_decoder(fitted.decoder, aligner, [], split_sizes={}, by_words=True)
+    again = fit_decoder(fitted.decoder, aligner, [], splits=[], by_words=True)
     assert again.weights is None  # it has weights
 
 
@@ -86,13 +88,14 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
 ) -> None:
     utterance = misheard(tokenizer)[0]
     tokens = int((utterance.log_probs > fit.TOKEN_THRESHOLD).sum())
-    utterances = [utterance._replace(id=str(number)) for number in range(100)]
+    utterances = [utterance._replace(id=str(number), seconds=9.0) for number in range(100)]
     shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
-    counts = [[(utterance.order, tokens) for utterance in share] for share in shares]
-    monkeypatch.setattr(fit, "gather_over_ranks", lambda own: counts)
+    sizes = [[SampleSize(utterance.order, tokens, 9.0) for utterance in share] for share in shares]
+    monkeypatch.setattr(fit, "gather_over_ranks", lambda own: sizes)
     in_order = sorted(utterances, key=lambda utterance: utterance.order)
-    for limit, size in ((8, 8), (8.5, 8), (100, 100)):
-        samples = [sample_utterances(share, int(limit * tokens)) for share in shares]
+    silent = tokenizer.silent
+    for limit, size in ((30, 30), (30.5, 30), (100, 100)):
+        samples = [sample_utterances(share, silent, int(limit * tokens)) for share in shares]
         ids = {utterance.id for sample in samples for utterance in sample}
         assert ids == {utterance.id for utterance in in_order[:size]}
 
@@ -103,36 +106,38 @@ def test_sample_size_is_a_tenth_of_the_training_time_within_limits() -> None:
     assert sizes == [fit.MIN_SAMPLE_TOKENS, 26_894, fit.MAX_SAMPLE_TOKENS]
 
 
-def test_sample_counts_at_most_the_candidates_of_a_flat_frame(tokenizer: Tokenizer) -> None:
-    flat = np.full((10, tokenizer.vocab_size), -3.0)
-    clips = [ValidationUtterance(flat, "a", id=str(number)) for number in range(9)]
-    assert len(sample_utterances(clips, 5 * 10 * MAX_CANDIDATES)) == 5
-
-
 @pytest.mark.parametrize(
-    ("count", "seconds", "total", "is_fitted"),
+    ("seconds", "count"),
     [
-        (2, 3.0, 2, True),  # the whole set
-        (19, 300.0, 55, False),
-        (38, 67.0, 55, False),  # as with a model that has learned nothing
-        (20, 180.0, 55, True),
+        (4.0, 45),  # three minutes, although the work of 20,000 tokens is done after 16 utterances
+        (60.0, 3),  # at most 60,000 tokens
     ],
 )
-def test_weights_are_fitted_to_enough_speech_or_keep_their_defaults(
-    fitting: Fitting,
-    monkeypatch: pytest.MonkeyPatch,
-    count: int,
-    seconds: float,
-    total: int,
-    is_fitted: bool,
+def test_sample_of_an_uncertain_model_has_enough_speech(
+    tokenizer: Tokenizer, seconds: float, count: int
 ) -> None:
-    decoder, (clip, *_), _ = fitting
-    utterances = [clip._replace(seconds=seconds / count)] * count
-    monkeypatch.setattr(fit, "NUM_TRIALS", 2)
-    fitted = fit_weights(decoder, utterances, split_sizes={"dev": total}, by_words=True)
-    assert (fitted.weights != DecoderWeights()) == is_fitted
-    assert fitted.scores.utterances == count
-    assert f"only {count} of {total} utterances ({seconds:.0f} s)" in fitted.reason or is_fitted
+    """Each frame has `MAX_CANDIDATES`, except where nothing is heard: that is no work."""
+    frames = round(25 * seconds)
+    log_probs = np.full((frames + 50, tokenizer.vocab_size), -3.0)
+    log_probs[:frames, tokenizer.encode("e")[-1]] = -2.0
+    log_probs[frames - REACH :, tokenizer.vocabulary.blank] = -1.0
+    clips = [ValidationUtterance(log_probs, "a", None, str(n), seconds) for n in range(72)]
+    assert len(sample_utterances(clips, tokenizer.silent, fit.MIN_SAMPLE_TOKENS)) == count
+
+
+def test_decoder_with_a_higher_cer_than_greedy_decoding_says_so(fitting: Fitting) -> None:
+    """The model is right, but the words are new to the language model."""
+    decoder, _, _ = fitting
+    texts = ["so fat cats sat on mats", "fast rafts"]
+    utterances = [ValidationUtterance(spoken(decoder.tokenizer, text, {}), text) for text in texts]
+    stubborn = decoder.with_weights(DecoderWeights(word=3.0, token=3.0))
+    aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
+    notes = [
+        fit_decoder(one, aligner, utterances, splits=["dev"], by_words=True).note
+        for one in (stubborn, decoder.with_weights(DecoderWeights()))
+    ]
+    assert notes[1] == ""
+    assert "of the beam decoder" in notes[0] and "of greedy decoding, 0.0 % (dev)" in notes[0]
 
 
 def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting) -> None:
@@ -150,8 +155,8 @@ def test_without_word_boundaries_a_decoder_without_tokens_keeps_its_model_of_wor
     decoder, (clip, *_), _ = fitting
     models = LanguageModels(words=decoder.language_models.words, tokens=None)
     decoder = decoder.copy_with(language_models=models)
-    fitted = fit_weights(decoder, [clip], split_sizes={"dev": 9}, by_words=False)
-    assert fitted.weights == DecoderWeights()
+    fitted = fit_weights(decoder, [clip], splits=["dev"], by_words=False)
+    assert fitted.weights.word > 0
 
 
 def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(

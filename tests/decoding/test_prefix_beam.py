@@ -199,7 +199,7 @@ def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:
         (replace(SETTINGS, max_candidates=2), [[2, 3], [1, 2, 3]]),
         (replace(SETTINGS, token_threshold=0.0, excluded=(2,)), [[3], [1, 3]]),
     ):
-        frames = make_frames(log_probs, settings)
+        frames = make_frames(log_probs, np.array([True, True]), settings)
         assert [[token for token, _ in frame.candidates] for frame in frames] == candidates
 
 
