@@ -46,6 +46,7 @@ class BeamSettings:
         excluded: tokens that are never appended, such as `<unk>`.
         silent: tokens without sound. A token is appended only where `find_speech` finds speech; at
             any frame if there are none.
+        blank_threshold: natural log-probability of the blank above which nothing is appended.
     """
 
     vocab_size: int
@@ -55,6 +56,7 @@ class BeamSettings:
     max_candidates: int | None = None
     excluded: Collection[int] = ()
     silent: Collection[int] = ()
+    blank_threshold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Frame:
 def make_frames(log_probs: LogProbs, is_speech: Bools, settings: BeamSettings) -> list[Frame]:
     """List the candidates of each frame: (U, V), (U,). A frame without speech has none."""
     log_probs = log_probs.astype(np.float64)
-    is_candidate = _find_candidates(log_probs, settings) & is_speech[:, None]
+    is_open = is_speech & (log_probs[:, settings.blank] <= settings.blank_threshold)
+    is_candidate = _find_candidates(log_probs, settings) & is_open[:, None]
     ends = np.cumsum(is_candidate.sum(1))[:-1]
     tokens = [ids.tolist() for ids in np.split(np.nonzero(is_candidate)[1], ends)]
     values = [scores.tolist() for scores in np.split(log_probs[is_candidate], ends)]
@@ -246,9 +249,11 @@ class PrefixBeamSearch:
         frames = make_frames(recent[new], is_speech[new], self.settings)
         beam = state.beam
         for index, frame in enumerate(frames, start=state.num_frames):
-            self._stay(beam, frame, index)
-            extensions = self._extend(beam, frame, index) if frame.candidates else []
-            beam = self._select(beam, extensions)
+            if frame.candidates:
+                self._stay(beam, frame, index)
+                beam = self._select(beam, self._extend(beam, frame, index))
+            else:
+                self._read_blank(beam, frame.log_probs[self.settings.blank])
         num_frames = state.num_frames + len(frames)
         return BeamState(num_frames, beam, recent[-2 * REACH :], num_waiting)
 
@@ -284,6 +289,12 @@ class PrefixBeamSearch:
                 prefix.in_token += log_probs[prefix.token]
             prefix.total = log_add(prefix.in_blank, prefix.in_token)
             prefix.score = prefix.total + prefix.added
+
+    def _read_blank(self, beam: list[Prefix], log_prob: float) -> None:
+        for prefix in beam:
+            prefix.in_blank = prefix.total = prefix.total + log_prob
+            prefix.in_token = -inf
+            prefix.score += log_prob
 
     def _extend(self, beam: list[Prefix], frame: Frame, index: int) -> list[Extension]:
         """Append each candidate to each prefix; return the extensions that are not in the beam.

@@ -28,7 +28,7 @@ from sbkit.decoding.decoder import (
     DecoderWeights,
     rescore,
 )
-from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.kneser_ney import train
@@ -138,9 +138,11 @@ def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDec
 
 
 def test_weak_token_beside_a_heard_one_is_found(beam: BeamDecoder) -> None:
-    """Greedy decoding hears "cll": the a is as likely as the blank that takes its place."""
-    log_probs = spoken(beam.tokenizer, "call", {})
-    log_probs[2, beam.tokenizer.vocabulary.blank] = log_probs[2].max() + 0.1
+    """Greedy decoding hears "cll": a blank is likelier than the a."""
+    tokenizer = beam.tokenizer
+    log_probs = spoken(tokenizer, "call", {})
+    log_probs[2, [tokenizer.encode("a")[-1], tokenizer.vocabulary.blank]] = np.log([0.45, 0.55])
+    assert tokenizer.decode(best_tokens(log_probs, tokenizer.vocabulary.blank)) == "cll"
     assert transcribe(beam, log_probs) == "call"
 
 
