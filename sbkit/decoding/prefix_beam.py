@@ -291,10 +291,10 @@ class PrefixBeamSearch:
             prefix.score = prefix.total + prefix.added
 
     def _read_blank(self, beam: list[Prefix], log_prob: float) -> None:
+        """Let each prefix read a blank; `_stay` updates its score at the next other frame."""
         for prefix in beam:
             prefix.in_blank = prefix.total = prefix.total + log_prob
             prefix.in_token = -inf
-            prefix.score += log_prob
 
     def _extend(self, beam: list[Prefix], frame: Frame, index: int) -> list[Extension]:
         """Append each candidate to each prefix; return the extensions that are not in the beam.

@@ -95,7 +95,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
     for utterance in misheard(beam.tokenizer):
         log_probs = np.concatenate([pause, utterance.log_probs, pause, utterance.log_probs, pause])
         state = decoder.start()
-        for part in np.split(log_probs, np.sort(random.integers(0, len(log_probs), 9))):
+        for part in np.split(log_probs, np.sort(random.integers(0, len(log_probs), 60))):
             state = decoder.advance(state, part)
         streamed, *_ = decoder.finish(state, attention)
         whole, *_ = decoder.nbest(log_probs, attention)

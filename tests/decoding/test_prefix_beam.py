@@ -175,6 +175,15 @@ def test_bounded_beam_equals_plain_beam(size: int) -> None:
         assert [hypothesis.score for hypothesis in beam] == pytest.approx([*ordered.values()])
 
 
+def test_certain_blank_separates_repeated_tokens_as_in_an_exact_search() -> None:
+    spoken, pause = [0.04, 0.01, 0.94, 0.01], [0.985, 0.005, 0.005, 0.005]
+    log_probs = np.log([spoken, pause, pause, spoken])
+    certain = replace(SETTINGS, blank_threshold=float(np.log(0.98)))
+    best, exact = (PrefixBeamSearch(settings=s).decode(log_probs)[0] for s in (certain, SETTINGS))
+    assert best.tokens == exact.tokens == (2, 2)
+    assert best.score == pytest.approx(exact.score, abs=0.02)
+
+
 def test_rule_of_silence_changes_nothing_near_speech() -> None:
     """Six frames with a token are all near it; without one, nothing is written."""
     exact = PrefixBeamSearch(settings=SETTINGS)
