@@ -253,7 +253,7 @@ class PrefixBeamSearch:
                 self._stay(beam, frame, index)
                 beam = self._select(beam, self._extend(beam, frame, index))
             else:
-                self._read_blank(beam, frame.log_probs[self.settings.blank])
+                self._read_silence(beam, max(frame.log_probs))
         num_frames = state.num_frames + len(frames)
         return BeamState(num_frames, beam, recent[-2 * REACH :], num_waiting)
 
@@ -264,11 +264,11 @@ class PrefixBeamSearch:
         go on after its partial hypotheses.
         """
         waiting = state.recent[len(state.recent) - state.num_waiting :]
-        blanks = float(waiting[:, self.settings.blank].sum())  # no speech follows
+        silence = float(waiting.max(1, initial=-inf).sum())  # no speech follows
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
             pairs = zip(self._scorers, prefix.state.scorer_states, strict=True)
-            ctc = prefix.total + blanks
+            ctc = prefix.total + silence
             added = prefix.added + sum(scorer.end(s) for scorer, s in pairs)
             if (score := ctc + added) > -inf:
                 tokens = prefix.tokens()
@@ -290,8 +290,8 @@ class PrefixBeamSearch:
             prefix.total = log_add(prefix.in_blank, prefix.in_token)
             prefix.score = prefix.total + prefix.added
 
-    def _read_blank(self, beam: list[Prefix], log_prob: float) -> None:
-        """Let each prefix read a blank; `_stay` updates its score at the next other frame."""
+    def _read_silence(self, beam: list[Prefix], log_prob: float) -> None:
+        """Let each prefix read a blank or space; `_stay` updates its score at the next token."""
         for prefix in beam:
             prefix.in_blank = prefix.total = prefix.total + log_prob
             prefix.in_token = -inf

@@ -135,6 +135,16 @@ def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDec
     assert [word.start for word in words] == pytest.approx(starts, abs=0.1)
 
 
+def test_space_in_a_pause_is_silence(beam: BeamDecoder) -> None:
+    """A frame that allows nothing but a space leaves the words around it alone."""
+    tokenizer = beam.tokenizer
+    pause = silence(tokenizer, 50)
+    pause[25] = -np.inf
+    pause[25, tokenizer.silent[1]] = 0.0
+    call = spoken(tokenizer, "call", {})
+    assert transcribe(beam, np.concatenate([call, pause, call])) == "call call"
+
+
 def test_weak_token_beside_a_heard_one_is_found(beam: BeamDecoder) -> None:
     """Greedy decoding hears "cll": a blank is likelier than the a."""
     tokenizer = beam.tokenizer
