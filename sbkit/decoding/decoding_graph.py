@@ -21,7 +21,7 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.decoding.greedy import Hypothesis, check_log_probs, find_speech, merge_repeats
+from sbkit.decoding.greedy import Hypothesis, check_log_probs, mask_silence, merge_repeats
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 from sbkit.text.tokenizer import SPACE, Tokenizer
@@ -249,9 +249,7 @@ class GraphDecoder:
         check_log_probs(log_probs, self._vocabulary.size)
         if not len(log_probs):
             return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
-        rows = log_probs.astype(np.float32)  # a copy
-        is_other = np.arange(self._vocabulary.size) != self._vocabulary.blank
-        rows[np.ix_(~find_speech(log_probs, self._silent), is_other)] = -np.inf
+        rows = np.ascontiguousarray(mask_silence(log_probs, self._silent), np.float32)
         # A new decoder for each clip: it keeps the path of its last one.
         decoder = self._kaldi.FasterDecoder(self.graph, self._options)
         decoder.decode(self._kaldi.DecodableCtc(rows))

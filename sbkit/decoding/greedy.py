@@ -15,6 +15,7 @@ from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
 
 REACH = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
+LOWEST = -1e4  # finite, so that any text can be aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,14 @@ def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
     ends = (frames + REACH + 1).clip(max=len(frames))
     is_near: Bools = totals[ends] > totals[(frames - REACH).clip(min=0)]
     return is_near
+
+
+def mask_silence(log_probs: LogProbs, silent: Collection[int]) -> LogProbs:
+    """Return log-probabilities (U, V) that allow only silent tokens in frames without speech."""
+    masked = log_probs.copy()
+    has_sound = ~np.isin(np.arange(log_probs.shape[1]), [*silent])
+    masked[np.ix_(~find_speech(log_probs, silent), has_sound)] = LOWEST
+    return masked
 
 
 def merge_repeats(best: Counts, blank: int, previous: int | None = None) -> list[int]:

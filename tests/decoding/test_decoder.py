@@ -125,8 +125,10 @@ def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDec
     tokenizer = decoder.aligner.tokenizer
     clip = DecoderInput(log_probs=silence(tokenizer, 15_000), samples=15_000 * STEP)
     assert decoder.decode(clip, with_times=True).text == ""
-    call = spoken(tokenizer, "call", {1: "m"})  # greedy decoding hears "cmll"
-    pause = silence(tokenizer, 1500)
+    call, pause = spoken(tokenizer, "call", {}), silence(tokenizer, 1500)
+    c = tokenizer.encode("c")[-1]
+    call[0, [c, tokenizer.vocabulary.blank]] = np.log([0.25, 0.7])  # greedy decoding hears "all"
+    pause[700, c] = np.log(0.5)
     log_probs = np.concatenate([pause, call, pause, call, pause])
     clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
     words = decoder.decode(clip, with_times=True).words
