@@ -81,14 +81,7 @@ MAX_STEP_SIZE = 5.0  # a longer step of Newton's method might leave the region w
 
 Ping = Callable[[], object]  # tells a watchdog that work goes on
 Order = tuple[str, str]  # the sort key of an utterance for filling a sample
-
-
-class SampleSize(NamedTuple):
-    """What an utterance adds to a sample: tokens that a trial appends, and seconds of audio."""
-
-    order: Order
-    tokens: int
-    seconds: float
+Size = tuple[Order, int, float]  # of an utterance: tokens that a trial tries, seconds of audio
 
 
 def no_ping(*_: object) -> None:
@@ -184,15 +177,26 @@ class FittedDecoder:
     """A decoder that was fitted to validation sets.
 
     decoder: None for greedy decoding; weights: None if they were not fitted; confidences: by
-    decoder type; splits: the names of the validation sets; note: a sentence for the user, if greedy
-    decoding gets more letters right.
+    decoder type; splits: the names of the validation sets.
     """
 
     decoder: BeamDecoder | None
     weights: FittedWeights | None
     confidences: Mapping[str, FittedConfidence]
     splits: Sequence[str]
-    note: str = ""
+
+    @property
+    def note(self) -> str:
+        """A sentence if the CER of the decoder is above that of greedy decoding, "" otherwise."""
+        decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
+        cer, greedy_cer = (self.confidences[name].cer for name in (decoder_type, GREEDY))
+        if cer <= greedy_cer:
+            return ""
+        return (
+            f"the CER of the {decoder_type} decoder, {100 * cer:.1f} %, is above that of greedy "
+            f"decoding, {100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or pass "
+            "--decoder greedy if characters matter more than words."
+        )
 
     def write(self, folder: Path) -> None:
         """Write `decoder.json`, if there is a decoder, and `confidence.json`; on rank 0 only."""
@@ -253,25 +257,10 @@ def fit_decoder(
         logger.info(f"confidence of words, {name}: {fit} ({sets})")
         if fit.utterances is not None:
             logger.info(f"confidence of utterances, {name}: {fit.utterances} ({sets})")
-    note = "" if decoder is None else _compare_with_greedy(confidences, decoder.decoder_type, sets)
-    if note:
-        logger.info(note)
-    return FittedDecoder(decoder, weights, confidences, splits, note)
-
-
-def _compare_with_greedy(
-    confidences: Mapping[str, FittedConfidence], decoder_type: str, sets: str
-) -> str:
-    """Return a sentence if the CER of a decoder is above that of greedy decoding, "" if not."""
-    cer = confidences[decoder_type].cer
-    greedy_cer = confidences[GREEDY].cer
-    if cer <= greedy_cer:
-        return ""
-    return (
-        f"the CER of the {decoder_type} decoder, {100 * cer:.1f} %, is above that of greedy "
-        f"decoding, {100 * greedy_cer:.1f} % ({sets}). Train longer, or pass --decoder greedy if "
-        "characters matter more than words."
-    )
+    fitted = FittedDecoder(decoder, weights, confidences, splits)
+    if fitted.note:
+        logger.info(fitted.note)
+    return fitted
 
 
 # ---- a sample of the validation sets
@@ -306,32 +295,32 @@ def sample_utterances(
     silent: the tokens without sound. Frames without speech are hardly any work.
     """
     sample: list[ValidationUtterance] = []
-    sizes: list[SampleSize] = []
+    sizes: list[Size] = []
     for utterance in utterances:
         sample.append(utterance)
         likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1).clip(max=MAX_CANDIDATES)
         count = int(likely[find_speech(utterance.log_probs, silent)].sum())
-        sizes.append(SampleSize(utterance.order, count, utterance.seconds))
-        if sum(size.tokens for size in sizes) > 2 * max_tokens:
+        sizes.append((utterance.order, count, utterance.seconds))
+        if sum(tokens for _, tokens, _ in sizes) > 2 * max_tokens:
             last = _last_within(sizes, max_tokens)
-            sizes = [size for size in sizes if size.order <= last]
+            sizes = [size for size in sizes if size[0] <= last]
             sample = [utterance for utterance in sample if utterance.order <= last]
     last = _last_within(chain.from_iterable(gather_over_ranks(sizes)), max_tokens)
     return [utterance for utterance in sample if utterance.order <= last]
 
 
-def _last_within(sizes: Iterable[SampleSize], max_tokens: int) -> Order:
+def _last_within(sizes: Iterable[Size], max_tokens: int) -> Order:
     """Return the key of the last utterance of a sample; it has at least one."""
-    tokens = 0
-    seconds = 0.0
+    total_tokens = 0
+    total_seconds = 0.0
     last = ("", "")
-    for count, size in enumerate(sorted(sizes)):
-        is_enough = count >= MIN_UTTERANCES and seconds >= MIN_SECONDS
-        tokens += size.tokens
-        if count and tokens > (max_tokens if is_enough else MAX_SAMPLE_TOKENS):
+    for count, (order, tokens, seconds) in enumerate(sorted(sizes)):
+        is_enough = count >= MIN_UTTERANCES and total_seconds >= MIN_SECONDS
+        total_tokens += tokens
+        if count and total_tokens > (max_tokens if is_enough else MAX_SAMPLE_TOKENS):
             break
-        seconds += size.seconds
-        last = size.order
+        total_seconds += seconds
+        last = order
     return last
 
 

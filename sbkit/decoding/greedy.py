@@ -62,10 +62,8 @@ def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
     silent: the tokens without sound, blank and space.
     """
     has_sound = ~np.isin(log_probs.argmax(1), [*silent])
-    totals = np.concatenate([[0], has_sound.cumsum()])  # before each frame
-    frames = np.arange(len(has_sound))
-    ends = (frames + REACH + 1).clip(max=len(frames))
-    is_near: Bools = totals[ends] > totals[(frames - REACH).clip(min=0)]
+    totals = np.pad(has_sound, (REACH + 1, REACH)).cumsum()
+    is_near: Bools = totals[2 * REACH + 1 :] > totals[: -2 * REACH - 1]
     return is_near
 
 

@@ -10,7 +10,6 @@ from sbkit.decoding.decoder import BeamDecoder, DecoderWeights
 from sbkit.decoding.fit import (
     FittedWeights,
     LabeledWords,
-    SampleSize,
     ValidationUtterance,
     count_all_errors,
     fit_confidence,
@@ -90,7 +89,7 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
     tokens = int((utterance.log_probs > fit.TOKEN_THRESHOLD).sum())
     utterances = [utterance._replace(id=str(number), seconds=9.0) for number in range(100)]
     shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
-    sizes = [[SampleSize(utterance.order, tokens, 9.0) for utterance in share] for share in shares]
+    sizes = [[(utterance.order, tokens, 9.0) for utterance in share] for share in shares]
     monkeypatch.setattr(fit, "gather_over_ranks", lambda own: sizes)
     in_order = sorted(utterances, key=lambda utterance: utterance.order)
     silent = tokenizer.silent
