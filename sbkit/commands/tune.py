@@ -17,7 +17,7 @@ import datasets
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, write_bytes_atomically
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
@@ -232,7 +232,6 @@ def _encode(
                     clip["text"],
                     bundle.attention_decoder(encoded) if with_attention else None,
                     clip["id"],
-                    samples_to_seconds(len(clip["audio"]), rate),
                 )
 
 

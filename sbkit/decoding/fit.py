@@ -63,13 +63,9 @@ NUM_AVERAGED = 12
 TRIAL_BEAM_SIZE = 16  # takes half the time of 32
 RIDGE = 1.0
 MAX_TRIAL_NGRAMS = 100_000  # in a trial graph: 4 s to build each
-MAX_SAMPLE_TOKENS = 60_000  # over all ranks; all trials of a token take 3 ms
-MIN_SAMPLE_TOKENS = 20_000  # 60 s of trials
-# With less speech, the weights would depend on a few clips. Three minutes are 4,500 frames of
-# 40 ms, each with 3 to 4 likely tokens if the model has learned, and 6 at a CER of 38 %.
-MIN_UTTERANCES, MIN_SECONDS = 20, 180.0
-# A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
-SAMPLE_TOKENS_PER_SECOND = 0.2
+# Over all ranks; all trials of a token take 3 ms. Even if each frame of 40 ms has `MAX_CANDIDATES`,
+# because the model is uncertain, this is enough for three minutes of speech.
+MAX_SAMPLE_TOKENS = 60_000
 
 # With 20 words, NCE on other clips was at worst 0.17. Utterances have half as many features.
 MIN_RIGHT_AND_WRONG = {"words": 20, "utterances": 10}
@@ -81,7 +77,6 @@ MAX_STEP_SIZE = 5.0  # a longer step of Newton's method might leave the region w
 
 Ping = Callable[[], object]  # tells a watchdog that work goes on
 Order = tuple[str, str]  # the sort key of an utterance for filling a sample
-Size = tuple[Order, int, float]  # of an utterance: tokens that a trial tries, seconds of audio
 
 
 def no_ping(*_: object) -> None:
@@ -92,14 +87,13 @@ class ValidationUtterance(NamedTuple):
     """An utterance of a validation set.
 
     log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
-    whether the utterance is in a sample; seconds: of audio.
+    whether the utterance is in a sample.
     """
 
     log_probs: LogProbs
     text: str
     attention: AttentionScorer | None = None
     id: str = ""
-    seconds: float = 0.0
 
     @property
     def order(self) -> Order:
@@ -271,16 +265,6 @@ def order_of(id: str) -> str:
     return hashlib.sha256(id.encode()).hexdigest()
 
 
-def sample_size(trained_seconds: float) -> int:
-    """Return the number of tokens in a sample, so that fitting takes a tenth of the training time.
-
-    ``trained_seconds`` is the length of the audio, not of the training, so that the same run has
-    the same sample on any machine and any number of ranks.
-    """
-    size = round(SAMPLE_TOKENS_PER_SECOND * trained_seconds)
-    return min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, size))
-
-
 def sample_utterances(
     utterances: Iterable[ValidationUtterance],
     silent: Collection[int],
@@ -288,38 +272,35 @@ def sample_utterances(
 ) -> list[ValidationUtterance]:
     """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
 
-    It has up to ``MAX_SAMPLE_TOKENS`` if it would otherwise be too little speech, because the model
-    is uncertain. The sample is the same for any number of ranks. Other utterances are dropped as
-    they arrive, because the log-probabilities of a large set do not fit into memory.
+    The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
+    because the log-probabilities of a large set do not fit into memory.
 
-    silent: the tokens without sound. Frames without speech are hardly any work.
+    silent: the tokens without sound. Frames without speech are no work, so they do not count.
     """
     sample: list[ValidationUtterance] = []
-    sizes: list[Size] = []
+    counts: dict[Order, int] = {}
     for utterance in utterances:
         sample.append(utterance)
-        likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1).clip(max=MAX_CANDIDATES)
-        count = int(likely[find_speech(utterance.log_probs, silent)].sum())
-        sizes.append((utterance.order, count, utterance.seconds))
-        if sum(tokens for _, tokens, _ in sizes) > 2 * max_tokens:
-            last = _last_within(sizes, max_tokens)
-            sizes = [size for size in sizes if size[0] <= last]
+        likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
+        is_speech = find_speech(utterance.log_probs, silent)
+        counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES)[is_speech].sum())
+        if sum(counts.values()) > 2 * max_tokens:
+            last = _last_within(counts.items(), max_tokens)
+            counts = {order: count for order, count in counts.items() if order <= last}
             sample = [utterance for utterance in sample if utterance.order <= last]
-    last = _last_within(chain.from_iterable(gather_over_ranks(sizes)), max_tokens)
+    all_counts = [pair for share in gather_over_ranks([*counts.items()]) for pair in share]
+    last = _last_within(all_counts, max_tokens)
     return [utterance for utterance in sample if utterance.order <= last]
 
 
-def _last_within(sizes: Iterable[Size], max_tokens: int) -> Order:
-    """Return the key of the last utterance of a sample; it has at least one."""
-    total_tokens = 0
-    total_seconds = 0.0
+def _last_within(counts: Iterable[tuple[Order, int]], max_tokens: int) -> Order:
+    """Return the key of the last utterance in order before the sum exceeds ``max_tokens``."""
+    total = 0
     last = ("", "")
-    for count, (order, tokens, seconds) in enumerate(sorted(sizes)):
-        is_enough = count >= MIN_UTTERANCES and total_seconds >= MIN_SECONDS
-        total_tokens += tokens
-        if count and total_tokens > (max_tokens if is_enough else MAX_SAMPLE_TOKENS):
+    for order, count in sorted(counts):
+        total += count
+        if total > max_tokens and last != ("", ""):
             break
-        total_seconds += seconds
         last = order
     return last
 
