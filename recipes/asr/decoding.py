@@ -30,10 +30,10 @@ from sbkit.decoding.decoder import (
     Recognition,
 )
 from sbkit.decoding.fit import (
+    MAX_SAMPLE_TOKENS,
     NUM_TRIALS,
     ValidationUtterance,
     fit_decoder,
-    sample_size,
     sample_utterances,
 )
 from sbkit.decoding.greedy import merge_repeats
@@ -68,9 +68,9 @@ class RunDecoding:
 
     def fit(self, brain: Brain) -> None:
         """Fit decoder and confidences to the validation sets; write both into the run folder."""
-        max_tokens = sample_size(brain.training_metrics.audio_seconds)
-        utterances = sample_utterances(self._encode_validation(brain), max_tokens)
         hparams = self._hparams
+        silent = hparams.tokenizer.silent
+        utterances = sample_utterances(self._encode_validation(brain), silent)
         aligner = WordAligner(
             tokenizer=hparams.tokenizer,
             samples_per_frame=self._model.samples_per_frame,
@@ -81,15 +81,14 @@ class RunDecoding:
             self.decoder,
             aligner,
             utterances,
-            split_sizes={name: len(loader.dataset) for name, loader in _valid_loaders(brain)},
+            splits=[name for name, _ in _valid_loaders(brain)],
             by_words=self.by_words,
             ping=lambda phase: brain.watchdog.ping(phase, brain.optimizer_step),
             quiet=bool(getattr(hparams, "noprogressbar", False)),
         )
         fitted.write(Path(hparams.output_folder))
         self.decoder = fitted.decoder
-        if fitted.weights is not None and fitted.weights.reason:
-            self.notes = [fitted.weights.reason]
+        self.notes = [fitted.note] if fitted.note else []
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         for name, fit in fitted.confidences.items():
             confident_aligner = replace(aligner, confidence=fit.confidence)
@@ -104,12 +103,9 @@ class RunDecoding:
         if self.decoder is None or brain.loaders is None:
             return 0.0
         splits = brain.loaders.splits.valid.values()
-        epochs = brain.hparams.epoch_counter
-        seconds_so_far = brain.training_metrics.audio_seconds  # of audio
-        trained_seconds = seconds_so_far / max(epochs.current, 1) * epochs.limit
         samples = sum(int(sample_counts(rows).sum()) for rows in splits)
         num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self._model.samples_per_frame
-        num_sampled = min(num_tokens, sample_size(trained_seconds))
+        num_sampled = min(num_tokens, MAX_SAMPLE_TOKENS)
         num_decoded = num_sampled + test_share * num_tokens / usable_cores()
         num_tried = num_sampled if self.decoder.needs_tuning else 0.0
         # The beam of a test is twice as wide as the beam of a trial.
@@ -128,13 +124,10 @@ class RunDecoding:
                 log_probs = predictions.log_probs.float().cpu().numpy()
                 frames = predictions.frame_lengths
                 attention = self._attention_decoders(predictions.states, frames)
-                seconds = (batch.audio_lengths / self._hparams.sample_rate).tolist()
                 rows = zip(log_probs, frames.tolist(), strict=True)
                 # Copies: a view would keep the log-probabilities of the whole batch.
                 clips = [row[:count].copy() for row, count in rows]
-                yield from map(
-                    ValidationUtterance, clips, batch.texts, attention, batch.ids, seconds
-                )
+                yield from map(ValidationUtterance, clips, batch.texts, attention, batch.ids)
 
     # -- a batch ------------------------------------------------------------------------------
 

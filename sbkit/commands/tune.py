@@ -17,7 +17,7 @@ import datasets
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, write_bytes_atomically
-from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
@@ -232,7 +232,6 @@ def _encode(
                     clip["text"],
                     bundle.attention_decoder(encoded) if with_attention else None,
                     clip["id"],
-                    samples_to_seconds(len(clip["audio"]), rate),
                 )
 
 
@@ -245,7 +244,9 @@ def _fit(
     current = bundle.decoder_pool.decoder
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     with_attention = decoder.attention_rescoring or rescores
-    utterances = sample_utterances(_encode(bundle, sets, with_attention=with_attention))
+    utterances = sample_utterances(
+        _encode(bundle, sets, with_attention=with_attention), bundle.tokenizer.silent
+    )
     with progress_bar("decoding as before", len(utterances)) as advance:
         before = count_own_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
     decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
@@ -254,7 +255,7 @@ def _fit(
         decoder,
         replace(current.aligner, word_lm=decoder.language_models.words),
         utterances,
-        split_sizes={name: len(rows) for name, rows in sets.items()},
+        splits=[*sets],
         by_words=by_words,
     )
     fitted.write(folder)

@@ -21,11 +21,10 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.decoding.greedy import Hypothesis, check_log_probs, merge_repeats
+from sbkit.decoding.greedy import Hypothesis, check_log_probs, mask_silence, merge_repeats
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 from sbkit.text.tokenizer import SPACE, Tokenizer
-from sbkit.text.vocabulary import Vocabulary
 
 UNKNOWN_WORD_ORDER = 3  # n-grams of the tokens in unknown words
 MAX_TOKENS = 2000  # the arcs between 1000 tokens take 0.6 GB during construction, 1500: 1.4 GB
@@ -236,20 +235,21 @@ class GraphDecoder:
     word, the best unfinished path is taken. Raises SbkitError if kaldi-decoder is not installed.
     """
 
-    def __init__(self, *, graph: Any, vocabulary: Vocabulary) -> None:
+    def __init__(self, *, graph: Any, tokenizer: Tokenizer) -> None:
         self._kaldifst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
         self._options = self._kaldi.FasterDecoderOptions(
             beam=BEAM_COST, max_active=MAX_ACTIVE_STATES
         )
         self.graph = graph
-        self._vocabulary = vocabulary
+        self._vocabulary = tokenizer.vocabulary
+        self._silent = tokenizer.silent
 
     def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
         """Return the single best hypothesis of natural log-probabilities (U, V)."""
         check_log_probs(log_probs, self._vocabulary.size)
         if not len(log_probs):
             return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
-        rows = np.ascontiguousarray(log_probs, np.float32)
+        rows = np.ascontiguousarray(mask_silence(log_probs, self._silent), np.float32)
         # A new decoder for each clip: it keeps the path of its last one.
         decoder = self._kaldi.FasterDecoder(self.graph, self._options)
         decoder.decode(self._kaldi.DecodableCtc(rows))

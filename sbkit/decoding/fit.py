@@ -7,7 +7,7 @@ log-probabilities and reference texts -> a sample of them -> errors with trial w
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -27,7 +27,7 @@ from sbkit.decoding.decoder import (
     BeamDecoder,
     DecoderWeights,
 )
-from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.greedy import GreedyDecoder, find_speech
 from sbkit.decoding.utterances import EXTRA_ERRORS, UTTERANCES, text_share, utterance_features
 from sbkit.decoding.words import (
     CONFIDENCE_FILE,
@@ -39,7 +39,7 @@ from sbkit.decoding.words import (
 )
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.evaluate.calibration import Calibration, measure_calibration
-from sbkit.evaluate.wer import Scores, count_errors, word_correctness
+from sbkit.evaluate.wer import ErrorCounts, Scores, count_errors, word_correctness
 from sbkit.lm.language_models import LanguageModels
 from sbkit.logs.progress import progress_bar
 from sbkit.text.tokenizer import Tokenizer
@@ -63,14 +63,9 @@ NUM_AVERAGED = 12
 TRIAL_BEAM_SIZE = 16  # takes half the time of 32
 RIDGE = 1.0
 MAX_TRIAL_NGRAMS = 100_000  # in a trial graph: 4 s to build each
-MAX_SAMPLE_TOKENS = 60_000  # over all ranks; all trials of a token take 3 ms
-# 60 s of trials. Three minutes are 4,500 frames of 40 ms, each with 3 to 4 likely tokens if the
-# model has learned. If not, each has `MAX_CANDIDATES`, and the weights keep their defaults.
-MIN_SAMPLE_TOKENS = 20_000
-# A smaller sample of a larger validation set would make the weights depend on a few clips.
-MIN_UTTERANCES, MIN_SECONDS = 20, 180.0
-# A tenth of the training time of the default run: two cores train on 130 s of audio in a second.
-SAMPLE_TOKENS_PER_SECOND = 0.2
+# Over all ranks; all trials of a token take 3 ms. Even if each frame of 40 ms has `MAX_CANDIDATES`,
+# because the model is uncertain, this is enough for three minutes of speech.
+MAX_SAMPLE_TOKENS = 60_000
 
 # With 20 words, NCE on other clips was at worst 0.17. Utterances have half as many features.
 MIN_RIGHT_AND_WRONG = {"words": 20, "utterances": 10}
@@ -92,14 +87,13 @@ class ValidationUtterance(NamedTuple):
     """An utterance of a validation set.
 
     log_probs: (U, V); text: the reference; attention: for a decoder that rescores; id: decides
-    whether the utterance is in a sample; seconds: of audio.
+    whether the utterance is in a sample.
     """
 
     log_probs: LogProbs
     text: str
     attention: AttentionScorer | None = None
     id: str = ""
-    seconds: float = 0.0
 
     @property
     def order(self) -> Order:
@@ -111,13 +105,11 @@ class FittedWeights:
     """The chosen weights, and the errors with them.
 
     by_words: False for a language without spaces between words, which has no WER.
-    reason: why the weights are the defaults, "" if they were fitted.
     """
 
     weights: DecoderWeights
     scores: Scores
     by_words: bool = True
-    reason: str = ""
 
     def plain(self) -> dict[str, Any]:
         return {
@@ -125,7 +117,6 @@ class FittedWeights:
             "CER": self.scores.cer,
             **({"WER": self.scores.wer} if self.by_words else {}),
             "utterances": self.scores.utterances,
-            **({"reason_for_defaults": self.reason} if self.reason else {}),
         }
 
 
@@ -139,6 +130,7 @@ class FittedConfidence:
     unit: what is right or wrong, words or whole utterances.
     extra_errors: of utterances, as in `UtteranceConfidence`.
     utterances: beside a confidence of words, that of the utterances.
+    cer: of the decoder that it belongs to.
     """
 
     confidence: Confidence | None
@@ -148,6 +140,7 @@ class FittedConfidence:
     unit: str = "words"
     extra_errors: float | None = None
     utterances: "FittedConfidence | None" = None
+    cer: float = 0.0
 
     def plain(self) -> dict[str, Any]:
         weights = None if self.confidence is None else self.confidence.plain()
@@ -186,6 +179,19 @@ class FittedDecoder:
     confidences: Mapping[str, FittedConfidence]
     splits: Sequence[str]
 
+    @property
+    def note(self) -> str:
+        """A sentence if the CER of the decoder is above that of greedy decoding, "" otherwise."""
+        decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
+        cer, greedy_cer = (self.confidences[name].cer for name in (decoder_type, GREEDY))
+        if cer <= greedy_cer:
+            return ""
+        return (
+            f"the CER of the {decoder_type} decoder, {100 * cer:.1f} %, is above that of greedy "
+            f"decoding, {100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or pass "
+            "--decoder greedy if characters matter more than words."
+        )
+
     def write(self, folder: Path) -> None:
         """Write `decoder.json`, if there is a decoder, and `confidence.json`; on rank 0 only."""
         if rank() > 0:
@@ -194,8 +200,7 @@ class FittedDecoder:
         if self.decoder is not None:
             records[DECODER_FILE] = self.decoder.plain()
             if self.weights is not None:
-                splits = [] if self.weights.reason else [*self.splits]
-                records[DECODER_FILE] |= {"chosen_on": splits, **self.weights.plain()}
+                records[DECODER_FILE] |= {"chosen_on": [*self.splits], **self.weights.plain()}
         records[CONFIDENCE_FILE] = {name: fit.plain() for name, fit in self.confidences.items()}
         for name, record in records.items():
             write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
@@ -206,7 +211,7 @@ def fit_decoder(
     aligner: WordAligner,
     utterances: Sequence[ValidationUtterance],
     *,
-    split_sizes: Mapping[str, int],
+    splits: Sequence[str],
     by_words: bool,
     ping: Callable[[str], object] = no_ping,
     quiet: bool = False,
@@ -217,18 +222,17 @@ def fit_decoder(
         decoder: None for greedy decoding, which has only confidences.
         aligner: extracts the features of words.
         utterances: this rank's share of `sample_utterances`.
-        split_sizes: the number of utterances of each validation set, over all ranks.
+        splits: the names of the validation sets.
         by_words: False for a language without spaces between words.
         ping: called with "tuning" or "confidence" before each utterance, for a watchdog.
         quiet: show no progress.
     """
     weights = None
-    splits = [*split_sizes]
     if decoder is not None and decoder.needs_tuning and any(used_weights(decoder)):
         weights = fit_weights(
             decoder,
             utterances,
-            split_sizes=split_sizes,
+            splits=splits,
             by_words=by_words,
             ping=lambda: ping("tuning"),
             quiet=quiet,
@@ -247,7 +251,10 @@ def fit_decoder(
         logger.info(f"confidence of words, {name}: {fit} ({sets})")
         if fit.utterances is not None:
             logger.info(f"confidence of utterances, {name}: {fit.utterances} ({sets})")
-    return FittedDecoder(decoder, weights, confidences, splits)
+    fitted = FittedDecoder(decoder, weights, confidences, splits)
+    if fitted.note:
+        logger.info(fitted.note)
+    return fitted
 
 
 # ---- a sample of the validation sets
@@ -258,30 +265,25 @@ def order_of(id: str) -> str:
     return hashlib.sha256(id.encode()).hexdigest()
 
 
-def sample_size(trained_seconds: float) -> int:
-    """Return the number of tokens in a sample, so that fitting takes a tenth of the training time.
-
-    ``trained_seconds`` is the length of the audio, not of the training, so that the same run has
-    the same sample on any machine and any number of ranks.
-    """
-    size = round(SAMPLE_TOKENS_PER_SECOND * trained_seconds)
-    return min(MAX_SAMPLE_TOKENS, max(MIN_SAMPLE_TOKENS, size))
-
-
 def sample_utterances(
-    utterances: Iterable[ValidationUtterance], max_tokens: int = MAX_SAMPLE_TOKENS
+    utterances: Iterable[ValidationUtterance],
+    silent: Collection[int],
+    max_tokens: int = MAX_SAMPLE_TOKENS,
 ) -> list[ValidationUtterance]:
     """Keep this rank's part of a sample with at most ``max_tokens`` over all ranks.
 
     The sample is the same for any number of ranks. Other utterances are dropped as they arrive,
     because the log-probabilities of a large set do not fit into memory.
+
+    silent: the tokens without sound. Frames without speech are no work, so they do not count.
     """
     sample: list[ValidationUtterance] = []
     counts: dict[Order, int] = {}
     for utterance in utterances:
         sample.append(utterance)
         likely = (utterance.log_probs > TOKEN_THRESHOLD).sum(1)
-        counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES).sum())
+        is_speech = find_speech(utterance.log_probs, silent)
+        counts[utterance.order] = int(likely.clip(max=MAX_CANDIDATES)[is_speech].sum())
         if sum(counts.values()) > 2 * max_tokens:
             last = _last_within(counts.items(), max_tokens)
             counts = {order: count for order, count in counts.items() if order <= last}
@@ -310,26 +312,15 @@ def fit_weights(
     decoder: BeamDecoder,
     utterances: Sequence[ValidationUtterance],
     *,
-    split_sizes: Mapping[str, int],
+    splits: Sequence[str],
     by_words: bool,
     ping: Ping = no_ping,
     quiet: bool = False,
 ) -> FittedWeights:
-    """Return the best weights of a decoder, and the errors with them.
-
-    If the sample is too small a part of the validation sets, the weights keep their defaults, and
-    ``FittedWeights.reason`` says why.
-    """
-    splits = ", ".join(split_sizes)
-    if reason := _too_few(utterances, sum(split_sizes.values())):
-        weights = DecoderWeights()
-        if _drops_word_model(decoder, by_words=by_words):
-            weights = replace(weights, word=0.0)
-        (scores,) = count_all_errors([decoder.with_weights(weights)], utterances, ping)
-        logger.info(reason)
-        return FittedWeights(weights, scores, by_words, reason)
+    """Return the best weights of a decoder, and the errors with them."""
+    sets = ", ".join(splits)
     count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
-    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({splits})")
+    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({sets})")
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
 
@@ -343,21 +334,8 @@ def fit_weights(
     text = ", ".join(f"{name} {values[name]:g}" for name in names)
     if decoder.language_models.words is not None and not fitted.weights.word:
         text += ", without the model of words, because the language does not separate them"
-    logger.info(f"decoder: {text} (chosen on {splits})")
+    logger.info(f"decoder: {text} (chosen on {sets})")
     return fitted
-
-
-def _too_few(utterances: Sequence[ValidationUtterance], total: int) -> str:
-    """Return why no weights are fitted to a sample of ``total`` utterances, "" if they are."""
-    share = len(utterances), sum(utterance.seconds for utterance in utterances)
-    count, seconds = map(sum, zip(*gather_over_ranks(share), strict=True))
-    if count >= total or (count >= MIN_UTTERANCES and seconds >= MIN_SECONDS):
-        return ""
-    return (
-        "the weights of the decoder keep their defaults: the model is so uncertain that there is "
-        f"time to try weights on only {count} of {plural(total, 'utterance')} ({seconds:.0f} s). "
-        "Train longer, or write the weights into the YAML."
-    )
 
 
 def search_weights(
@@ -522,17 +500,20 @@ def fit_confidences(
                 labeled[name].append(
                     label_words(words, utterance.text, share=share, by_words=by_words)
                 )
-    return {
-        name: fit_confidence(list(chain.from_iterable(gather_over_ranks(words))))
-        for name, words in labeled.items()
-    }
+    fitted: dict[str, FittedConfidence] = {}
+    for name, own in labeled.items():
+        gathered = list(chain.from_iterable(gather_over_ranks(own)))
+        characters = sum((one.characters for one in gathered), ErrorCounts())
+        fitted[name] = replace(fit_confidence(gathered), cer=characters.rate)
+    return fitted
 
 
 class LabeledWords(NamedTuple):
     """The features of an utterance's decoded words, and which are right.
 
     text: the reference; share: of the beam's probability that has this text; errors: edits between
-    the text and the reference, in words, or in characters for a language without spaces.
+    the text and the reference, in words, or in characters for a language without spaces;
+    characters: the edits in characters.
     """
 
     text: str
@@ -540,6 +521,7 @@ class LabeledWords(NamedTuple):
     right: list[bool]
     share: float = 1.0
     errors: int = 0
+    characters: ErrorCounts = ErrorCounts()
 
 
 def label_words(
@@ -550,7 +532,7 @@ def label_words(
     right = word_correctness(reference.split(), decoded)
     scores = count_errors(reference, " ".join(decoded))
     errors = (scores.words if by_words else scores.characters).errors
-    return LabeledWords(reference, words.features, right, share, errors)
+    return LabeledWords(reference, words.features, right, share, errors, scores.characters)
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:

@@ -5,14 +5,17 @@ Greedy decoding takes the best token of each frame, merges repeats and drops bla
 Legend: U frames, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Counts, LogProbs
+from sbkit.base.arrays import Bools, Counts, LogProbs
 from sbkit.base.errors import DataError
+
+REACH = 6  # frames: a quarter of a second at 40 ms, half a second at 80 ms
+LOWEST = -1e4  # finite, so that any text can be aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,28 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
             f"The largest log-probability of a frame must be finite, but in frame {frame} it is "
             f"{float(best[frame])}. Look for NaN or infinity in the audio or the model's weights."
         )
+
+
+def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
+    """Return which frames (U, V) are at most `REACH` from one whose best token has sound: (U,).
+
+    Other decoders append tokens only there, so they write nothing where greedy decoding hears
+    nothing, however long that lasts.
+
+    silent: the tokens without sound, blank and space.
+    """
+    has_sound = ~np.isin(log_probs.argmax(1), [*silent])
+    totals = np.pad(has_sound, (REACH + 1, REACH)).cumsum()
+    is_near: Bools = totals[2 * REACH + 1 :] > totals[: -2 * REACH - 1]
+    return is_near
+
+
+def mask_silence(log_probs: LogProbs, silent: Collection[int]) -> LogProbs:
+    """Return log-probabilities (U, V) that allow only silent tokens in frames without speech."""
+    masked = log_probs.copy()
+    has_sound = ~np.isin(np.arange(log_probs.shape[1]), [*silent])
+    masked[np.ix_(~find_speech(log_probs, silent), has_sound)] = LOWEST
+    return masked
 
 
 def merge_repeats(best: Counts, blank: int, previous: int | None = None) -> list[int]:

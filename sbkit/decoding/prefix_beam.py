@@ -5,6 +5,12 @@ end in its last token, after Graves (2012, "Sequence transduction with recurrent
 and Hannun et al. (2014, arXiv 1408.2873). Scorers, such as language models, add a score that
 depends only on the prefix.
 
+The sum over alignments grows with the number of frames in which a token may stand, so in long
+silence the tokens that a blank of 0.99 leaves become words. Therefore tokens are appended only near
+frames in which greedy decoding hears something, and not where a blank is certain. Skipping blanks
+by their probability alone is usual (`blank_skip_threshold` of torchaudio's CUDA decoder; Wang et
+al., 2022, arXiv 2210.16481), but a model that has learned little is never certain.
+
 Legend: U frames, V vocabulary.
 """
 
@@ -18,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from sbkit.base.arrays import Bools, LogProbs
-from sbkit.decoding.greedy import Hypothesis, check_log_probs
+from sbkit.decoding.greedy import REACH, Hypothesis, check_log_probs, find_speech
 from sbkit.lm.ngram import END, NO_HISTORY, UNKNOWN, NgramModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
@@ -38,6 +44,9 @@ class BeamSettings:
             The best token of a frame is always tried; blanks and repeats always count.
         max_candidates: tokens appended at a frame, the likeliest first; None for no limit.
         excluded: tokens that are never appended, such as `<unk>`.
+        silent: tokens without sound. A token is appended only where `find_speech` finds speech; at
+            any frame if there are none.
+        blank_threshold: natural log-probability of the blank above which nothing is appended.
     """
 
     vocab_size: int
@@ -46,6 +55,8 @@ class BeamSettings:
     token_threshold: float = -inf
     max_candidates: int | None = None
     excluded: Collection[int] = ()
+    silent: Collection[int] = ()
+    blank_threshold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +67,11 @@ class Frame:
     candidates: list[tuple[int, float]]
 
 
-def make_frames(log_probs: LogProbs, settings: BeamSettings) -> list[Frame]:
-    """Check log-probabilities (U, V) and list the candidates of each frame."""
-    check_log_probs(log_probs, settings.vocab_size)
+def make_frames(log_probs: LogProbs, is_speech: Bools, settings: BeamSettings) -> list[Frame]:
+    """List the candidates of each frame: (U, V), (U,). A frame without speech has none."""
     log_probs = log_probs.astype(np.float64)
-    is_candidate = _find_candidates(log_probs, settings)
+    is_open = is_speech & (log_probs[:, settings.blank] <= settings.blank_threshold)
+    is_candidate = _find_candidates(log_probs, settings) & is_open[:, None]
     ends = np.cumsum(is_candidate.sum(1))[:-1]
     tokens = [ids.tolist() for ids in np.split(np.nonzero(is_candidate)[1], ends)]
     values = [scores.tolist() for scores in np.split(log_probs[is_candidate], ends)]
@@ -165,10 +176,17 @@ class Prefix:
 
 
 class BeamState(NamedTuple):
-    """The state of a search: the number of frames read, and the beam, which is updated in place."""
+    """The state of a search.
+
+    num_frames: decoded so far; beam: its prefixes, which are updated in place; recent: the latest
+    frames (U, V); num_waiting: how many of them are not decoded yet. They have no speech so far,
+    but the next frame may show that they are near speech.
+    """
 
     num_frames: int
     beam: list[Prefix]
+    recent: LogProbs
+    num_waiting: int = 0
 
     def copy(self) -> "BeamState":
         copies: dict[int, Prefix] = {}
@@ -180,7 +198,7 @@ class BeamState(NamedTuple):
                 pending += prefix.children.values()
         for prefix in copies.values():
             prefix.children = {token: copies[id(child)] for token, child in prefix.children.items()}
-        return BeamState(self.num_frames, [copies[id(prefix)] for prefix in self.beam])
+        return self._replace(beam=[copies[id(prefix)] for prefix in self.beam])
 
 
 Extension = tuple[float, float, Prefix, int, Arc | None]
@@ -215,7 +233,7 @@ class PrefixBeamSearch:
             self._states = {}
         state = self._automaton_state(tuple(scorer.start() for scorer in self._scorers))
         root = Prefix(None, -1, state, 0.0, in_blank=0.0, total=0.0)
-        return BeamState(0, [root])
+        return BeamState(0, [root], np.empty((0, self.settings.vocab_size)))
 
     def advance(self, state: BeamState, log_probs: LogProbs) -> BeamState:
         """Return the state after more frames, natural log-probabilities (U, V).
@@ -223,13 +241,21 @@ class PrefixBeamSearch:
         The earlier state is no longer valid. Raises DataError for another vocabulary, or for
         frames without a finite largest value.
         """
-        frames = make_frames(log_probs, self.settings)
+        check_log_probs(log_probs, self.settings.vocab_size)
+        recent = np.concatenate([state.recent, log_probs])
+        is_speech = find_speech(recent, self.settings.silent)
+        num_waiting = int((~is_speech[-REACH:]).sum())
+        new = slice(len(state.recent) - state.num_waiting, len(recent) - num_waiting)
+        frames = make_frames(recent[new], is_speech[new], self.settings)
         beam = state.beam
         for index, frame in enumerate(frames, start=state.num_frames):
-            self._stay(beam, frame, index)
-            extensions = self._extend(beam, frame, index) if frame.candidates else []
-            beam = self._select(beam, extensions)
-        return BeamState(state.num_frames + len(frames), beam)
+            if frame.candidates:
+                self._stay(beam, frame, index)
+                beam = self._select(beam, self._extend(beam, frame, index))
+            else:
+                self._read_silence(beam, max(frame.log_probs))
+        num_frames = state.num_frames + len(frames)
+        return BeamState(num_frames, beam, recent[-2 * REACH :], num_waiting)
 
     def finish(self, state: BeamState) -> list[Hypothesis]:
         """Return the hypotheses of a clip that ends here, the best first.
@@ -237,10 +263,12 @@ class PrefixBeamSearch:
         They are distinct, and impossible ones are left out. The state stays valid, so a stream may
         go on after its partial hypotheses.
         """
+        waiting = state.recent[len(state.recent) - state.num_waiting :]
+        silence = float(waiting.max(1, initial=-inf).sum())  # no speech follows
         hypotheses: list[Hypothesis] = []
         for prefix in state.beam:
             pairs = zip(self._scorers, prefix.state.scorer_states, strict=True)
-            ctc = prefix.total
+            ctc = prefix.total + silence
             added = prefix.added + sum(scorer.end(s) for scorer, s in pairs)
             if (score := ctc + added) > -inf:
                 tokens = prefix.tokens()
@@ -261,6 +289,12 @@ class PrefixBeamSearch:
                 prefix.in_token += log_probs[prefix.token]
             prefix.total = log_add(prefix.in_blank, prefix.in_token)
             prefix.score = prefix.total + prefix.added
+
+    def _read_silence(self, beam: list[Prefix], log_prob: float) -> None:
+        """Let each prefix read a blank or space; `_stay` updates its score at the next token."""
+        for prefix in beam:
+            prefix.in_blank = prefix.total = prefix.total + log_prob
+            prefix.in_token = -inf
 
     def _extend(self, beam: list[Prefix], frame: Frame, index: int) -> list[Extension]:
         """Append each candidate to each prefix; return the extensions that are not in the beam.

@@ -24,7 +24,7 @@ import numpy as np
 from sbkit.base.arrays import Bools, Counts, Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.greedy import Hypothesis
+from sbkit.decoding.greedy import Hypothesis, mask_silence
 from sbkit.evaluate.wer import word_correctness
 from sbkit.lm.ngram import UNKNOWN, NgramModel
 from sbkit.text.normalization import is_mark
@@ -314,9 +314,12 @@ class WordAligner:
         *,
         samples: int,
     ) -> tuple[Word, ...]:
-        """Return the words that tokens spell, with times and confidences: (U, V), L tokens."""
+        """Return the words that tokens spell, with times and confidences: (U, V), L tokens.
+
+        beam: of the decoder that wrote the tokens; none for another text, such as a reference.
+        """
         if self.confidence is None:
-            return self._in_seconds(self._align(log_probs, tokens), samples)
+            return self._in_seconds(self._align(log_probs, tokens, beam), samples)
         extracted = self.extract_features(log_probs, tokens, beam)
         words = self._in_seconds(extracted.words, samples)
         pairs = zip(words, self.confidence(extracted.features), strict=True)
@@ -333,7 +336,7 @@ class WordAligner:
         self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()
     ) -> WordFeatures:
         """Align tokens with log-probabilities (U, V), and compute the features of their words."""
-        words = self._align(log_probs, tokens)
+        words = self._align(log_probs, tokens, beam)
         texts = [word.text for word in words]
         features = features_of_audio(log_probs, words)
         features["agreement"] = agreement(
@@ -345,16 +348,21 @@ class WordAligner:
             features |= features_of_language(self.word_lm, texts)
         return WordFeatures(words, features)
 
-    def _align(self, log_probs: LogProbs, tokens: Sequence[int]) -> tuple[TimedWord, ...]:
+    def _align(
+        self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis]
+    ) -> tuple[TimedWord, ...]:
         """Align the tokenizer's own spelling of the text, if the frames can hold it.
 
-        Thus a text has the same times whichever decoder wrote it.
+        Thus a text has the same times whichever decoder wrote it. A decoded word is not where
+        greedy decoding hears nothing.
         """
         spelling = np.array(self.tokenizer.encode(self.tokenizer.decode(list(tokens))), np.int64)
         if frames_needed(spelling, np.array([len(spelling)]))[0] <= len(log_probs):
             tokens = spelling.tolist()
         blank = self.tokenizer.vocabulary.blank
         pieces = self.tokenizer.texts
+        if beam:
+            log_probs = mask_silence(log_probs, self.tokenizer.silent)
         return tuple(time_words(log_probs, tokens, pieces=pieces, blank=blank))
 
     def _in_seconds(self, words: Sequence[TimedWord], samples: int) -> tuple[Word, ...]:

@@ -266,7 +266,6 @@ def test_estimated_wer_is_true_and_segments_are_trained_on(
     It is an ARPA file, because the sentences of dev and test are left out of a text.
     """
     monkeypatch.setattr(fit, "NUM_TRIALS", 16)
-    monkeypatch.setattr(fit, "MIN_SAMPLE_TOKENS", fit.MAX_SAMPLE_TOKENS)  # most of dev
     tables = write_tables(asterisk_english, tmp_path)
     manifests = [f"--manifest={split}={table}" for split, table in tables.items()]
     run, arpa = tmp_path / "run", tmp_path / "all.arpa"

@@ -26,6 +26,7 @@ class LettersTokenizer(Tokenizer):
     """Spell the longest piece first, as sentencepiece does with so few; one id is special."""
 
     vocabulary = SimpleNamespace(special=(0,), size=4, blank=0)  # type: ignore[assignment]
+    silent = ()  # a token may be appended at any frame
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._all_pieces = pieces

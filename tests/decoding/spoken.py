@@ -61,6 +61,13 @@ def spoken(tokenizer: Tokenizer, text: str, confused: dict[int, str]) -> LogProb
     return np.asarray(np.log(probs / probs.sum(1, keepdims=True)))
 
 
+def silence(tokenizer: Tokenizer, frames: int, *, blank: float = 0.9) -> LogProbs:
+    """Make log-probabilities of frames in which an uncertain model hears nothing: (U, V)."""
+    probs = np.full((frames, tokenizer.vocab_size), (1 - blank) / (tokenizer.vocab_size - 1))
+    probs[:, tokenizer.vocabulary.blank] = blank
+    return np.asarray(np.log(probs))
+
+
 def misheard(tokenizer: Tokenizer) -> list[ValidationUtterance]:
     """Make six utterances; in each, two letters sound more like others."""
     random, letters, utterances = np.random.default_rng(0), [*"acdefhilmnorst"], []

@@ -28,7 +28,7 @@ from sbkit.decoding.decoder import (
     DecoderWeights,
     rescore,
 )
-from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.kneser_ney import train
@@ -40,6 +40,7 @@ from tests.decoding.spoken import (
     TEXTS,
     char_tokenizer,
     misheard,
+    silence,
     spoken,
     train_models,
     transcribe,
@@ -90,9 +91,11 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         with pytest.raises(TypeError, match="needs the attention decoder"):
             beam.finish(beam.start())
     random = np.random.default_rng(3)
+    pause = silence(beam.tokenizer, 30)
     for utterance in misheard(beam.tokenizer):
-        log_probs, state = utterance.log_probs, decoder.start()
-        for part in np.split(log_probs, np.sort(random.integers(0, len(log_probs), 9))):
+        log_probs = np.concatenate([pause, utterance.log_probs, pause, utterance.log_probs, pause])
+        state = decoder.start()
+        for part in np.split(log_probs, np.sort(random.integers(0, len(log_probs), 60))):
             state = decoder.advance(state, part)
         streamed, *_ = decoder.finish(state, attention)
         whole, *_ = decoder.nbest(log_probs, attention)
@@ -115,6 +118,42 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
 def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
+
+
+def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDecoder) -> None:
+    """Summed over ten minutes, the little that a blank of 0.9 leaves would be words."""
+    tokenizer = decoder.aligner.tokenizer
+    clip = DecoderInput(log_probs=silence(tokenizer, 15_000), samples=15_000 * STEP)
+    assert decoder.decode(clip, with_times=True).text == ""
+    call, pause = spoken(tokenizer, "call", {}), silence(tokenizer, 1500)
+    c = tokenizer.encode("c")[-1]
+    call[0, [c, tokenizer.vocabulary.blank]] = np.log([0.25, 0.7])  # greedy decoding hears "all"
+    pause[700, c] = np.log(0.5)
+    log_probs = np.concatenate([pause, call, pause, call, pause])
+    clip = DecoderInput(log_probs=log_probs, samples=len(log_probs) * STEP)
+    words = decoder.decode(clip, with_times=True).words
+    assert [word.text for word in words] == ["call", "call"]
+    starts = [1500 * STEP / 16_000, (3000 + len(call)) * STEP / 16_000]
+    assert [word.start for word in words] == pytest.approx(starts, abs=0.1)
+
+
+def test_space_in_a_pause_is_silence(beam: BeamDecoder) -> None:
+    """A frame that allows nothing but a space leaves the words around it alone."""
+    tokenizer = beam.tokenizer
+    pause = silence(tokenizer, 50)
+    pause[25] = -np.inf
+    pause[25, tokenizer.silent[1]] = 0.0
+    call = spoken(tokenizer, "call", {})
+    assert transcribe(beam, np.concatenate([call, pause, call])) == "call call"
+
+
+def test_weak_token_beside_a_heard_one_is_found(beam: BeamDecoder) -> None:
+    """Greedy decoding hears "cll": a blank is likelier than the a."""
+    tokenizer = beam.tokenizer
+    log_probs = spoken(tokenizer, "call", {})
+    log_probs[2, [tokenizer.encode("a")[-1], tokenizer.vocabulary.blank]] = np.log([0.45, 0.55])
+    assert tokenizer.decode(best_tokens(log_probs, tokenizer.vocabulary.blank)) == "cll"
+    assert transcribe(beam, log_probs) == "call"
 
 
 def test_clip_that_allows_no_text_is_empty(beam: BeamDecoder, decoder: ClipDecoder) -> None:

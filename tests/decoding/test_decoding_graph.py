@@ -28,7 +28,7 @@ from tests.decoding.by_definition import (
     best_of,
     random_matrices,
 )
-from tests.decoding.spoken import char_tokenizer, spoken, train_models, transcribe
+from tests.decoding.spoken import char_tokenizer, silence, spoken, train_models, transcribe
 from tests.lm.test_ngram import rows
 
 WEIGHTS = {"lm_weight": 0.8, "word_bonus": 0.3, "unknown_word_score": -1.0}
@@ -120,7 +120,7 @@ def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> Non
     tokenizer = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
     graph = make_graph(word_lm=model, tokenizer=tokenizer, **WEIGHTS)
-    decoder = GraphDecoder(graph=graph, vocabulary=tokenizer.vocabulary)
+    decoder = GraphDecoder(graph=graph, tokenizer=tokenizer)
     definition, num_compared = ByDefinition(model, tokenizer), 0
     for log_probs in filter(len, random_matrices(42)):
         (hypothesis,) = decoder.decode(log_probs)
@@ -163,6 +163,16 @@ def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer:
         assert transcribe(decoder, spoken(tokenizer, text, {})) == text
     (nothing,) = decoder.nbest(np.zeros((0, tokenizer.vocab_size)))
     assert (nothing.tokens, nothing.score, nothing.lm_score) == ((), 0.0, 0.0)
+
+
+def test_nothing_is_written_where_greedy_decoding_hears_nothing(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    eager = graph_of(tmp_path, tokenizer, weights={"word": 0.5, "word_bonus": 8.0})
+    pause = silence(tokenizer, 100, blank=0.5)
+    office = spoken(tokenizer, "office", {})
+    assert transcribe(eager, pause) == ""
+    assert transcribe(eager, np.concatenate([pause, office, pause, office])) == "office office"
 
 
 def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -175,6 +175,28 @@ def test_bounded_beam_equals_plain_beam(size: int) -> None:
         assert [hypothesis.score for hypothesis in beam] == pytest.approx([*ordered.values()])
 
 
+def test_certain_blank_separates_repeated_tokens_as_in_an_exact_search() -> None:
+    spoken, pause = [0.04, 0.01, 0.94, 0.01], [0.985, 0.005, 0.005, 0.005]
+    log_probs = np.log([spoken, pause, pause, spoken])
+    certain = replace(SETTINGS, blank_threshold=float(np.log(0.98)))
+    best, exact = (PrefixBeamSearch(settings=s).decode(log_probs)[0] for s in (certain, SETTINGS))
+    assert best.tokens == exact.tokens == (2, 2)
+    assert best.score == pytest.approx(exact.score, abs=0.02)
+
+
+def test_rule_of_silence_changes_nothing_near_speech() -> None:
+    """Six frames with a token are all near it; without one, nothing is written."""
+    exact = PrefixBeamSearch(settings=SETTINGS)
+    careful = PrefixBeamSearch(settings=replace(SETTINGS, silent=(0,)))
+    for log_probs in random_matrices(100, seed=7):
+        beam = careful.decode(log_probs)
+        if log_probs.argmax(1).any():
+            assert beam == exact.decode(log_probs)
+        else:
+            assert [hypothesis.tokens for hypothesis in beam] == [()]
+            assert beam[0].score == pytest.approx(log_probs[:, 0].sum(), abs=1e-9)
+
+
 def test_word_scorer_pays_the_best_unigram_at_once_and_the_rest_at_the_end() -> None:
     model = random_model(("aa", "ab", "bb"), seed=5)
 
@@ -198,9 +220,11 @@ def test_make_frames_prunes_candidates_by_threshold_and_count() -> None:
         (replace(SETTINGS, token_threshold=float(np.log(0.25))), [[2, 3], [1, 2, 3]]),
         (replace(SETTINGS, max_candidates=2), [[2, 3], [1, 2, 3]]),
         (replace(SETTINGS, token_threshold=0.0, excluded=(2,)), [[3], [1, 3]]),
+        (replace(SETTINGS, blank_threshold=float(np.log(0.9))), [[1, 2, 3], []]),
     ):
-        frames = make_frames(log_probs, settings)
+        frames = make_frames(log_probs, np.array([True, True]), settings)
         assert [[token for token, _ in frame.candidates] for frame in frames] == candidates
+    assert not any(f.candidates for f in make_frames(log_probs, np.array([False] * 2), SETTINGS))
 
 
 @pytest.mark.parametrize(
