@@ -44,7 +44,7 @@ class ChannelMixer:
         """
         count = samples.shape[1]
         if self.channel is not None:
-            if self.channel >= count:
+            if not 0 <= self.channel < count:
                 raise AudioError(
                     "no such channel",
                     f"{name} has no channel {self.channel}: it has {count}, counted from 0.",

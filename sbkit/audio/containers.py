@@ -15,6 +15,7 @@ from sbkit.base.errors import DataError
 PCM_TAGS = (1, 3)  # of WAV: integers, floats
 EXTENSIBLE_TAG = 0xFFFE  # of WAV: the tag stands in another field
 STREAMED_BYTES = 2_000_000_000  # programs that write into a pipe declare this size or more
+MAX_EXCESS_BYTES = 64  # some programs count the header as audio
 UNKNOWN_32_BITS = 0xFFFFFFFF  # of RF64: the size stands in the chunk ds64
 MIN_SHOWN_DIFFERENCE = 0.1  # seconds; with one decimal, smaller ones would not be seen
 MAX_CHUNKS = 100_000  # fragments of one second in an MP4 of half a day
@@ -23,9 +24,11 @@ MAX_FRAME_BYTES = 2881  # of MPEG audio
 # The first frame of an MP3 may hold no sound, but the length of the file. The tag's position in it
 # depends on version and channels; the lowest bit of its flags says whether it tells the length.
 _LENGTH_TAG = re.compile(
-    rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})(?:(?:Xing|Info)\0\0\0[^\0\2\4\6\x08\n\x0c\x0e]|VBRI)",
+    rb"\xff[\xe2-\xff]..(?:.{9}|.{17}|.{32})"
+    rb"(?:(?:Xing|Info)\0\0\0[^\0\2\4\6\x08\n\x0c\x0e]|VBRI.{10})(....)",
     re.DOTALL,
 )
+_SAMPLE_COUNT = re.compile(rb"stsz.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)  # in tables of an MP4
 
 
 class AudioError(DataError):
@@ -62,6 +65,7 @@ class ChunkFormat(NamedTuple):
     alignment: int = 1
 
 
+MP4_AUDIO = b"mdat"
 W64_AUDIO = b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0O\x8e\xdb\x8a"
 CHUNK_FORMATS = {  # by the first bytes; a dot stands for any byte
     rb"(?:RIFF|RF64|BW64)....WAVE": ChunkFormat(12, struct.Struct("<4sI"), (b"data",), alignment=2),
@@ -70,7 +74,7 @@ CHUNK_FORMATS = {  # by the first bytes; a dot stands for any byte
     rb"riff": ChunkFormat(40, struct.Struct("<16sQ"), (W64_AUDIO,), True, 8),
     rb"caff": ChunkFormat(8, struct.Struct(">4sq"), (b"data",)),
     rb"....ftyp": ChunkFormat(
-        0, struct.Struct(">I4s"), (b"moov", b"moof", b"mdat"), counts_header=True
+        0, struct.Struct(">I4s"), (b"moov", b"moof", MP4_AUDIO), counts_header=True
     ),
 }
 
@@ -82,13 +86,13 @@ class Header(NamedTuple):
     declared_share: bytes of audio that the header declares, as a multiple of those in the file;
         1 if they are equal or not compared, 0 if the file was streamed and declares nothing.
     is_chunked: whether the file is in one of CHUNK_FORMATS.
-    has_length_tag: whether the file is an MP3 that declares its length.
+    mp3_frames: the length in frames that an MP3 declares, 0 if it declares none.
     """
 
     is_pcm_wav: bool = False
     declared_share: float = 1.0
     is_chunked: bool = False
-    has_length_tag: bool = False
+    mp3_frames: int = 0
 
 
 def read_header(file: BinaryIO, name: str) -> Header:
@@ -101,35 +105,50 @@ def read_header(file: BinaryIO, name: str) -> Header:
         size = sum(byte << shift for byte, shift in zip(start[6:10], (21, 14, 7, 0), strict=False))
         file.seek(ID3_HEADER_BYTES + size)
         start = file.read(MAX_FRAME_BYTES)
-    return Header(has_length_tag=_LENGTH_TAG.search(start) is not None)
+    tag = _LENGTH_TAG.search(start)
+    return Header(mp3_frames=int.from_bytes(tag[1], "big") if tag else 0)
 
 
 def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: bytes) -> Header:
     file_bytes = file.seek(0, 2)
+    first_id, _ = _unpack(chunk_format, start)
+    is_mp4 = MP4_AUDIO in chunk_format.audio
     is_pcm_wav = is_sound_found = False
     long_size = 0  # of the audio in an RF64
+    num_samples = 0  # in the tables of an MP4
     for index, (id, position, size) in enumerate(_walk(file, chunk_format)):
         present = file_bytes - position
-        if index and start.find(id, 0, 20) in (0, 4):  # as the file starts, before or after a size
+        if index and id == first_id:
             raise AudioError(
                 "joined files",
                 f"{name} is several files that were joined byte by byte; most programs read only "
                 "the first. Split it, or join the recordings with ffmpeg.",
             )
         if id == b"fmt ":
-            is_pcm_wav = _is_pcm(file.read(26), chunk_format.header.format[0])
+            is_riff = start[:4] in (b"RIFF", b"RIFX")  # libsndfile does not read BW64
+            fields = file.read(26)
+            is_pcm_wav = is_riff and _is_pcm(fields, chunk_format.header.format[0])
         elif id == b"ds64":
             long_size = int.from_bytes(file.read(16)[8:], "little")
         elif id in chunk_format.audio:
+            is_pcm_wav &= not is_sound_found
             is_sound_found = True
             size = long_size if long_size and size == UNKNOWN_32_BITS else size
             is_streamed = size == 0 or present < size >= STREAMED_BYTES
-            if is_streamed or size > present:
+            if is_streamed or size > present + MAX_EXCESS_BYTES:
                 share = 0.0 if is_streamed else size / max(present, 1)
                 return Header(declared_share=share, is_chunked=True)
-        elif size > present and not is_sound_found:  # FFmpeg would allocate as much
-            raise cut_short(name)
+            if id != MP4_AUDIO and is_mp4:
+                num_samples += _count_samples(file.read(size))
+        if (size > present and (is_mp4 or not is_sound_found)) or num_samples > file_bytes:
+            raise cut_short(name)  # FFmpeg would allocate what is declared
     return Header(is_pcm_wav, is_chunked=True)
+
+
+def _count_samples(tables: bytes) -> int:
+    """Count the samples that the tables of an MP4 declare; FFmpeg allocates 24 bytes for each."""
+    counts = (match[1] or match[2] for match in _SAMPLE_COUNT.finditer(tables))
+    return sum(int.from_bytes(count, "big") for count in counts)
 
 
 def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, int, int]]:
@@ -141,7 +160,7 @@ def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, in
         header = file.read(header_bytes)
         if len(header) < header_bytes:
             return
-        id, size = sorted(chunk_format.header.unpack(header), key=lambda field: type(field) is int)
+        id, size = _unpack(chunk_format, header)
         if chunk_format.counts_header:
             if size == 1:  # of an MP4: eight more bytes hold the size
                 size = int.from_bytes(file.read(8), "big")
@@ -153,9 +172,15 @@ def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, in
         position = start + size + -size % chunk_format.alignment
 
 
+def _unpack(chunk_format: ChunkFormat, header: bytes) -> tuple[bytes, int]:
+    """Return the id and the size of a chunk; MP4 has them in the other order."""
+    first, second = chunk_format.header.unpack_from(header)
+    return (first, second) if isinstance(first, bytes) else (second, first)
+
+
 def _is_pcm(fields: bytes, byte_order: str) -> bool:
     """Check whether the chunk "fmt " of a WAV declares one or two channels of PCM."""
-    tag, channels = struct.unpack(f"{byte_order}HH", fields[:4])
+    tag, channels, _, _, _, bits = struct.unpack_from(f"{byte_order}HHIIHH", fields)
     if tag == EXTENSIBLE_TAG:
         (tag,) = struct.unpack(f"{byte_order}H", fields[24:26])
-    return tag in PCM_TAGS and channels in (1, 2)
+    return tag in PCM_TAGS and channels in (1, 2) and 8 <= bits <= 64 >> (tag == PCM_TAGS[0])

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError, Header, cut_short, read_header
 
 if TYPE_CHECKING:
-    from av import AudioFrame, AudioStream, Packet
+    from av import AudioCodecContext, AudioFrame, AudioStream, Packet
     from av.container import InputContainer
 
 Signal = npt.NDArray[np.float32]  # (S,)
@@ -28,6 +28,7 @@ Signal = npt.NDArray[np.float32]  # (S,)
 MIN_RATE_HZ, MAX_RATE_HZ = 4_000, 768_000  # at lower rates a file of kilobytes can last for days
 AV_TIME_BASE = 1_000_000  # FFmpeg's unit of the duration of a file
 MAX_PEAK = 16.0  # 24 dB above full scale: no recording reaches it, but integers in floats do
+MAX_BLOCK_FRAMES = 30_000  # frames of FFmpeg in a block; Opus has up to 400 a second
 MAX_BLOCK_VALUES = 1 << 24  # samples of all channels in a block; 64 MB
 # Formats that hold sound themselves. Playlists and formats that name other files are not among
 # them, nor are raw ones, which only the extension of a name would tell.
@@ -39,9 +40,14 @@ DEMUXERS = (
 DECLARING = {"aiff", "ape", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"}
 DECLARING |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
 ESTIMATING = {"mp3", "aac"}  # formats for which the estimate depends on the first packets
-LOSSY_TOLERANCE = 2 * 1152  # samples: an encoder's delay and its last, partly filled frame
-ROUNDING = 0.003  # seconds; some programs count the header of 44 bytes as audio
-# Between frames; Opus sends a packet every 0.4 s in silence, and lossless formats all frames.
+# Formats whose duration is that of all streams, which may start before the sound or end after it.
+WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
+# Codecs in which the number of channels implies their positions, also for microphone arrays.
+WITHOUT_POSITIONS = {"flac", "vorbis"}
+FAITHFUL_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}  # with pauses
+LOSSY_TOLERANCE = 3 * 1152  # samples: an encoder's delay and its last, partly filled frames
+ROUNDING = 0.003  # seconds; of durations that a file declares
+# Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
 MAX_LOSSY_HOLE, MAX_HOLE = 0.5, 0.05  # seconds
 SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 TAGS = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
@@ -98,7 +104,7 @@ def declared_seconds(file: BinaryIO) -> float:
     header = read_header(file, "the file")
     file.seek(0)
     with suppress(av.FFmpegError, ValueError), _open(file) as container:
-        is_estimate = container.format.name in ESTIMATING and not header.has_length_tag
+        is_estimate = container.format.name in ESTIMATING and not header.mp3_frames
         return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
     return 0.0
 
@@ -188,28 +194,27 @@ class _PacketReader(_Reader):
             stream = container.streams.best("audio")
             if not isinstance(stream, av.AudioStream):
                 raise not_audio(self.name)
-            if stream.codec.lossless:
-                stream.codec_context.options = {"err_detect": "crccheck+explode"}
+            decoder = _decoder_of(stream)
             pending: list[AudioFrame] = []  # of one form
             num_samples = block_frames = first_skipped = 0
             form: _Form | None = None
-            for frames, new_samples, skipped in self._decode(container, stream):
+            for frames, new_samples, skipped in self._decode(container, stream, decoder):
                 new_form = _form(frames[0])
                 if new_form != form:
                     if pending:
-                        yield self._join(pending, first_skipped)
+                        yield self._join(pending, first_skipped, stream)
                     form, pending, num_samples = new_form, [], 0
                     block_frames = self.block_frames(form[0], form[1])
                 first_skipped = first_skipped if pending else skipped
                 pending += frames
                 num_samples += new_samples
-                if num_samples >= block_frames:
-                    yield self._join(pending, first_skipped)
+                if num_samples >= block_frames or len(pending) >= MAX_BLOCK_FRAMES:
+                    yield self._join(pending, first_skipped, stream)
                     pending, num_samples = [], 0
             if pending:
-                yield self._join(pending, first_skipped)
+                yield self._join(pending, first_skipped, stream)
 
-    def _join(self, frames: "list[AudioFrame]", skipped: int) -> Block:
+    def _join(self, frames: "list[AudioFrame]", skipped: int, stream: "AudioStream") -> Block:
         """Make a block of frames of one form, without the ``skipped`` first samples."""
         format, layout = frames[0].format, frames[0].layout
         type = np.dtype(SAMPLE_TYPES[format.packed.name])
@@ -229,17 +234,20 @@ class _PacketReader(_Reader):
             for plane in range(num_planes)
         ]
         samples = np.stack(planes, 1) if format.is_planar else planes[0].reshape(-1, channels)
-        floats = samples[skipped:].astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # `check_values` finds these values
+            floats = samples[skipped:].astype(np.float32)
         if type.kind in "iu":
             floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
         if type.kind == "u":
             floats -= np.float32(1)
         if type.kind == "f":
             check_values(self.name, floats)
-        return self.mix(frames[0].rate, floats, tuple(channel.name for channel in layout.channels))
+        has_positions = stream.codec.name not in WITHOUT_POSITIONS
+        names = tuple(channel.name for channel in layout.channels) if has_positions else ()
+        return self.mix(frames[0].rate, floats, names)
 
     def _decode(
-        self, container: "InputContainer", stream: "AudioStream"
+        self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"
     ) -> "Iterator[tuple[list[AudioFrame], int, int]]":
         """Yield the frames of packets, the number of their samples, and of those that are skipped.
 
@@ -248,31 +256,43 @@ class _PacketReader(_Reader):
         """
         import av
 
-        has_error = False
+        num_errors = 0
+        has_failed = False
         max_hole = MAX_LOSSY_HOLE if stream.codec.lossy else MAX_HOLE
-        packets = _PacketClock(container, stream, self.options.skip_seconds)
-        with suppress(av.FFmpegError):  # of the container, which is its end
+        packets = _PacketClock(container, stream, decoder, self.options.skip_seconds)
+        try:
             for packet in packets:
                 try:
-                    frames = stream.codec_context.decode(packet)
+                    frames = decoder.decode(packet)
                 except av.FFmpegError:
-                    has_error |= packets.is_sounding and not bytes(packet).startswith(TAGS)
+                    num_errors += packets.is_sounding and not bytes(packet).startswith(TAGS)
                     continue
                 if not frames:
                     continue
                 second = packets.seconds
                 num_samples, num_skipped = packets.place(packet, frames)
-                if has_error or packets.hole > max_hole:
+                if num_errors or packets.hole > max_hole:
                     raise _damaged(self.name, second)
                 if num_skipped < num_samples:
                     yield frames, num_samples, num_skipped
+        except (av.InvalidDataError, av.BlockingIOError):
+            pass  # what follows the sound
+        except av.FFmpegError:
+            has_failed = True
+        if packets.seconds < self.options.skip_seconds:
+            return  # the skipped time is longer than the file
         seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
+        if container.format.name in WITH_FILE_DURATION:
+            seconds = max(seconds, packets.file_end)
         tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
         self.check_length(seconds, self._declared_seconds(container, stream), tolerance)
+        if num_errors > 1 or has_failed:  # a truncated packet is one error
+            raise _damaged(self.name, packets.seconds)
 
     def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
-        name = container.format.name
-        if name not in DECLARING and not (name == "mp3" and self.header.has_length_tag):
+        if self.header.mp3_frames:
+            return self.header.mp3_frames * stream.codec_context.frame_size / stream.rate
+        if container.format.name not in DECLARING:
             return 0.0
         if stream.duration is not None and stream.time_base is not None:
             return float(stream.duration * stream.time_base)
@@ -287,15 +307,21 @@ class _PacketClock:
     """
 
     def __init__(
-        self, container: "InputContainer", stream: "AudioStream", skip_seconds: int
+        self,
+        container: "InputContainer",
+        stream: "AudioStream",
+        decoder: "AudioCodecContext",
+        skip_seconds: int,
     ) -> None:
+        self._decoder = decoder
         self._container = container
         self._stream = stream
         self._goal = skip_seconds
         self._tick = float(stream.time_base or 0)
         self._packet_end = 0.0  # of the latest packet
         self._lag: float | None = None  # None: until a packet is skipped
-        self._frame_end: float | None = None  # of the latest frame, as the file counts
+        self._sound_end: float | None = None  # of the latest packet, as the file counts
+        self.file_end = 0.0  # of the latest packet of any stream
         self.hole = 0.0  # seconds without frames before the latest packet
         self.holes = 0.0  # the sum of all
         self.seconds = 0.0  # the end of the sound decoded so far
@@ -307,6 +333,8 @@ class _PacketClock:
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
         packets = self._container.demux(self._stream)
+        if self._container.format.name in WITH_FILE_DURATION:
+            packets = self._demux_all()
         for packet in islice(packets, FIRST_PACKETS if self._goal else None):
             self._packet_end += (packet.duration or 0) * self._tick
             yield packet
@@ -318,13 +346,22 @@ class _PacketClock:
             self._packet_end += (packet.duration or 0) * self._tick
             if is_exact and packet.duration and self._packet_end + LEAD_IN_SECONDS < self._goal:
                 self._lag = lag
-                self._frame_end = None
+                self._sound_end = None
                 is_skipping = True
                 continue
             if is_skipping:
-                self._stream.codec_context.flush_buffers()
+                self._decoder.flush_buffers()
                 is_skipping = False
             yield packet
+
+    def _demux_all(self) -> "Iterator[Packet[AudioStream]]":
+        """Yield the packets of the stream; note where those of all streams end."""
+        for packet in self._container.demux():
+            if packet.pts is not None and packet.time_base is not None:
+                end = float((packet.pts + (packet.duration or 0)) * packet.time_base)
+                self.file_end = max(self.file_end, end)
+            if packet.stream is self._stream:
+                yield cast("Packet[AudioStream]", packet)
 
     def place(self, packet: "Packet[AudioStream]", frames: "list[AudioFrame]") -> tuple[int, int]:
         """Count the time of the frames of a packet.
@@ -332,16 +369,16 @@ class _PacketClock:
         Returns how many samples they have, and how many of them are before the goal.
         """
         num_samples = sum([frame.samples for frame in frames])
-        rate, pts = frames[0].rate, frames[0].pts
+        rate, pts = frames[0].rate, packet.pts
         duration = num_samples / rate
         self.hole = 0.0
-        start = self._frame_end
+        start = self._sound_end
         if pts is not None:
             start = pts * self._tick
-            if self._frame_end is not None and start > self._frame_end:
-                self.hole = start - self._frame_end
+            if self._sound_end is not None and start > self._sound_end:
+                self.hole = start - self._sound_end
                 self.holes += self.hole
-        self._frame_end = (start or 0.0) + duration
+        self._sound_end = (start or 0.0) + max(duration, (packet.duration or 0) * self._tick)
         if self._lag is not None and packet.size:
             self.seconds = self._packet_end - self._lag - duration
         num_early = round((self._goal - self.seconds) * rate)
@@ -359,6 +396,21 @@ def _open(file: BinaryIO) -> "InputContainer":
     )
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     return av.open(nameless, "r", options=options, metadata_errors="ignore")
+
+
+def _decoder_of(stream: "AudioStream") -> "AudioCodecContext":
+    """Return the decoder of a stream, which checks what it can check."""
+    import av
+
+    decoder = stream.codec_context
+    if decoder.name in FAITHFUL_DECODERS:
+        name = FAITHFUL_DECODERS[decoder.name]
+        decoder = cast("AudioCodecContext", av.CodecContext.create(name, "r"))
+        decoder.sample_rate = stream.rate
+        decoder.layout = "mono"
+    if stream.codec.lossless:
+        decoder.options = {"err_detect": "crccheck+explode"}
+    return decoder
 
 
 def _form(frame: "AudioFrame") -> _Form:

@@ -40,7 +40,8 @@ BLOCK_SECONDS = 60.0  # longer than training clips; 35 MB at 48 kHz stereo
 SUFFIXES = (  # of files that are taken from folders, the usual ones first
     *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".m4a", ".webm", ".mp4", ".aac"),
     *(".aiff", ".aif", ".au", ".caf", ".sph", ".w64", ".mov", ".mka", ".mkv", ".3gp", ".amr"),
-    *(".wma", ".ac3", ".mp2", ".mpga", ".mpeg", ".ape", ".wv", ".tta", ".voc"),
+    *(".wma", ".ac3", ".eac3", ".mp2", ".mpga", ".mpeg", ".ts", ".ape", ".wv", ".tta", ".voc"),
+    *(".avi", ".flv"),
 )
 END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
 BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError

@@ -44,6 +44,8 @@ INVALID_PART = "invalid offset or duration"  # reason
 CHANNEL_COLUMNS = ("channel", "channel_selector")
 INVALID_CHANNEL = "invalid channel"  # reason
 CHANNEL_LETTERS = {"A": 0, "B": 1}  # of Kaldi
+CHANNEL = r"^\s*[\[(AB\d-][AB\d\s,.\])-]*$"  # a channel or several; other columns are data
+MAX_CHANNEL_DIGITS = 3
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
@@ -251,6 +253,8 @@ def to_manifest(
     offset = lower.get(OFFSET_COLUMN, "")
     duration = lower.get(LENGTH_COLUMN, "") if offset else ""
     channel = find_column(rows.column_names, None, CHANNEL_COLUMNS) or ""
+    if channel and not pc.any(pc.match_substring_regex(rows[channel], CHANNEL)).as_py():
+        channel = ""  # of a platform, for example
     if folder and not (id or offset or channel):
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
@@ -357,8 +361,9 @@ def parse_channel(text: str) -> int | Excluded | None:
         return None
     if text in CHANNEL_LETTERS:
         return CHANNEL_LETTERS[text]
-    if text.removesuffix(".0").isdecimal():  # numbers that pandas reads beside empty fields
-        return int(text.removesuffix(".0"))
+    digits = text.removesuffix(".0")  # as pandas writes numbers beside empty fields
+    if digits.isdecimal() and len(digits) <= MAX_CHANNEL_DIGITS:
+        return int(digits)
     return Excluded("", INVALID_CHANNEL, f"{text} is not one channel, counted from 0")
 
 

@@ -217,7 +217,7 @@ class TranscriptionRequest:
                     f"{granularity} with {response_format}",
                 )
         channels = [str(value).strip() for value in form.getlist("channel") if value]
-        if len(channels) > 1 or not all(channel.isdecimal() for channel in channels):
+        if len(channels) > 1 or not all(re.fullmatch(r"\d{1,3}", text) for text in channels):
             raise wrong_field("channel", "one number from 0", ", ".join(channels))
         is_streamed = choose("stream", form.get("stream", "false"), ("false", "true")) == "true"
         if is_streamed and response_format not in STREAMED_FORMATS:

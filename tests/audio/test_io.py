@@ -185,6 +185,41 @@ JOINED = ["MP3-MP3", "FLAC-FLAC", "Ogg-Opus", "Ogg-FLAC", "Ogg-Vorbis", "AAC (AD
 JOINED += ["WebM, Matroska-Opus", "AC-3-AC-3", "MPEG-AAC"]
 
 
+def test_sound_may_start_late_or_end_before_the_picture() -> None:
+    codecs = (
+        ("matroska", "mpeg4", "libopus"),
+        ("webm", "libvpx", "libopus"),
+        ("flv", "flv", "aac"),
+    )
+    for container, video_codec, codec in codecs:
+        with av.open(file := BytesIO(), "w", container) as output:
+            video: Any = output.add_stream(video_codec, rate=10)
+            video.width = video.height = 64
+            video.pix_fmt = "yuv420p"
+            sound: Any = output.add_stream(codec, rate=48_000, layout="mono")
+            for index in range(90):
+                picture = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8))
+                picture.pts = index
+                output.mux(video.encode(picture))
+            output.mux(video.encode())
+            for index in range(48, 48 * 4):  # from second 1 to 4
+                frame = av.AudioFrame.from_ndarray(np.zeros((1, 1000), np.float32), "fltp", "mono")
+                frame.sample_rate, frame.pts = 48_000, 1000 * index
+                output.mux(sound.encode(frame))
+            output.mux(sound.encode())
+        assert len(read(file.getvalue())) / SAMPLE_RATE == pytest.approx(3, abs=0.1), container
+
+
+@pytest.mark.parametrize("excess", [-44, 8, 44, 58])
+def test_wav_whose_size_counts_its_header_is_read(excess: int) -> None:
+    soundfile.write(file := BytesIO(), tone(8000), 8000, "ULAW", format="WAV")
+    content = bytearray(file.getvalue())
+    start = content.index(b"data") + 4
+    size = int.from_bytes(content[start : start + 4], "little") + excess
+    content[start : start + 4] = size.to_bytes(4, "little")
+    assert len(read(bytes(content))) == 2 * (SECONDS * 8000 + min(excess, 0))
+
+
 @pytest.mark.parametrize("name", FILES, ids="-".join)
 def test_joined_files_are_read_whole_or_refused(name: tuple[str, str]) -> None:
     content = make_file(name)
@@ -193,6 +228,15 @@ def test_joined_files_are_read_whole_or_refused(name: tuple[str, str]) -> None:
     elif name[0] in ("WAV", "MP4", "QuickTime", "3GP", "AIFF", "CAF", "W64, RF64"):
         with pytest.raises(AudioError, match="several files that were joined byte by byte"):
             read(content * 2)
+
+
+def test_joined_files_that_the_decoder_cannot_follow_are_refused() -> None:
+    soundfile.write(deep := BytesIO(), tone(44_100), 44_100, "PCM_24", format="FLAC")
+    flacs = [make_file(("FLAC", "FLAC")), deep.getvalue()]
+    oggs = [make_file(("Ogg", "Opus")), make_file(("Ogg", "Vorbis"))]
+    for first, second in (flacs, oggs):
+        with pytest.raises(AudioError, match=r"is damaged at 4\.\d s"):
+            read(first + second)
 
 
 def test_rate_and_channels_may_change_in_the_middle() -> None:
@@ -269,16 +313,19 @@ def test_channel_is_selected_and_must_exist(tmp_path: Path) -> None:
         for channel, hertz in enumerate((440, 880)):
             samples = read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
             assert loudest_hertz(samples) == hertz
-        with pytest.raises(AudioError, match=r"has no channel 2: it has 2, counted from 0"):
-            read_audio(file, SAMPLE_RATE, ChannelMixer(2))
+        for channel in (2, -1):
+            with pytest.raises(AudioError, match=f"no channel {channel}: it has 2, counted from 0"):
+                read_audio(file, SAMPLE_RATE, ChannelMixer(channel))
 
 
 def test_speech_in_the_center_of_surround_sound_keeps_its_level() -> None:
     channels = np.zeros((6, 48_000 * SECONDS))
     channels[2] = tone(48_000)  # FL, FR, FC, LFE, SL, SR
-    for container, codec in (("wav", "pcm_s16le"), ("ac3", "ac3"), ("flac", "flac")):
+    for container, codec in (("wav", "pcm_s16le"), ("ac3", "ac3"), ("ipod", "aac")):
         samples = read(encode(container, codec, channels))[4000:-4000]
         assert np.sqrt(np.mean((samples / 32768) ** 2)) == pytest.approx(0.5**1.5, rel=0.02)
+    array = encode("flac", "flac", np.stack([tone(48_000)] * 6))  # of microphones, in FLAC
+    assert np.abs(read(array)).max() == pytest.approx(0.5 * 32768, rel=0.01)
 
 
 def test_channels_that_differ_or_cancel_out_are_noticed() -> None:
@@ -317,6 +364,13 @@ def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: 
         end = None if part.end is None else round(part.end * SAMPLE_RATE / 1e6)
         expected = whole[round(part.start * SAMPLE_RATE / 1e6) : end]
         np.testing.assert_allclose(samples, expected, rtol=0, atol=2)
+
+
+def test_part_far_beyond_the_end_tells_the_length(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(make_file(("FLAC", "FLAC")))
+    (error,) = read_parts([AudioPart(str(tmp_path / "a"), 90_000_000, 91_000_000)], SAMPLE_RATE)
+    assert isinstance(error, AudioError)
+    assert "lasts only 4.000 s" in str(error)
 
 
 def test_what_is_far_from_a_part_is_not_decoded(

@@ -258,6 +258,8 @@ def test_channels_that_are_no_channel_of_the_file_are_left_out(tmp_path: Path) -
     split = prepare_manifest(tmp_path, manifest)
     assert "has no channel 2: it has 2, counted from 0" in split.excluded[-1].detail
     assert len(split.dataset) == 58
+    write_lines(tmp_path / "t.csv", ["path,channel,text", "0.wav,a platform,hi"])  # is data
+    assert [clip.columns["channel"] for clip in read(tmp_path / "t.csv")] == ["a platform"]
 
 
 # Lhotse
