@@ -215,7 +215,7 @@ def front_end(part: str) -> tuple[tuple[str, str], ...]:
 INTERFACES = [
     mutation(
         "a streaming model that needs the level of whole utterances",
-        error("loaders", "level", "must be `running`", "chunk by chunk"),
+        error("brain", "level", "must be `running`", "chunk by chunk"),
         yaml="hparams/ctc_streaming.yaml",
         options=("--level=utterance",),
     ),
