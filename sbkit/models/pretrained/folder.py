@@ -203,7 +203,7 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
     source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
     if config.get("feat_extract_norm") == "group":
         # The norm undoes any level, but not its epsilon: quiet clips would become fainter features.
-        config["do_normalize"] = True
+        config = {**config, "do_normalize": True}
     return {**config, "source": source}
 
 
