@@ -50,8 +50,12 @@ def user_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     for file in USER_PARTS.glob("my_*.py"):
         shutil.copy(file, folder)
-    (folder / "parts.yaml").write_text(make_yaml("parts.yaml"))
-    (folder / "waveforms.yaml").write_text(make_yaml("waveforms.yaml", FEATURE_PARTS, ["n_mels"]))
+    (folder / "parts.yaml").write_text(
+        make_yaml("parts.yaml", unused=["pause_prob", "pause_seconds"])
+    )
+    (folder / "waveforms.yaml").write_text(
+        make_yaml("waveforms.yaml", FEATURE_PARTS, ["n_mels", "level"])
+    )
     return folder
 
 

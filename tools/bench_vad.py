@@ -27,10 +27,10 @@ from recipes.vad.data import (
     Windows,
     add_noise,
     bridge_pauses,
-    color,
     prepare_speech,
     speech_of,
 )
+from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND
 from sbkit.base.imports import require_package

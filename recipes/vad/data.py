@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from recipes.prepare import prepare_audio, prepare_transcripts, with_column
-from sbkit.audio.fbank import MIN_HZ
+from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
@@ -112,11 +112,9 @@ def read_speech(value: str, windows: int) -> Windows:
 
 # Silence and noise, on the device of the audio
 
-SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
 MIN_TALKERS, MAX_TALKERS = 4, 12  # of babble
 BABBLE_SHARE = 0.6  # of noises
 NOISE_DRAWS = 2 + MAX_TALKERS  # random numbers of a clip
-NOISE_SAMPLES = 1 << 20
 
 
 def add_silence(
@@ -134,24 +132,6 @@ def add_silence(
     sources = sources % windows.shape[1]
     shifted = windows.gather(1, sources.unsqueeze(2).expand_as(windows)).flatten(1)
     return shifted, speech.gather(1, sources)
-
-
-def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:
-    """Color noise (S,): its power falls by frequency ** ``slope``, and is 1 in total.
-
-    Frequencies below the band of the features are removed.
-    """
-    spectrum = torch.fft.rfft(white)
-    hertz = torch.fft.rfftfreq(len(white), 1 / sample_rate)
-    weights = hertz.clamp(min=MIN_HZ) ** (-slope / 2) * (hertz >= MIN_HZ)
-    noise: Tensor = torch.fft.irfft(spectrum * weights, n=len(white))
-    return noise / noise.square().mean().sqrt()
-
-
-def make_colored(sample_rate: int) -> Tensor:
-    """Make noise of each slope: (K, N), always the same."""
-    white = torch.randn(NOISE_SAMPLES, generator=torch.Generator().manual_seed(0))
-    return torch.stack([color(white, slope, sample_rate) for slope in SLOPES])
 
 
 def make_voices(clips: Iterable[Tensor], sample_rate: int) -> Tensor:

@@ -21,13 +21,12 @@ from recipes.vad.data import (
     SPEECH,
     add_noise,
     add_silence,
-    make_colored,
     make_voices,
     prepare_speech,
     speech_of,
     take_noise,
 )
-from sbkit.audio.augment import Augmentation
+from sbkit.audio.augment import Augmentation, make_colored
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS_PER_SECOND
@@ -84,7 +83,7 @@ class VoiceActivityBrain(Brain):
             model=self.modules["model"], **{name: getattr(self.hparams, name) for name in parts}
         )
         self.augmentation = Augmentation(self.hparams, features=self.detector.features)
-        self._colored = make_colored(self.hparams.sample_rate).to(self.device)
+        self._colored = make_colored(self.hparams.sample_rate, self.device)
 
     @cached_property
     def _voices(self) -> Tensor:

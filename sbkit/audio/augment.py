@@ -1,7 +1,7 @@
 """Augmentation on the device of the audio: speed, noise and reverberation, SpecAugment.
 
-Legend: B utterances, S samples, T frames, M mel bins, N clips of a folder, R samples of an impulse
-response.
+Legend: B utterances, S samples, T frames, M mel bins, N clips of a folder or samples of a noise, K
+kinds of noise, R samples of an impulse response.
 
 Random numbers belong to an utterance (`sbkit/audio/draws.py`), so they do not depend on its batch.
 The speeds were drawn when the epoch was planned. Files of noise and impulse responses are read
@@ -32,16 +32,19 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.draws import draw_uniform
+from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import SUFFIXES, find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import import_torchaudio
-from sbkit.base.units import SAMPLE_RATE
-from sbkit.config.ranges import NON_NEGATIVE_COUNT, SHARE
+from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
+from sbkit.config.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE
 
 MAX_NOISE_SECONDS = 3600  # per folder, 115 MB on the device; each of its files gives an equal part
 MIN_NOISE_SECONDS_PER_FILE = 2  # a shorter noise is heard to repeat
 MAX_FILES = MAX_NOISE_SECONDS // MIN_NOISE_SECONDS_PER_FILE
+SLOPES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0)  # of colored noise: white to brown
+NOISE_SAMPLES = 1 << 20
 MAX_IMPULSE_SECONDS = 2  # of a room's impulse response, from the direct sound on
 
 AugmentAudio = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # (B, S), (B,) -> same
@@ -166,7 +169,7 @@ def make_resampler(percent: int, device: torch.device) -> nn.Module:
 class Compose(nn.Module):
     """Apply augmentations of audio in order: (B, S), (B,) -> (B, S), (B,).
 
-    Each part takes and returns audio and lengths. It changes no shape, and keeps the padding zero.
+    Each part takes and returns audio and lengths, and keeps the padding zero.
     """
 
     def __init__(self, *, parts: Sequence[nn.Module]) -> None:
@@ -254,6 +257,67 @@ class AddNoise(_FolderAugmentation):
         is_noisy = (draws[3] < self.prob) & (noise_energy > 0)
         gain = (target_noise_energy / noise_energy.clamp(min=1.0)).sqrt() * is_noisy
         return audio + gain.unsqueeze(1) * noise, lengths
+
+
+class AddPauses(nn.Module):
+    """Put pauses with noise around utterances: (B, S), (B,) -> (B, S'), (B,).
+
+    A model that does not hear levels takes noise alone for speech, unless it has learned what noise
+    is. The noise is white to brown, and from 60 to 10 dB below the utterance.
+
+    prob: the chance of pauses. A drawn part of them comes before the utterance.
+    max_seconds: the longest duration of both together.
+    """
+
+    RANGES: ClassVar = {"prob": SHARE, "max_seconds": NON_NEGATIVE}
+
+    def __init__(
+        self, *, prob: float = 0.3, max_seconds: float = 2.0, sample_rate: int = SAMPLE_RATE
+    ) -> None:
+        super().__init__()
+        self.prob = prob
+        self.max_seconds = max_seconds
+        self.sample_rate = sample_rate
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        draws = draw_uniform(len(lengths), 6)
+        max_samples = seconds_to_samples(self.max_seconds, self.sample_rate)
+        pauses = (draws[:, 0] * max_samples * (draws[:, 1] < self.prob)).long()
+        new_lengths = lengths + pauses
+        device, size = audio.device, int(new_lengths.max())
+        start = (draws[:, 2] * pauses).long().to(device, non_blocking=True).unsqueeze(1)
+        level, kind, offset = draws[:, 3:].to(device, non_blocking=True).T
+        samples = torch.arange(size, device=device)
+        end = start + lengths.to(device, non_blocking=True).unsqueeze(1)
+        is_speech = (samples >= start) & (samples < end)  # (B, S')
+        audio = audio.float()
+        moved = audio.gather(1, (samples - start).clamp(0, audio.shape[1] - 1))
+        colored = make_colored(self.sample_rate, device)  # (K, N)
+        offsets = (offset * colored.shape[1]).long().unsqueeze(1) + samples
+        noise = colored[(kind * len(colored)).long().unsqueeze(1), offsets % colored.shape[1]]
+        power = audio.square().sum(1) / lengths.clamp(min=1).to(device, non_blocking=True)
+        gain = (power * 10 ** (-(10 + 50 * level) / 10)).sqrt().unsqueeze(1)
+        is_pause = ~is_speech & length_mask(new_lengths, size, device)
+        return moved * is_speech + gain * noise * is_pause, new_lengths
+
+
+@lru_cache(maxsize=8)
+def make_colored(sample_rate: int, device: torch.device) -> Tensor:
+    """Make noise of each slope: (K, N), always the same."""
+    white = torch.randn(NOISE_SAMPLES, generator=torch.Generator().manual_seed(0))
+    return torch.stack([color(white, slope, sample_rate) for slope in SLOPES]).to(device)
+
+
+def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:
+    """Color noise (S,): its power falls by frequency ** ``slope``, and is 1 in total.
+
+    Frequencies below the band of the features are removed.
+    """
+    spectrum = torch.fft.rfft(white)
+    hertz = torch.fft.rfftfreq(len(white), 1 / sample_rate)
+    weights = hertz.clamp(min=MIN_HZ) ** (-slope / 2) * (hertz >= MIN_HZ)
+    noise: Tensor = torch.fft.irfft(spectrum * weights, n=len(white))
+    return noise / noise.square().mean().sqrt()
 
 
 class AddReverb(_FolderAugmentation):

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.audio.level_norm import LEVELS, remove_level
+from sbkit.base.errors import ConfigError
 from sbkit.base.imports import import_torchaudio
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
 from sbkit.config.ranges import Range
@@ -36,6 +38,9 @@ class Fbank(nn.Module):
     The module has no tensors, since window and filters follow from the definition. So nothing can
     be left behind on another device or be missing from a checkpoint.
 
+    level: `utterance` or `running` removes the level of each utterance, or of its frames so far
+        (`sbkit/audio/level_norm.py`); `none` keeps it, as Kaldi does.
+
     >>> features, lengths = Fbank()(torch.zeros(1, 16_000), torch.tensor([16_000]))
     >>> features.shape, lengths
     (torch.Size([1, 98, 80]), tensor([98]))
@@ -48,10 +53,15 @@ class Fbank(nn.Module):
         ),
     }
 
-    def __init__(self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE) -> None:
+    def __init__(
+        self, *, n_mels: int = 80, sample_rate: int = SAMPLE_RATE, level: str = "none"
+    ) -> None:
+        if level not in LEVELS:
+            raise ConfigError(f"`level` must be {', '.join(LEVELS)}, but is {level!r}.")
         super().__init__()
         self.n_mels = n_mels
         self.sample_rate = sample_rate
+        self.level = level
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
@@ -59,6 +69,25 @@ class Fbank(nn.Module):
         return count_windows(lengths, window_samples(rate), shift_samples(rate))
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.remove_level(*self.log_mels(audio, lengths))
+
+    def forward_chunk(
+        self, audio: Tensor, lengths: Tensor, sums: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the features of a chunk: (B, S), (B,), (B, 2) -> (B, T, M), (B,), (B, 2).
+
+        sums: of the running level, zeros before the first chunk.
+        """
+        features, frames = self.log_mels(audio, lengths)
+        features, sums = remove_level(features, frames, level=self.level, sums=sums)
+        return features, frames, sums
+
+    def remove_level(self, features: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Remove the level of whole clips as declared: (B, T, M), (B,) -> same."""
+        sums = features.new_zeros(features.shape[0], 2)
+        return remove_level(features, frames, level=self.level, sums=sums)[0], frames
+
+    def log_mels(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Compute in float32 whatever the autocast state; frames in the padding are zero.
 
         A trained model on the CPU computes its spectra in float64, at the same speed. In float32

@@ -19,6 +19,11 @@ def length_mask(lengths: Tensor, max_length: int, device: torch.device) -> Tenso
     return positions < lengths.to(device, non_blocking=True).unsqueeze(1)
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the dtype for long sums: float64, except on MPS, which lacks it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def count_windows(lengths: Tensor, size: int, shift: int) -> Tensor:
     """Count the windows that fit into each length, one every ``shift``: (B,) -> (B,)."""
     # Clamped first: integer division rounds towards zero in ONNX, and down in torch.

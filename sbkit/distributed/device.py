@@ -118,11 +118,6 @@ def choose_device(
     return parse_device(device)
 
 
-def widest_float(device: torch.device) -> torch.dtype:
-    """Return the dtype for long sums: float64, except on MPS, which lacks it."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def parse_device(device: str | torch.device, *, key: str = "device") -> torch.device:
     """Parse a device in one of `DEVICE_FORMS`; raises ConfigError for another."""
     if isinstance(device, torch.device) and device.type in PRECISIONS_BY_DEVICE_TYPE:

@@ -145,7 +145,8 @@ class FeatureModel(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor, x_lens: Tensor) -> tuple[Tensor, Tensor]:
-        states, frames = self.model.encoder.encode_features(x, x_lens)
+        encoder = self.model.encoder
+        states, frames = encoder.encode_features(*encoder.features.module.remove_level(x, x_lens))
         return self.model.ctc_log_probs(states), frames
 
 
@@ -185,9 +186,10 @@ def _require_fbank(features: object, sample_rate: int) -> None:
 def _feature_log_probs(
     network: Any, model: OnnxModel, audio: Float32s, lengths: Counts
 ) -> BatchLogProbs:
-    """Run the graph with sbkit's features."""
+    """Run the graph, which removes the level, with sbkit's features."""
     scaled = torch.from_numpy(audio) * FULL_SCALE
-    features, frames = network.encoder.features(scaled, torch.from_numpy(lengths))
+    fbank = network.encoder.features.module
+    features, frames = fbank.log_mels(scaled, torch.from_numpy(lengths))
     return model.log_probs(features.numpy(), frames.numpy())
 
 

@@ -6,7 +6,7 @@ bins, D model width, V vocabulary.
 Training, transcription and export all call this model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.parts import token_embedding
-from sbkit.models.streaming import SHIFT_MS, EncoderState
+from sbkit.models.streaming import SHIFT_MS, EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -66,6 +66,8 @@ class AsrModel(AcousticModel):
             if head is not None:
                 vocabulary.check_head(name=name, outputs=head_size(head))
         require_frame_length(CNN, Transformer)
+        if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
+            require_causal_level(compute_features)
         backbone = self.encoder.backbone
         embedding = token_embedding(backbone.module)
         if embedding is not None:
@@ -188,7 +190,9 @@ class StreamingAsrModel:
         self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
     def start(self) -> EncoderState:
-        return EncoderState(**self._front_end.start(), **self._encoder.start())
+        start = self._front_end.start()
+        level = start["features"].new_zeros(1, 2)
+        return EncoderState(level=level, **start, **self._encoder.start())
 
     def forward_chunk(
         self, audio: Tensor, audio_lengths: Tensor, state: EncoderState
@@ -197,7 +201,8 @@ class StreamingAsrModel:
 
         audio_lengths: ``chunk_samples``, or less for a session that ends with this chunk.
         """
-        features, lengths = self._features(audio, audio_lengths)
+        features, lengths, level = self._features.forward_chunk(audio, audio_lengths, state.level)
+        state = replace(state, level=level)
         x, lengths, state = self._front_end.forward_chunk(features, lengths, state)
         states, state = self._encoder.forward_chunk(x, lengths, state)
         return self._model.ctc_log_probs(states), lengths, state

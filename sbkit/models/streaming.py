@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sbkit.audio.draws import draw_for_step
+from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
 
 SHIFT_MS = 10  # from one frame of features to the next
@@ -122,6 +123,7 @@ class EncoderState(NetworkState):
     """The state of a recognizer's front-end and encoder."""
 
     frames: Tensor  # (B,): encoded so far
+    level: Tensor  # (B, 2): sums of the running level
     features: Tensor  # (B, 3, M): the last ones, normalized
     hidden: Tensor  # (B, 3 or 6, C): the last frames between the convolutions of the front-end
     attention: Tensor  # (B, N, L, 2, H, D/H): keys before rotation, and values
@@ -148,6 +150,15 @@ class StreamingNetwork(Protocol):
 def streaming_network(model: object) -> StreamingNetwork | None:
     """Return the network that runs a model chunk by chunk; None if it only takes whole clips."""
     return getattr(model, "as_streaming", lambda: None)()
+
+
+def require_causal_level(features: object) -> None:
+    """Raise ConfigError if features depend on the level of a whole utterance."""
+    if isinstance(features, Fbank) and features.level == "utterance":
+        raise ConfigError(
+            "`level` must be `running` for a model that runs chunk by chunk, since the level of "
+            "an utterance is known only at its end. Write `level: running`."
+        )
 
 
 def last_frames(x: Tensor, count: int) -> Tensor:

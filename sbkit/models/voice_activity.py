@@ -16,13 +16,14 @@ from sbkit.audio.fbank import Fbank
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import require_registered
 from sbkit.models.parts import FeatureExtractor
-from sbkit.models.streaming import NetworkState, last_frames
+from sbkit.models.streaming import NetworkState, last_frames, require_causal_level
 
 
 @dataclass(frozen=True)
 class VoiceState(NetworkState):
     """The state of a voice activity model."""
 
+    level: Tensor  # (B, 2): sums of the running level
     features: Tensor  # (B, K, M): the last ones, normalized
     hidden: Tensor  # (B, 1, D): the state of the GRU
 
@@ -43,7 +44,9 @@ class VoiceActivityModel:
         parts = {"normalize": normalize, "conv": conv, "rnn": rnn, "speech_lin": speech_lin}
         require_registered(model, parts)
         self.model = model
+        require_causal_level(compute_features)
         self.features = FeatureExtractor(compute_features)
+        self._fbank = compute_features
         self.normalize = normalize
         self.conv = conv
         self.rnn = rnn
@@ -60,13 +63,15 @@ class VoiceActivityModel:
         zeros = self.speech_lin.weight.new_zeros
         context = self.conv.kernel_size[0] - self.conv.stride[0]
         return VoiceState(
-            zeros(1, context, self.conv.in_channels), zeros(1, 1, self.rnn.hidden_size)
+            level=zeros(1, 2),
+            features=zeros(1, context, self.conv.in_channels),
+            hidden=zeros(1, 1, self.rnn.hidden_size),
         )
 
     def predict(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Score silence and speech at every frame of clips: (B, S), (B,) -> (B, U, 2), (B,)."""
         start = self.start()
-        states = VoiceState(*(x.expand(len(audio), -1, -1) for x in vars(start).values()))
+        states = VoiceState(*(x.expand(len(audio), *x.shape[1:]) for x in vars(start).values()))
         return self.forward_chunk(audio, audio_lengths, states)[:2]
 
     def forward_chunk(
@@ -76,11 +81,12 @@ class VoiceActivityModel:
 
         audio: chunk_samples + (U - 1) * chunk_shift_samples samples, for sessions that continue.
         """
-        features, lengths = self.features(audio, audio_lengths)
+        features, lengths, level = self._fbank.forward_chunk(audio, audio_lengths, state.level)
         x = torch.cat([state.features, self.normalize(features)], 1)  # (B, K + T, M)
         y = silu(self.conv(x))
         y, hidden = self.rnn(y, state.hidden.transpose(0, 1).contiguous())
         logits = self.speech_lin(y).float()  # (B, U, 1)
         log_probs = logsigmoid(torch.cat([-logits, logits], 2))
-        next_state = VoiceState(last_frames(x, state.features.shape[1]), hidden.transpose(0, 1))
+        context = last_frames(x, state.features.shape[1])
+        next_state = VoiceState(level, context, hidden.transpose(0, 1))
         return log_probs, lengths // self.conv.stride[0], next_state

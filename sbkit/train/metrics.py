@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from sbkit.audio.lengths import widest_float
 from sbkit.base.files import write_text_atomically
-from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures, Figures, RunLog, StepFigures

@@ -12,9 +12,9 @@ import torch
 from speechbrain.utils.checkpoints import mark_as_loader, mark_as_saver, register_checkpoint_hooks
 from torch import Tensor, nn
 
+from sbkit.audio.lengths import widest_float
 from sbkit.base.torch_internals import batch_norms
 from sbkit.data.batch import Batch
-from sbkit.distributed.device import widest_float
 from sbkit.distributed.ranks import from_main_rank, sum_over_ranks, world_size
 from sbkit.models.layers import GlobalNorm
 

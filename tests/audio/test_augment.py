@@ -15,12 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio import augment
 from sbkit.audio.augment import (
     AddNoise,
+    AddPauses,
     AddReverb,
     Augmentation,
     SpecAugment,
     SpeedGroup,
     speed_perturb,
 )
+from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import ConfigError, DataError
 
 TIME_ONLY = {"freq_masks": 0, "freq_width": 0}
@@ -31,6 +33,26 @@ def tones() -> tuple[Tensor, Tensor]:
     """Make padded clips of 440 Hz that do not end at a zero crossing."""
     clips = [torch.sin(torch.arange(count) * 2 * torch.pi * 440 / 16_000) for count in (4001, 2999)]
     return pad_sequence(clips, batch_first=True), torch.tensor([4001, 2999])
+
+
+def test_pauses_surround_utterances_with_noise_below_them() -> None:
+    audio, lengths = tones()
+    add, tone = AddPauses(prob=0.5, max_seconds=0.5), audio[1, :2999]
+    seconds, levels = [], []
+    for epoch in range(60):
+        with seeded_draws(["a", "b"], epoch=epoch):
+            padded, new_lengths = add(audio, lengths)
+        with seeded_draws(["b"], epoch=epoch):
+            (alone,), (length,) = add(tone[None], lengths[1:])
+        torch.testing.assert_close(padded[1, :length], alone)
+        assert not padded[1, length:].any() and length == new_lengths[1]
+        (start,) = (alone.unfold(0, 2999, 1) == tone).all(1).nonzero().flatten().tolist()
+        pause = torch.cat([alone[:start], alone[start + 2999 :]])
+        seconds.append(len(pause) / 16_000)
+        if len(pause) > 2000:
+            levels.append(10 * float((pause.square().mean() / 0.5).log10()))
+    assert 20 < seconds.count(0.0) < 40 and 0.4 < max(seconds) <= 0.5
+    assert -66 < min(levels) < -40 and -30 < max(levels) < -6
 
 
 SPEEDS = [(110, [3637, 2726]), (90, [4445, 3332]), (200, [2000, 1499]), (95, [4211, 3156])]

@@ -77,6 +77,23 @@ def test_onnxruntime_recognizes_the_same_words(
         assert tokenizer.decode(merged) == text
 
 
+def test_quiet_clips_are_recognized_alike(exported: Path, clips: Clips) -> None:
+    onnx, folder = OnnxModel.load(exported), exported / "sherpa-onnx"
+    model, tokens = str(folder / "model.onnx"), str(folder / "tokens.txt")
+    sherpa = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(model=model, tokens=tokens)
+    for clip in clips[::8]:
+        outputs, texts = [], []
+        for gain in (1.0, 10 ** (-30 / 20)):
+            audio = (clip / np.float32(32768) * gain).astype(np.float32)
+            outputs.append(onnx.log_probs(audio[None], np.array([len(audio)])).log_probs)
+            stream = sherpa.create_stream()
+            stream.accept_waveform(16_000, audio)
+            sherpa.decode_stream(stream)
+            texts.append(stream.result.text)
+        np.testing.assert_allclose(outputs[1], outputs[0], rtol=0, atol=1e-3)
+        assert texts[1] == texts[0]
+
+
 def test_transcribe_with_onnx_imports_no_torch(
     exported: Path, bundle: Bundle, clips: Clips, tmp_path: Path
 ) -> None:

@@ -21,7 +21,11 @@ SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_la
 
 
 def make_model(
-    streaming: dict[str, int] | None, *, subsampling: int = 4, **changes: Any
+    streaming: dict[str, int] | None,
+    *,
+    subsampling: int = 4,
+    level: str = "running",
+    **changes: Any,
 ) -> AsrModel:
     """Make a small recognizer with distinct outputs, in eval mode."""
     torch.manual_seed(0)
@@ -45,7 +49,7 @@ def make_model(
     parts["ctc_lin"].weight.data *= 10
     vocabulary = Vocabulary(size=9, blank=0, unk=1, bos=2, eos=3)
     model = nn.ModuleList(parts.values()).eval()
-    features = Fbank(n_mels=20).eval()
+    features = Fbank(n_mels=20, level=level).eval()
     return AsrModel(model=model, vocabulary=vocabulary, compute_features=features, **parts)
 
 
@@ -172,4 +176,6 @@ def test_invalid_streaming_options_are_refused() -> None:
             make_model(None, subsampling=8).encoder.modules["CNN"],
             make_model(declared(4, 8)).encoder.modules["Transformer"],
         )
-    assert streaming_network(make_model(None)) is None
+    with pytest.raises(ConfigError, match="`level` must be `running` for a model that runs chunk"):
+        make_model(declared(4, 8), level="utterance")
+    assert streaming_network(make_model(None, level="utterance")) is None

@@ -15,9 +15,7 @@ from recipes.vad.data import (
     NOISE_DRAWS,
     add_noise,
     add_silence,
-    color,
     find_speech,
-    make_colored,
     make_voices,
     prepare_speech,
     read_speech,
@@ -25,6 +23,7 @@ from recipes.vad.data import (
     take_noise,
 )
 from recipes.vad.recipe import Scored, SpeechBatch, VoiceActivityBrain, collate
+from sbkit.audio.augment import color, make_colored
 from sbkit.audio.draws import seeded_draws
 from sbkit.audio.fbank import MIN_HZ
 from sbkit.audio.io import Samples, read_audio
@@ -84,7 +83,7 @@ def test_add_noise_has_its_ratio_in_the_band_of_the_features_in_any_batch(name: 
     """Also with rumble and an offset, which are below the band."""
     clips = [3000 * torch.randn(count * RATE) for count in (1, 2)]
     index = {"white": 0, "pink": 4, "brown": 8, "babble": 4}[name]
-    colored = make_colored(RATE)[index : index + 1]
+    colored = make_colored(RATE, torch.device("cpu"))[index : index + 1]
     voices = make_voices(clips if name == "babble" else [], RATE)
     lengths, speech = torch.tensor([100, 250]), torch.zeros(2, 250, dtype=torch.bool)
     speech[:, 20:60] = True

@@ -18,10 +18,9 @@ from torch.nn.functional import pad
 
 from sbkit.audio.fbank import EPSILON, MIN_HZ, PREEMPHASIS, fft_samples
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.audio.lengths import count_windows, length_mask, widest_float
 from sbkit.base.arrays import Float64s
 from sbkit.base.units import shift_samples, window_samples
-from sbkit.distributed.device import widest_float
 from sbkit.models.pretrained.blocks import Config
 
 POVEY_POWER, HANN_POWER = 0.85, 1.0  # exponents of Hann's window

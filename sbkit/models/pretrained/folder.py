@@ -8,7 +8,7 @@ The configuration is `config.json`, completed with defaults. Keys and defaults a
 (transformers 5.23, `models/*/configuration_*.py`). Keys that no module here reads are dropped, and
 three are added:
 
-    do_normalize   whether the model was trained on clips of zero mean and unit variance
+    do_normalize   whether clips get zero mean and unit variance; always with a group norm
     sample_rate    Hz
     source         name, license and SHA-256 of the weights of the base model; null: random weights
 """
@@ -201,6 +201,9 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
     if folder.parent.name == SNAPSHOTS:
         name = root_of(folder).name.removeprefix("models--").replace("--", "/")
     source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
+    if config.get("feat_extract_norm") == "group":
+        # The norm undoes any level, but not its epsilon: quiet clips would become fainter features.
+        config = {**config, "do_normalize": True}
     return {**config, "source": source}
 
 

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.parametrizations import weight_norm
 
-from sbkit.audio.lengths import count_windows, length_mask
-from sbkit.distributed.device import widest_float
+from sbkit.audio.lengths import count_windows, length_mask, widest_float
 from sbkit.models.layers import Dropout, FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,

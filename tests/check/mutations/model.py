@@ -213,6 +213,12 @@ def front_end(part: str) -> tuple[tuple[str, str], ...]:
 
 
 INTERFACES = [
+    mutation(
+        "a streaming model that needs the level of whole utterances",
+        error("brain", "level", "must be `running`", "chunk by chunk"),
+        yaml="hparams/ctc_streaming.yaml",
+        options=("--level=utterance",),
+    ),
     *(
         mutation(
             f"a front-end with another interface: {part}",
@@ -227,7 +233,9 @@ INTERFACES = [
     mutation(
         "features that are made for another rate than the audio's",
         error("hparams", "compute_features", "made for 8000 Hz"),
-        text=(("    sample_rate: !ref <sample_rate>\n\nspec", "    sample_rate: 8000\n\nspec"),),
+        text=(
+            ("    sample_rate: !ref <sample_rate>\n    level", "    sample_rate: 8000\n    level"),
+        ),
     ),
     mutation(
         "a decoder that sees the answer",

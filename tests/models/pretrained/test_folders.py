@@ -265,3 +265,18 @@ def test_modules_read_every_key_that_a_config_keeps(model_type: str, tmp_path: P
         with pytest.raises(KeyError, match=removed):
             for part in (PretrainedFeatures, PretrainedFrontEnd, PretrainedEncoder):
                 part(config=incomplete)
+
+
+def test_quiet_clips_have_the_features_of_loud_ones_in_every_family(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    audio = torch.randn(1, 16_000) * torch.linspace(0, 20, 16_000).sin() / 10
+    for model_type in FAMILIES:
+        folder = make_folder(tmp_path / model_type, model_type)
+        file = folder / "preprocessor_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"do_normalize": False}))
+        config = read_encoder_config(folder)
+        parts = PretrainedFeatures(config=config).eval(), PretrainedFrontEnd(config=config).eval()
+        loud, quiet = audio, audio * 10 ** (-30 / 20)
+        for part in parts:
+            (loud, _), (quiet, _) = (part(x, torch.tensor([x.shape[1]])) for x in (loud, quiet))
+        assert (quiet - loud).abs().mean() < 0.01 * loud.std()
