@@ -13,9 +13,9 @@ Floats = npt.NDArray[np.float32]
 # Speech is in the center, which keeps its level; the bass has none. FFmpeg has the same weights.
 CENTER, BASS = "FC", "LFE"
 WEIGHTS = {CENTER: 1.0, "FL": 0.5**0.5, "FR": 0.5**0.5, BASS: 0.0}
-OTHER_WEIGHT = 0.5
+SURROUND_WEIGHT = 0.5
 WINDOWS_PER_SECOND = 20
-DIFFERENCE = 10.0  # ratio of powers at which only one channel is heard
+MIN_POWER_RATIO = 10.0  # of two channels of which only one is heard
 MIN_SHARE = 0.1  # of the windows in which only one channel is heard, for each of the two
 CANCELED_SHARE = 0.05  # of the channels' power; independent channels leave half of it
 SILENCE_POWER = 1e-7  # -70 dB of full scale
@@ -54,7 +54,7 @@ class ChannelMixer:
             return samples[:, 0]
         weights = [1 / count] * count
         if CENTER in channel_names:
-            weights = [WEIGHTS.get(channel, OTHER_WEIGHT) for channel in channel_names]
+            weights = [WEIGHTS.get(channel, SURROUND_WEIGHT) for channel in channel_names]
         mixed: Floats = samples @ np.array(weights, np.float32)
         if count == 2:
             self._compare(samples, mixed, rate // WINDOWS_PER_SECOND)
@@ -69,8 +69,8 @@ class ChannelMixer:
         is_sounding = left + right > SILENCE_POWER
         self._sounding += int(is_sounding.sum())
         self._one_sided += [
-            int((is_sounding & (left > DIFFERENCE * right)).sum()),
-            int((is_sounding & (right > DIFFERENCE * left)).sum()),
+            int((is_sounding & (left > MIN_POWER_RATIO * right)).sum()),
+            int((is_sounding & (right > MIN_POWER_RATIO * left)).sum()),
         ]
         self._powers += [float((left + right).sum() / 2), float(mix.sum())]
 

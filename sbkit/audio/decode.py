@@ -37,20 +37,34 @@ DEMUXERS = (
     "mpc,mpc8,mpeg,mpegts,nistsphere,nut,ogg,sox,tak,tta,voc,w64,wav,wv,xwma"
 )
 # Formats that declare a duration, by FFmpeg's names. It estimates the duration of others.
-DECLARING = {"aiff", "ape", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"}
-DECLARING |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
-ESTIMATING = {"mp3", "aac"}  # formats for which the estimate depends on the first packets
+FORMATS_WITH_DURATION = {
+    "aiff",
+    "ape",
+    "au",
+    "caf",
+    "flac",
+    "flv",
+    "matroska,webm",
+    "nistsphere",
+    "tta",
+    "wv",
+}
+FORMATS_WITH_DURATION |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
+FORMATS_WITH_ESTIMATE = {
+    "mp3",
+    "aac",
+}  # formats for which the estimate depends on the first packets
 # Formats whose duration is that of all streams, which may start before the sound or end after it.
-WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
+FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
 # Codecs in which the number of channels implies their positions, also for microphone arrays.
-WITHOUT_POSITIONS = {"flac", "vorbis"}
+CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
 FAITHFUL_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}  # with pauses
 LOSSY_TOLERANCE = 3 * 1152  # samples: an encoder's delay and its last, partly filled frames
 ROUNDING = 0.003  # seconds; of durations that a file declares
 # Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
-MAX_LOSSY_HOLE, MAX_HOLE = 0.5, 0.05  # seconds
+MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
 SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
-TAGS = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
+TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
 FIRST_PACKETS = 16  # are decoded in any case, which shows the delay of the decoder
 LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
 
@@ -104,7 +118,7 @@ def declared_seconds(file: BinaryIO) -> float:
     header = read_header(file, "the file")
     file.seek(0)
     with suppress(av.FFmpegError, ValueError), _open(file) as container:
-        is_estimate = container.format.name in ESTIMATING and not header.mp3_frames
+        is_estimate = container.format.name in FORMATS_WITH_ESTIMATE and not header.mp3_frames
         return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
     return 0.0
 
@@ -131,7 +145,7 @@ def check_values(name: str, block: npt.NDArray[np.float32]) -> None:
 
 
 class _Reader:
-    """Base of both readers: check blocks as they come, and the length at the end."""
+    """Base of both readers."""
 
     def __init__(self, file: BinaryIO, name: str, header: Header, options: ReadOptions) -> None:
         self.file = file
@@ -149,17 +163,6 @@ class _Reader:
         """Make a block of samples (S, C)."""
         return Block(rate, self.options.mixer.mix(self.name, samples, channel_names, rate))
 
-    def check_length(self, seconds: float, declared: float, tolerance: float) -> None:
-        """Compare the seconds that were read with those that the file declares."""
-        share = self.header.declared_share
-        declared = declared if share else 0.0
-        if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
-            raise cut_short(self.name, max(declared, seconds * share), seconds)
-        if not seconds and share > 1:
-            raise cut_short(self.name)
-        if not seconds:
-            raise AudioError("no samples", f"{self.name} has no samples.")
-
 
 class _PcmReader(_Reader):
     """Read a WAV of PCM by libsndfile."""
@@ -175,7 +178,8 @@ class _PcmReader(_Reader):
                 frames_read += len(samples)
                 check_values(self.name, samples)
                 yield self.mix(rate, samples, ("FL", "FR")[:channels])
-        self.check_length(frames_read / rate, 0.0, 0.0)
+        if not frames_read:
+            raise _no_samples(self.name)
 
 
 class _PacketReader(_Reader):
@@ -242,7 +246,7 @@ class _PacketReader(_Reader):
             floats -= np.float32(1)
         if type.kind == "f":
             check_values(self.name, floats)
-        has_positions = stream.codec.name not in WITHOUT_POSITIONS
+        has_positions = stream.codec.name not in CODECS_WITHOUT_POSITIONS
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
         return self.mix(frames[0].rate, floats, names)
 
@@ -258,14 +262,14 @@ class _PacketReader(_Reader):
 
         num_errors = 0
         has_failed = False
-        max_hole = MAX_LOSSY_HOLE if stream.codec.lossy else MAX_HOLE
+        max_hole = MAX_LOSSY_HOLE_SECONDS if stream.codec.lossy else MAX_HOLE_SECONDS
         packets = _PacketClock(container, stream, decoder, self.options.skip_seconds)
         try:
             for packet in packets:
                 try:
                     frames = decoder.decode(packet)
                 except av.FFmpegError:
-                    num_errors += packets.is_sounding and not bytes(packet).startswith(TAGS)
+                    num_errors += packets.is_sounding and not bytes(packet).startswith(TAG_PREFIXES)
                     continue
                 if not frames:
                     continue
@@ -282,17 +286,26 @@ class _PacketReader(_Reader):
         if packets.seconds < self.options.skip_seconds:
             return  # the skipped time is longer than the file
         seconds = packets.seconds + (packets.holes if stream.codec.lossy else 0.0)
-        if container.format.name in WITH_FILE_DURATION:
+        if container.format.name in FORMATS_WITH_FILE_DURATION:
             seconds = max(seconds, packets.file_end)
         tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
-        self.check_length(seconds, self._declared_seconds(container, stream), tolerance)
+        self._check_length(seconds, self._declared_seconds(container, stream), tolerance)
         if num_errors > 1 or has_failed:  # a truncated packet is one error
             raise _damaged(self.name, packets.seconds)
+
+    def _check_length(self, seconds: float, declared: float, tolerance: float) -> None:
+        """Compare the seconds that were read with those that the file declares."""
+        share = self.header.declared_share
+        declared = declared if share else 0.0
+        if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
+            raise cut_short(self.name, max(declared, seconds * share), seconds)
+        if not seconds:
+            raise cut_short(self.name) if share > 1 else _no_samples(self.name)
 
     def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
         if self.header.mp3_frames:
             return self.header.mp3_frames * stream.codec_context.frame_size / stream.rate
-        if container.format.name not in DECLARING:
+        if container.format.name not in FORMATS_WITH_DURATION:
             return 0.0
         if stream.duration is not None and stream.time_base is not None:
             return float(stream.duration * stream.time_base)
@@ -333,7 +346,7 @@ class _PacketClock:
 
     def __iter__(self) -> "Iterator[Packet[AudioStream]]":
         packets = self._container.demux(self._stream)
-        if self._container.format.name in WITH_FILE_DURATION:
+        if self._container.format.name in FORMATS_WITH_FILE_DURATION:
             packets = self._demux_all()
         for packet in islice(packets, FIRST_PACKETS if self._goal else None):
             self._packet_end += (packet.duration or 0) * self._tick
@@ -416,6 +429,10 @@ def _decoder_of(stream: "AudioStream") -> "AudioCodecContext":
 def _form(frame: "AudioFrame") -> _Form:
     layout = frame.layout
     return frame.rate, layout.nb_channels, layout.name, frame.format.name
+
+
+def _no_samples(name: str) -> AudioError:
+    return AudioError("no samples", f"{name} has no samples.")
 
 
 def _damaged(name: str, seconds: float) -> AudioError:

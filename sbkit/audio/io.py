@@ -46,7 +46,7 @@ SUFFIXES = (  # of files that are taken from folders, the usual ones first
 END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because tools round
 BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
 MAX_GAP = 30 * MICROSECONDS  # between parts; over a longer one, the file is opened again
-LEAD_IN_SECONDS = 1  # of a part, for the resampler
+RESAMPLER_SECONDS = 1  # of a part, for the resampler
 
 
 class AudioPart(NamedTuple):
@@ -184,7 +184,7 @@ def _read_near_parts(
     waiting = deque(parts)
     content = bytearray()  # of samples from index `first` on; grows and shrinks in place
     if skip_seconds is None:  # whole seconds, for samples at the times of those of the whole file
-        skip_seconds = max(0, parts[0].start // MICROSECONDS - LEAD_IN_SECONDS)
+        skip_seconds = max(0, parts[0].start // MICROSECONDS - RESAMPLER_SECONDS)
     first = skip_seconds * sample_rate
 
     def to_bytes(time: int) -> int:
