@@ -12,7 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recipes.asr.recipe import AsrBrain
+from sbkit.audio.augment import make_colored
 from sbkit.base.errors import ASKED_TO_STOP
+from sbkit.base.units import SAMPLE_RATE
 from sbkit.checkpoint.rng import random_state, restore_random_state
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import Placement
@@ -97,6 +99,7 @@ def test_run_has_the_losses_of_the_cpu_and_no_step_waits(
     yaml, *options = MODELS[model]
     options.append("--dropout=0.0")  # the device has its own random generator
     on_cpu, on_device = tmp_path / "on_cpu", tmp_path / "on_device"
+    make_colored(SAMPLE_RATE, torch.empty(0, device=NAME).device)  # noise is copied once
     assert workplace.train_here(on_cpu, *SMALL, *NO_LOG, *options, yaml=yaml) == 0
     steps = train_on_device(workplace, on_device, *options, *precision, yaml=yaml)
     assert len(steps) >= 6

@@ -20,7 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 # Plain gradient descent shows a gradient with the wrong scale; AdamW would not. Dropout is off,
 # because each rank draws its own. Joins, speeds, masks and noise are on.
 NO_DROPOUT = ("--dropout=0.0", "--log_every=1", "--check=false")
-NOISE = "wave_augment: !new:sbkit.audio.augment.AddNoise\n    folder: {folder}\n"
+NOISE = """
+add_noise: !new:sbkit.audio.augment.AddNoise
+    folder: {folder}
+wave_augment: !new:sbkit.audio.augment.Compose
+    parts: [!ref <add_noise>, !ref <add_pauses>]
+"""
 SGD = ("--lr=0.05", "--max_grad_norm=1000.0", "--number_of_epochs=2", "--average_checkpoints=1")
 SGD += ("--ema_decay=0.5",)
 
@@ -43,6 +48,7 @@ def write_sgd_with_noise(folder: Path) -> str:
     soundfile.write(folder / "noise.wav", noise, 16_000)
     yaml = folder / "sgd.yaml"
     text = text.replace("recipes.asr.recipe.ASR", "docs.examples.two_views.TWO_VIEWS")
+    text = text.replace("wave_augment: ", "add_pauses: ")
     keys = "consistency_weight: 0.5\nfind_unused_parameters: False\n"
     yaml.write_text(f"{text}\n{keys}{NOISE.format(folder=folder)}")
     return str(yaml)

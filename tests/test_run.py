@@ -92,8 +92,8 @@ def test_run_logs_every_step_epoch_and_test(finished: Path) -> None:
     rates = r"CER \d+\.\d % \(\d+ / 69 characters\), WER \d+\.\d % \(\d+ / 13 words\)"
     score = rates.replace(r"\)", r"; \d+\.\d to \d+\.\d, only 4 clips\)")  # with one speaker
     weights = r"(best checkpoint|mean of \d checkpoints)"
-    assert re.fullmatch(f"test: {score}; greedily {score}, 4 utterances, {weights}", messages[-2])
-    assert messages[-1].startswith("test: greedy decoding wrote ")  # it has hardly learned
+    test_line = f"test: {score}; greedily {score}, 4 utterances, {weights}"
+    assert any(re.fullmatch(test_line, message) for message in messages[-3:])  # before advice
 
 
 @pytest.mark.slow

@@ -305,7 +305,8 @@ class AddPauses(nn.Module):
 def make_colored(sample_rate: int, device: torch.device) -> Tensor:
     """Make noise of each slope: (K, N), always the same."""
     white = torch.randn(NOISE_SAMPLES, generator=torch.Generator().manual_seed(0))
-    return torch.stack([color(white, slope, sample_rate) for slope in SLOPES]).to(device)
+    noises = torch.stack([color(white, slope, sample_rate) for slope in SLOPES])
+    return noises.to(device, non_blocking=True)
 
 
 def color(white: Tensor, slope: float, sample_rate: int) -> Tensor:

@@ -221,10 +221,10 @@ def text_columns(rows: Sequence[Mapping[str, str]]) -> dict[str, pa.Array]:
 
 def part_columns(parts: Iterable[AudioPart]) -> dict[str, pa.Array]:
     """Return the start and the end of each clip in its file, and its channel, as columns."""
-    columns = zip(*(part[1:] for part in parts), strict=True)
+    positions = [part[1:] for part in parts]
     return {
-        name: pa.array(column, pa.int64())
-        for name, column in zip(PART_COLUMNS, columns, strict=True)
+        name: pa.array([position[index] for position in positions], pa.int64())
+        for index, name in enumerate(PART_COLUMNS)
     }
 
 
