@@ -158,10 +158,10 @@ def read_parts(
 ) -> Iterator[Samples | AudioError]:
     """Read parts of one channel of a file, sorted by start, as slices of `read_audio`: (S,).
 
-    What is far from a part is not decoded; the samples then differ from those of `read_audio` by
-    at most one step of int16. One block is in memory, and the samples from the start of the next
-    part on. A part that cannot be read gives an error in its place. A part that exceeds the file
-    by END_TOLERANCE or less ends with the file.
+    What is far from a part is not decoded. The samples then differ from those of `read_audio` by
+    at most two steps of int16, and in the noise that decoders of AAC and AC-3 draw. One block is
+    in memory, and the samples from the start of the next part on. A part that cannot be read gives
+    an error in its place. A part that exceeds the file by END_TOLERANCE or less ends with it.
 
     mixer: makes the channel; None: all are mixed.
     """

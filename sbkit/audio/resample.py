@@ -1,7 +1,7 @@
 """Resample a signal block by block, with the same result as resampling it whole.
 
 soxr was compared with FFmpeg's resampler at eight pairs of rates: it was 1.1 to 4.2 times as fast
-for all but two, tones up to 0.9 of the lower Nyquist frequency had errors below -60 dB instead of
+for all but one, tones up to 0.9 of the lower Nyquist frequency had errors below -60 dB instead of
 -19, and aliases below -130 dB instead of -22. Its blocks equal the whole bit by bit.
 
 Legend: S samples.

@@ -104,7 +104,8 @@ def _read_wav(content: BinaryIO) -> tuple[int, Iterator[Block]]:
             return rate, _read_pcm(read, rate, channels=channels)
     raise DataError(
         "To be transcribed while it arrives, a WAV on standard input must have 16 bits. Convert "
-        "it: ffmpeg -i ... -f s16le -ac 1 -ar 16000 - | sbkit listen ... --raw-rate 16000"
+        "it: ffmpeg -i ... -f s16le -ac 1 -ar 16000 - | sbkit transcribe ... - --live --raw-rate "
+        "16000"
     )
 
 
