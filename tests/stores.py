@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from datasets.table import InMemoryTable
 
-from sbkit.data.shard import AUDIO, AUDIO_TYPE, encode_audio
+from sbkit.data.clips import encode_audio
+from sbkit.data.shard import AUDIO, AUDIO_TYPE
 
 FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # deleted when Python ends
 

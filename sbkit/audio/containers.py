@@ -38,6 +38,9 @@ class AudioError(DataError):
         super().__init__(message)
         self.reason = reason  # a category for counting: "missing", "no samples" ...
 
+    def __reduce__(self) -> tuple[type["AudioError"], tuple[str, str]]:
+        return type(self), (self.reason, str(self))
+
 
 def cut_short(name: str, declared: float = 0.0, seconds: float = 0.0) -> AudioError:
     """Return the error of a file that ends early, with its lengths in seconds if they are known."""

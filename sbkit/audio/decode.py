@@ -38,22 +38,10 @@ DEMUXERS = (
 )
 # Formats that declare a duration, by FFmpeg's names. It estimates the duration of others.
 FORMATS_WITH_DURATION = {
-    "aiff",
-    "ape",
-    "au",
-    "caf",
-    "flac",
-    "flv",
-    "matroska,webm",
-    "nistsphere",
-    "tta",
-    "wv",
+    *("aiff", "ape", "asf", "au", "caf", "flac", "flv", "matroska,webm", "nistsphere", "tta", "wv"),
+    "mov,mp4,m4a,3gp,3g2,mj2",
 }
-FORMATS_WITH_DURATION |= {"asf", "mov,mp4,m4a,3gp,3g2,mj2"}
-FORMATS_WITH_ESTIMATE = {
-    "mp3",
-    "aac",
-}  # formats for which the estimate depends on the first packets
+FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 # Formats whose duration is that of all streams, which may start before the sound or end after it.
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
 # Codecs in which the number of channels implies their positions, also for microphone arrays.

@@ -32,6 +32,7 @@ from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
+from sbkit.data.clips import by_file
 from sbkit.data.filesystem import (
     Storage,
     disk_errors_as_data_errors,
@@ -49,7 +50,6 @@ from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
     ShardWriter,
-    by_file,
     read_shard_table,
     remove_leftovers,
     share_work,

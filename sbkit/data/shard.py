@@ -21,15 +21,12 @@ import json
 import logging
 import os
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import datasets
@@ -39,12 +36,11 @@ import pyarrow.parquet as pq
 import soundfile
 from datasets import Audio, Features
 
-from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, Samples, read_audio, read_parts
+from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import os_errors_name, try_lock
-from sbkit.base.machine import usable_cores
+from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
 
@@ -65,9 +61,7 @@ AUDIO_TYPE = pa.struct(
     }
 )
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
-FLAC_COMPRESSION = 0.0  # the fastest; the highest takes four times as long and saves 3 %
 CLIPS_PER_REQUEST = 50
-CLIPS_AHEAD = 8  # how many decoded clips may wait to be written, per thread
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
@@ -158,114 +152,6 @@ def _decode(content: bytes, location: AudioLocation) -> Samples:
     return samples
 
 
-# Decoding
-
-
-class DecodedClip(NamedTuple):
-    """A clip in the form of a store."""
-
-    audio: bytes | AudioError  # the error says why it cannot be decoded
-    samples: int = 0
-    digest: str = ""  # a hash of its file, and its position in it
-    mix_fault: str = ""  # what the mix of its file's channels loses
-
-
-def decode_clips(
-    parts: Iterable[AudioPart], sample_rate: int, *, store: str = "pcm"
-) -> Iterator[DecodedClip]:
-    """Decode clips on all cores, in order, into the form of a store.
-
-    Parts of one file that follow each other, sorted by start, are cut from one stream.
-
-    Threads are enough for a few cores, since libsndfile, FFmpeg and soxr release Python's lock.
-    """
-    threads = usable_cores()
-    ahead: deque[Future[DecodedClip]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            submitted = _submit_clips(pool, parts, sample_rate, store)
-            while True:
-                ahead.extend(islice(submitted, CLIPS_AHEAD * threads - len(ahead)))
-                if not ahead:
-                    return
-                yield ahead.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _submit_clips(
-    pool: ThreadPoolExecutor, parts: Iterable[AudioPart], sample_rate: int, store: str
-) -> Iterator[Future[DecodedClip]]:
-    """Submit whole files to be decoded, and parts, which are read here, to be encoded."""
-    for (name, channel), group in groupby(parts, key=lambda part: (part.path, part.channel)):
-        path = Path(name)
-        clips = list(group)
-        if all(part.is_whole for part in clips):
-            for part in clips:
-                yield pool.submit(_decode_clip, part, sample_rate, store)
-            continue
-        digest = ""
-        mixer = ChannelMixer(channel)
-        for part, samples in zip(clips, read_parts(clips, sample_rate, mixer), strict=True):
-            if isinstance(samples, AudioError):
-                yield pool.submit(DecodedClip, samples)
-                continue
-            digest = digest or _hash_file(path)
-            id = f"{digest}:{part[1:]}"
-            yield pool.submit(_encode_clip, samples, id, mixer.fault, sample_rate, store)
-
-
-def _decode_clip(part: AudioPart, sample_rate: int, store: str) -> DecodedClip:
-    mixer = ChannelMixer(part.channel)
-    try:
-        samples = read_audio(part.path, sample_rate, mixer)
-        digest = _hash_file(Path(part.path))
-    except AudioError as error:
-        return DecodedClip(error)
-    if part.channel is not None:
-        digest = f"{digest}:{part[1:]}"
-    return _encode_clip(samples, digest, mixer.fault, sample_rate, store)
-
-
-def _encode_clip(
-    samples: Samples, digest: str, mix_fault: str, sample_rate: int, store: str
-) -> DecodedClip:
-    audio = encode_audio(samples, store=store, sample_rate=sample_rate)
-    return DecodedClip(audio, len(samples), digest, mix_fault)
-
-
-def _hash_file(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError as error:
-        sentence = f"Cannot read {path}: {error}. Check the file and its permissions."
-        raise AudioError("unreachable", sentence) from error
-
-
-def by_file(parts: Iterable[AudioPart]) -> list[int]:
-    """Return the indices of parts so that each channel is read once: by file, channel and start.
-
-    Files stay in the order of their first parts, so whole files stay where they are.
-    """
-    rank_of: dict[str, int] = {}
-    keys = [
-        (rank_of.setdefault(part.path, len(rank_of)), part.channel or 0, part.start)
-        for part in parts
-    ]
-    return sorted(range(len(keys)), key=keys.__getitem__)
-
-
-def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
-    """Return a clip, samples (S,), in the form of a store."""
-    content = io.BytesIO()
-    format_options: dict[str, Any] = {"format": "WAV"}
-    if store == "flac":
-        format_options = {"format": "FLAC", "compression_level": FLAC_COMPRESSION}
-    soundfile.write(content, samples, sample_rate, subtype="PCM_16", **format_options)
-    return content.getvalue()
-
-
 # Writing
 
 
@@ -313,7 +199,7 @@ class ShardWriter:
         added: list[int] = []
         errors: dict[int, AudioError] = {}
         order = by_file(parts)
-        decoding = decode_clips((parts[index] for index in order), sample_rate, store=store)
+        decoding = decode_clips([parts[index] for index in order], sample_rate, store=store)
         for index, decoded in zip(order, decoding, strict=True):
             on_clip()
             if isinstance(decoded.audio, AudioError):

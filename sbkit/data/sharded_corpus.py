@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
+from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.corpus import KnobValues
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.manifest import MIX_FAULT, PART_COLUMNS, Excluded, Manifest
@@ -42,8 +43,6 @@ from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
-    by_file,
-    decode_clips,
     read_shard_table,
     remove_leftovers,
     share_work,

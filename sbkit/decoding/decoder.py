@@ -23,6 +23,7 @@ from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
+from sbkit.base.worker import begin_work
 from sbkit.config.ranges import Range, require_in_range
 from sbkit.decoding.decoding_graph import PACKAGES, GraphDecoder, make_graph
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
@@ -608,7 +609,9 @@ class DecoderPool:
         with self._lock:
             if self._executor is None:
                 self._executor = ProcessPoolExecutor(
-                    self._num_processes, initializer=_set_decoder, initargs=(self.decoder,)
+                    self._num_processes,
+                    initializer=_set_decoder,
+                    initargs=(self.decoder, os.getpid()),
                 )
                 # A program may never close the pool, and loky's own exit handler then raises.
                 self._finalizer = weakref.finalize(self, _kill_workers, self._executor, os.getpid())
@@ -628,7 +631,8 @@ def _kill_workers(executor: "ProcessPoolExecutor", owner_pid: int) -> None:
         executor.shutdown(kill_workers=True)
 
 
-def _set_decoder(decoder: ClipDecoder) -> None:
+def _set_decoder(decoder: ClipDecoder, parent: int) -> None:
+    begin_work(parent)
     global _decoder_of_process
     _decoder_of_process = decoder
 

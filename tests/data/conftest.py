@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sbkit.audio.io import read_audio
-from sbkit.data import shard
+from sbkit.data import clips
 
 
 @pytest.fixture
@@ -18,5 +18,5 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(path).stem)
         return read_audio(path, *arguments)
 
-    monkeypatch.setattr(shard, "read_audio", record)
+    monkeypatch.setattr(clips, "read_audio", record)
     return names
