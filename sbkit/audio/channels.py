@@ -19,9 +19,9 @@ MIN_POWER_RATIO = 10.0  # of two channels of which only one is heard
 MIN_SHARE = 0.1  # of the windows in which only one channel is heard, for each of the two
 CANCELED_SHARE = 0.05  # of the channels' power; independent channels leave half of it
 SILENCE_POWER = 1e-7  # -70 dB of full scale
-# How the mix of two channels loses speech, counted for the notes of a corpus.
-DIFFER = "have different sound on their two channels"
-CANCEL = "have channels that cancel each other out"
+# How two channels lose speech when they are mixed.
+DIFFER = "have different sound"
+CANCEL = "cancel each other out"
 
 
 class ChannelMixer:

@@ -7,7 +7,6 @@ Legend: S samples, C channels.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
@@ -99,16 +98,13 @@ def decode(file: BinaryIO, name: str, options: ReadOptions) -> Iterator[Block]:
 
 
 def declared_seconds(file: BinaryIO) -> float:
-    """Return the duration that an open file declares, 0 if there is none."""
-    import av
-
+    """Return the duration that an open file declares, 0 if there is none; may raise anything."""
     file.seek(0)
     header = read_header(file, "the file")
     file.seek(0)
-    with suppress(av.FFmpegError, ValueError), _open(file) as container:
+    with _open(file) as container:
         is_estimate = container.format.name in FORMATS_WITH_ESTIMATE and not header.mp3_frames
         return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
-    return 0.0
 
 
 def check_rate(name: str, rate: int) -> None:

@@ -223,7 +223,7 @@ def declared_seconds(source: Source) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
     if not isinstance(source, IOBase) and not Path(source).is_file():
         return 0.0
-    with suppress(OSError, AudioError), _open(source) as file:
+    with suppress(Exception), _open(source) as file:  # a damaged file may make a library raise any
         return decode.declared_seconds(file)
     return 0.0
 

@@ -295,7 +295,7 @@ def check_channels(planned: PlannedRun) -> Iterator[Finding]:
                 for name, rows in rows_by_split.items()
                 if len(rows) > MAX_MIX_FAULT_SHARE * len(splits[name])
             },
-            problem=f"Clips {fault}, which are mixed",
+            problem=f"The two channels of clips {fault}, but are mixed",
             fix="Add a column `channel` to the tables, with the channel of the clip's speaker, "
             "counted from 0.",
         )

@@ -16,6 +16,7 @@ Any number of threads may call one Transcriber.
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -43,6 +44,8 @@ from sbkit.runtime.runtimes import OpenBundle, open_model
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
+
+logger = logging.getLogger(__name__)
 
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
@@ -501,6 +504,11 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 yield _SegmentResult(file, error, is_last=True)
             else:
                 assert previous is not None  # there is always a segment, which may be empty
+                if mixer.fault:
+                    logger.warning(
+                        f"The two channels of {file or 'the audio'} {mixer.fault}, but are mixed. "
+                        "Choose one, counted from 0: --channel, or `channel=`."
+                    )
                 yield _SegmentResult(file, previous, is_last=True)
 
     def _decoder_inputs(

@@ -173,9 +173,9 @@ def test_channels_that_differ_or_cancel_out_are_noted(tmp_path: Path) -> None:
     with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
         findings = check_planned_run(planned, (check_channels,))
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
-        "Clips have different sound on their two channels, which are mixed: 4 of 12 in train, 1 of "
-        "3 in dev, 1 of 3 in test",
-        "Clips have channels that cancel each other out, which are mixed: 4 of 12 in train, 1 of 3 "
+        "The two channels of clips have different sound, but are mixed: 4 of 12 in train, 1 of 3 "
+        "in dev, 1 of 3 in test",
+        "The two channels of clips cancel each other out, but are mixed: 4 of 12 in train, 1 of 3 "
         "in dev, 1 of 3 in test",
     ]
     assert not any(finding.stops for finding in findings)

@@ -242,6 +242,19 @@ def test_transcriber_takes_arrays_of_any_layout(tmp_path: Path) -> None:
     assert [word.text for word in words] == ["a", "fox"]
 
 
+def test_transcriber_tells_that_channels_cancel_each_other_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = speak(tokenizer, "a fox")
+    channels = np.stack([spoken, -spoken], 1)
+    assert transcriber.transcribe(channels, RATE).text == ""
+    assert "The two channels of the audio cancel each other out, but are mixed." in caplog.text
+    caplog.clear()
+    assert transcriber.transcribe(channels, RATE, channel=1).text == "a fox"
+    assert not caplog.text
+
+
 def test_transcriber_reports_what_it_runs_on(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path)
     for precision in ("fp32", "bf16"):
