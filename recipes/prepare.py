@@ -17,6 +17,7 @@ from datasets import Dataset, concatenate_datasets
 
 from recipes.AsteriskPrompts import corpus as asterisk_prompts
 from recipes.CommonVoice import corpus as common_voice
+from recipes.Lhotse import corpus as lhotse
 from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
@@ -64,7 +65,7 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     "text_column": Text(or_false=True),
 }
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
-FOLDER_LAYOUTS = (librispeech, common_voice)  # the narrower layout first
+FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first
 
 
 # The corpus
@@ -96,8 +97,8 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     raise DataError(
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/, "
         "or ss-corpus-LANGUAGE.tsv and audios/) or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/"
-        "*.trans.txt), a .tar.gz of one, or a folder or URL of shards (sbkit-shards.json), but "
-        f"{data_folder} {state}. Pass "
+        "*.trans.txt), a .tar.gz of one, a folder of `lhotse prepare`, or a folder or URL of "
+        f"shards (sbkit-shards.json), but {data_folder} {state}. Pass "
         "--data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
     )
 

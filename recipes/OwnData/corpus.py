@@ -11,14 +11,9 @@ from typing import NamedTuple
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.corpus import ROLES, KnobValues
+from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Manifest
-from sbkit.data.sources import (
-    TableFolders,
-    is_arrow_dataset,
-    is_kaldi,
-    list_tables,
-    read_manifests,
-)
+from sbkit.data.sources import TableFolders, is_arrow_dataset, list_tables, read_manifests
 from sbkit.data.tables import TableOptions
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag

@@ -1,140 +1,225 @@
-"""Read the cut manifests of Lhotse: JSON Lines, plain or compressed, with a cut on each line.
+"""Read what Lhotse describes as rows of tables: manifests of cuts, and Lhotse Shar.
 
-A MonoCut is a part of one channel of a recording. A cut with one supervision is a clip; of a cut
-with several, each supervision is a clip, as `CutSet.trim_to_supervisions` makes it. A recording
-must be one file. Cuts of several channels or tracks, and those that change the sound (speed,
-volume ...), are excluded. The format is that of Lhotse 1.33.
+A cut is a part of a recording. One with a single supervision is a row; of one with several, each
+supervision is a row, as `CutSet.trim_to_supervisions` makes it. Mixed and padded cuts, supervisions
+of several channels, and cuts that change the sound (speed, volume ...) are excluded.
+
+Lhotse 1.33 was tried.
 """
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 
 from sbkit.base.errors import DataError
+from sbkit.base.imports import require_package
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.manifest import MAX_OVERLAP, Clip, Excluded
-from sbkit.data.tables import TableOptions, locate, to_part
+from sbkit.data.manifest import MAX_OVERLAP, Excluded
+from sbkit.data.tables import (
+    CHANNEL_COLUMNS,
+    ID_COLUMNS,
+    LENGTH_COLUMN,
+    OFFSET_COLUMN,
+    PATH_COLUMNS,
+    TEXT_COLUMNS,
+    Row,
+    Table,
+    TableOptions,
+    WriteAudio,
+    collect_rows,
+    join_tables,
+)
 
-COMPRESSED = ".jsonl.gz"
-SUFFIXES = (COMPRESSED, ".jsonl")
+if TYPE_CHECKING:
+    from lhotse.cut import Cut
+    from lhotse.supervision import SupervisionSegment
+
+SUFFIXES = (".jsonl.gz", ".jsonl")
 CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
-COLUMNS = ("speaker", "language", "gender")  # of a supervision
 TOLERANCE = MAX_OVERLAP / MICROSECONDS  # seconds that a supervision may exceed its cut
-
-Cut = Mapping[str, Any]
+MANIFEST_ROWS = 50_000  # in memory at a time, as Lhotse's objects
+RECORDINGS = "recording"  # the field of Shar that has the audio of cuts
 
 
 def is_cut_manifest(source: Path) -> bool:
-    """Check whether a file has cuts; raise DataError for a compressed file of something else."""
+    """Check whether the first line of a file is a cut."""
     if not source.name.endswith(SUFFIXES) or not source.is_file():
         return False
     try:
-        first = next((values for _, values in read_json_lines(str(source))), None)
-    except DataError:
-        if source.name.endswith(COMPRESSED):
-            raise
-        return False  # `read_table` says what to do
-    is_cut = isinstance(first, dict) and first.get("type") in CUT_TYPES
-    if not is_cut and source.name.endswith(COMPRESSED):
-        raise DataError(
-            f"The first line of {source} is not a cut of Lhotse. Make cuts of recordings and "
-            "supervisions with `lhotse cut simple`; unpack any other manifest with gunzip."
-        )
-    return is_cut
-
-
-def read_json_lines(source: str) -> Iterator[tuple[int, object]]:
-    """Yield the number and the value of each line; the value of an invalid line is its error.
-
-    source: a file or a URL, compressed if it ends in .gz.
-    """
-    try:
         with fsspec.open(source, "rt", encoding="utf-8-sig", compression="infer") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    yield number, json.loads(line)
-                except ValueError as error:
-                    yield number, error
-    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError(f"{source} is damaged ({error}). Copy it again.") from error
+            first = json.loads(next(line for line in lines if line.strip()))
+    except Exception:  # a damaged file may raise anything; `read_table` says what to do
+        return False
+    return isinstance(first, dict) and first.get("type") in CUT_TYPES
 
 
-def read_cuts(source: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
-    """Yield the clips of a cut manifest; relative paths are relative to its folder."""
-    for number, cut in read_json_lines(str(source)):
-        try:
-            if not isinstance(cut, Mapping):
-                raise TypeError(str(cut))
-            path = _find_file(cut, source.parent)
-            yield from [*read_cut(cut, path, options, channel=_find_channel(cut))]
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            detail = f"{type(error).__name__}: {error}"
-            yield Excluded(f"row {number}", "not a cut of Lhotse", detail)
+def read_cuts(source: Path, options: TableOptions) -> Table:
+    """Return the rows of a manifest of cuts; relative paths are relative to its folder."""
+    cuts = _iterate(_import_lhotse().CutSet.from_file(source), str(source))
+    return join_tables(_read_batches(cuts, source, options, MANIFEST_ROWS), source)
 
 
-def read_cut(
-    cut: Cut, path: str | Excluded, options: TableOptions, *, channel: int | None = None
-) -> Iterator[Clip | Excluded]:
-    """Yield the clips of a cut of the file at ``path``, or why there is none.
+def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -> Table:
+    """Return the rows of the two manifests of a split that `lhotse prepare` writes."""
+    lhotse = _import_lhotse()
+    recording_set = lhotse.RecordingSet.from_file(recordings)
+    supervision_set = lhotse.SupervisionSet.from_file(supervisions)
+    known = {recording.id for recording in recording_set}
+    lost = [supervision for supervision in supervision_set if supervision.recording_id not in known]
+    cuts = lhotse.CutSet.from_manifests(recording_set, supervision_set)
+    table = join_tables(_read_batches(iter(cuts), recordings, options, MANIFEST_ROWS), recordings)
+    detail = f"{recordings.name} has no recording of it"
+    missing = [Excluded(supervision.id, "no audio file", detail) for supervision in lost]
+    return replace(table, excluded=[*table.excluded, *missing])
 
-    channel: of the file, counted from 0.
+
+def cuts_of_tar(file: str) -> str | None:
+    """Return the cuts of a tar of Lhotse Shar, a file or URL; None for any other tar."""
+    folder, _, name = file.rpartition("/")
+    field, _, number = name.partition(".tar")[0].partition(".")
+    if field != RECORDINGS:
+        return None
+    filesystem, path = fsspec.url_to_fs(folder)
+    names = [f"cuts.{number}{suffix}" for suffix in SUFFIXES]
+    return next((f"{folder}/{name}" for name in names if filesystem.exists(f"{path}/{name}")), None)
+
+
+def read_shar(
+    tar: str, cuts: str, options: TableOptions, batch_rows: int, write_audio: WriteAudio
+) -> Iterator[Table]:
+    """Yield the rows of a tar of recordings and its cuts, once their audio is written.
+
+    Files at a URL are copied to this machine first.
+
+    Raises:
+        DataError: a file is damaged, or the tar has fewer recordings than there are cuts.
     """
-    id = str(cut["id"])
-    if isinstance(path, Excluded):
-        yield replace(path, id=id)
+    with TemporaryDirectory() as folder:
+        copies = [_copy(file, folder) for file in (cuts, tar)]
+        cut_set = _import_lhotse().CutSet.from_shar({"cuts": copies[:1], RECORDINGS: copies[1:]})
+        iterator = _iterate(cut_set, tar, total=len(cut_set))
+        yield from _read_batches(iterator, Path(tar), options, batch_rows, write_audio)
+
+
+def _copy(file: str, folder: str) -> str:
+    """Copy a file at a URL into a folder; return its path on this machine."""
+    if "://" not in file:
+        return file
+    filesystem, path = fsspec.url_to_fs(file)
+    copy = f"{folder}/{file.rpartition('/')[2]}"
+    filesystem.get_file(path, copy)
+    return copy
+
+
+def _import_lhotse() -> Any:
+    return require_package("lhotse", extra="corpora")
+
+
+def _iterate(cuts: Iterable["Cut"], source: str, total: int = 0) -> Iterator["Cut"]:
+    count = 0
+    try:
+        for cut in cuts:
+            count += 1
+            yield cut
+        if count < total:
+            raise EOFError(f"{total} were expected")
+    except Exception as error:  # Lhotse and the libraries that unpack raise many kinds
+        raise DataError(
+            f"{source} cannot be read after cut {count} ({type(error).__name__}: "
+            f"{str(error)[:200]}). Copy it again, or write it again with Lhotse."
+        ) from error
+
+
+def _read_batches(
+    cuts: Iterator["Cut"],
+    source: Path,
+    options: TableOptions,
+    batch_rows: int,
+    write_audio: WriteAudio | None = None,
+) -> Iterator[Table]:
+    numbered = enumerate(cuts, start=1)
+    while batch := list(islice(numbered, batch_rows)):
+        rows = (
+            (number, row) for number, cut in batch for row in _read_cut(cut, options, write_audio)
+        )
+        yield collect_rows(source, rows)
+
+
+def _read_cut(
+    cut: "Cut", options: TableOptions, write_audio: WriteAudio | None
+) -> Iterator[Row | Excluded]:
+    """Yield the rows of a cut, or why there is none."""
+    fault = _find_fault(cut, "file" if write_audio is None else "memory")
+    if fault is not None:
+        yield fault
         return
-    start = float(cut["start"])
-    end = start + float(cut["duration"])
-    supervisions = cut["supervisions"]
-    if options.text_column is False:
-        supervisions = [{**(supervisions or [{}])[0], "start": 0, "duration": 0, "text": ""}]
-    if not supervisions:
-        yield Excluded(id, "no transcript", "the cut has no supervision")
-    for supervision in supervisions:
-        first = start + float(supervision["start"])
-        last = first + float(supervision["duration"])
-        detail = f"speech from {first:g} to {last:g} s in a cut from {start:g} to {end:g} s"
-        is_within = first >= start - TOLERANCE and last <= end + TOLERANCE
-        if len(supervisions) == 1:
-            first, last = start, end
+    if not cut.supervisions:
+        if options.text_column is False:
+            yield _to_row(cut, cut.id, cut.start, cut.end, cut.channel, write_audio)
         else:
-            id = str(supervision["id"])
-        part = to_part(path, max(start, first), min(end, last), channel)
-        if not is_within:
-            yield Excluded(id, "transcript of more than its cut", detail)
-        elif isinstance(part, Excluded):
-            yield replace(part, id=id)
-        else:
-            columns = {name: str(supervision[name]) for name in COLUMNS if supervision.get(name)}
-            columns.setdefault("language", options.language)
-            text = str(supervision.get("text") or "")
-            yield Clip(id, Path(path), text, columns, *part[1:])
+            yield Excluded(cut.id, "no transcript", "the cut has no supervision")
+    for supervision in cut.supervisions:
+        id, start, end = supervision.id, cut.start + supervision.start, cut.start + supervision.end
+        if start < cut.start - TOLERANCE or end > cut.end + TOLERANCE:
+            times = f"{start:g} to {end:g} s in a cut from {cut.start:g} to {cut.end:g} s"
+            yield Excluded(id, "transcript of more than its cut", f"speech from {times}")
+            continue
+        if len(cut.supervisions) == 1:
+            id, start, end = cut.id, cut.start, cut.end
+        # A MultiCut has all channels of a recording, and each supervision its own.
+        channel = cut.channel if isinstance(cut.channel, int) else supervision.channel
+        start, end = max(start, cut.start), min(end, cut.end)
+        row = _to_row(cut, id, start, end, channel, write_audio)
+        yield row if isinstance(row, Excluded) else {**row, **_labels_of(supervision)}
 
 
-def _find_file(cut: Cut, folder: Path) -> str | Excluded:
-    """Return the path of the recording of a cut."""
-    if cut["type"] != "MonoCut" or "recording" not in cut:
-        return Excluded("", "not a MonoCut of a recording", str(cut["type"]))
-    recording = cut["recording"]
-    kinds = [str(source["type"]) for source in recording["sources"]]
-    if kinds != ["file"]:
-        return Excluded("", "not a file on this machine", f"audio from {', '.join(kinds)}")
-    (source,) = recording["sources"]
-    changes = {change["name"] for change in recording.get("transforms") or ()}
+def _to_row(
+    cut: "Cut",
+    id: str,
+    start: float,
+    end: float,
+    channel: object,
+    write_audio: WriteAudio | None,
+) -> Row | Excluded:
+    """Return the columns of a part of the recording of a cut, from ``start`` to ``end`` (s)."""
+    sources = [source for source in cut.recording.sources if channel in source.channels]
+    if not sources:
+        return Excluded(id, "not one channel", f"it has the channels {channel}")
+    path, channels = sources[0].source, sources[0].channels
+    if write_audio is not None:
+        path = write_audio(path, cut.id)
+    row = {PATH_COLUMNS[0]: str(path), ID_COLUMNS[0]: id}
+    row |= {OFFSET_COLUMN: repr(start), LENGTH_COLUMN: repr(end - start)}
+    if len(channels) > 1:  # they count from 0 in the file, but may have any numbers here
+        row[CHANNEL_COLUMNS[0]] = str(channels.index(channel))
+    return row
+
+
+def _labels_of(supervision: "SupervisionSegment") -> Row:
+    labels = {
+        TEXT_COLUMNS[0]: supervision.text,
+        "speaker": supervision.speaker,
+        "language": supervision.language,
+        "gender": supervision.gender,
+    }
+    return {name: label for name, label in labels.items() if label}
+
+
+def _find_fault(cut: "Cut", source_type: str) -> Excluded | None:
+    """Return why a cut is not a part of an audio file."""
+    recording = cut.recording if hasattr(cut, "recording") else None
+    if recording is None:
+        return Excluded(cut.id, "not a part of a recording", type(cut).__name__)
+    types = {source.type for source in recording.sources}
+    if types != {source_type}:
+        return Excluded(cut.id, "not a file on this machine", f"audio from {', '.join(types)}")
+    changes = {type(change).__name__ for change in recording.transforms or ()}
     if changes - {"Resample"}:  # sbkit resamples, too
-        return Excluded("", "changed sound", ", ".join(sorted(changes)))
-    return locate(folder, str(source["source"]))
-
-
-def _find_channel(cut: Cut) -> int | None:
-    """Return the position of a cut's channel among several of its file."""
-    channels = [*cut["recording"]["sources"][0]["channels"]] if "recording" in cut else []
-    return channels.index(cut["channel"]) if len(channels) > 1 else None
+        return Excluded(cut.id, "changed sound", ", ".join(sorted(changes)))
+    return None

@@ -5,16 +5,14 @@ URL. They are read in batches, because such a corpus may fit neither into memory
 """
 
 import hashlib
+import logging
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import datasets
 import fsspec
@@ -22,38 +20,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import DataError, SbkitError
-from sbkit.base.files import parse_errors_as_sbkit_errors, read_text_lines, write_bytes_atomically
+from sbkit.base.files import parse_errors_as_sbkit_errors, write_bytes_atomically
+from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
-from sbkit.data.lhotse_cuts import is_cut_manifest, read_cuts
-from sbkit.data.manifest import Clip, Excluded, Manifest
+from sbkit.data.kaldi import is_kaldi, read_kaldi
+from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read_shar
+from sbkit.data.manifest import Excluded, Manifest, part_columns
+from sbkit.data.splits import spread_rows
 from sbkit.data.tables import (
-    INVALID_PART,
     PATH_COLUMNS,
     TEXT_COLUMNS,
     Table,
     TableOptions,
+    WriteAudio,
     find_column,
     join_tables,
     locate,
-    parse_channel,
     read_objects,
     read_table,
     to_manifest,
-    to_part,
 )
-from sbkit.data.tars import TAR_SUFFIXES, manifest_of, read_tar, select_tars
+from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
-KALDI_COLUMNS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}
-MAX_KALDI_BYTES = 1 << 31
 DATASET_FILES = ("state.json", "dataset_dict.json")
 TABLE_SUFFIXES = (".parquet", ".jsonl")
 TABLE_REQUIREMENT = "be parquet, JSON Lines in UTF-8 or tar"
 BATCH_ROWS = 100  # in memory at a time, with the audio in them
+PROBED_PARTS = 20  # of a table, whose files tell whether they are cut already
+MAX_CUT_DIFFERENCE = 100_000  # microseconds between a part and the file that was cut for it
 
-WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
+logger = logging.getLogger(__name__)
 
 
 def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
@@ -65,10 +64,10 @@ def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
 
 def _read_source(source: Path, options: TableOptions) -> Manifest:
     if is_kaldi(source):
-        return Manifest.of(_read_kaldi(source, options))
-    if is_cut_manifest(source):
-        return Manifest.of(read_cuts(source, options))
-    if is_arrow_dataset(source):
+        table, options = read_kaldi(source, options), options.usual
+    elif is_cut_manifest(source):
+        table, options = read_cuts(source, options), options.usual
+    elif is_arrow_dataset(source):
         table = _read_arrow_dataset(source, options)
     elif source.is_dir():
         raise DataError(
@@ -78,119 +77,34 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
     else:
         table = read_table(source)
     folder = table.file.parent
-    return to_manifest(table, options, partial(locate, folder), folder)
+    manifest = to_manifest(table, options, partial(locate, folder), folder)
+    return _without_cut_parts(manifest, source)
 
 
-# Kaldi
+def _without_cut_parts(manifest: Manifest, source: Path) -> Manifest:
+    """Return the clips as whole files if their times tell where they were cut from.
 
-
-def is_kaldi(source: Path) -> bool:
-    """Check whether a source is a data folder of Kaldi."""
-    return (source / "wav.scp").is_file()
-
-
-def _read_kaldi(folder: Path, options: TableOptions) -> Iterator[Clip | Excluded]:
-    """Read a data folder of Kaldi or WeNet: ``wav.scp``, ``text`` and optional files.
-
-    Each file has lines "KEY VALUE". Paths are relative to the folder. ``segments`` cuts the
-    recordings of ``wav.scp`` into utterances. ``reco2file_and_channel`` names the channels of
-    files with several. Without ``utt2lang``, the options name the language.
+    Some corpora keep such columns beside clips that are cut already: these last as long as their
+    part, and the part of some ends after its file.
     """
-    recordings = _read_recordings(folder)
-    listing = "segments" if (folder / "segments").is_file() else "wav.scp"
-    utterances = _read_lines(folder / listing)
-    has_text = options.text_column is not False
-    sentences = _read_values(folder / "text") if has_text else {}
-    columns = {
-        name: _read_values(folder / file)
-        for file, name in KALDI_COLUMNS.items()
-        if (folder / file).is_file()
-    }
-    if (folder / "spk2gender").is_file():
-        genders = _read_values(folder / "spk2gender")
-        speakers = columns.get("speaker", {})
-        columns.setdefault("gender", {id: genders.get(s, "") for id, s in speakers.items()})
-    for number, id, value in utterances:
-        position = f"{listing} line {number}"
-        fields = value.split() if listing == "segments" else [id, "0", "-1"]
-        part = _locate_utterance(folder, recordings, id, fields)
-        if isinstance(part, Excluded):
-            yield replace(part, id=position)
-        elif sentences and id not in sentences:
-            yield Excluded(position, "no transcript", f"text has no line for {id}")
-        else:
-            values = {column: by_id.get(id, "") for column, by_id in columns.items()}
-            values.setdefault("language", options.language)
-            yield Clip(id, Path(part.path), sentences.get(id, ""), values, *part[1:])
-    for id in sorted(sentences.keys() - {line.key for line in utterances}):
-        yield Excluded(id, "no audio file", f"text has a line for it, {listing} has none")
-
-
-def _read_recordings(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return the path and the channel of recordings; raise DataError if one is a command."""
-    file = folder / "wav.scp"
-    lines = _read_lines(file)
-    for line in lines:
-        if line.value.endswith("|") or line.value.startswith("|"):
-            raise DataError(
-                f"{file}: line {line.number} is a command ({line.value[:60]}), which sbkit does "
-                "not run. Write its audio to files and name those."
-            )
-    names = folder / "reco2file_and_channel"  # "RECORDING FILE CHANNEL", with names for scoring
-    values = _read_values(names) if names.is_file() else {}
-    channels = {id: value.split()[-1] for id, value in values.items()}
-    num_recordings = Counter(line.value for line in lines)  # by path; one may be one side already
-    return {
-        line.key: (line.value, channels.get(line.key, "") if num_recordings[line.value] > 1 else "")
-        for line in lines
-    }
-
-
-def _locate_utterance(
-    folder: Path, recordings: Mapping[str, tuple[str, str]], id: str, fields: Sequence[str]
-) -> AudioPart | Excluded:
-    """Return the audio of the fields "RECORDING START END", with a channel if there are four.
-
-    An END of -1 is the end of the file.
-    """
-    if len(fields) not in (3, 4):
-        return Excluded("", "wrong number of fields", f"{1 + len(fields)} instead of 4 or 5")
-    name, recorded_channel = recordings.get(fields[0], ("", ""))
-    channel = parse_channel(fields[3] if len(fields) == 4 else recorded_channel)
-    if isinstance(channel, Excluded):
-        return channel
-    if not name:
-        return Excluded("", "no path", f"wav.scp has no path of {fields[0]}")
-    try:
-        start, end = map(float, fields[1:3])
-    except ValueError as error:
-        return Excluded("", INVALID_PART, f"{id}: {error}")
-    return to_part(str(folder / name), start, None if end == -1 else end, channel)
-
-
-class KaldiLine(NamedTuple):
-    """A line "KEY VALUE" of a Kaldi file."""
-
-    number: int  # 1 for the first line
-    key: str
-    value: str
-
-
-def _read_lines(file: Path) -> list[KaldiLine]:
-    """Return the lines of a Kaldi file, without blank lines."""
-    subject = f"The file {file.name} of a data folder of Kaldi"
-    lines: list[KaldiLine] = []
-    text = read_text_lines(file, max_bytes=MAX_KALDI_BYTES, subject=subject)
-    for number, line in enumerate(text, start=1):
-        fields = line.strip().split(maxsplit=1)
-        if fields:
-            value = fields[1] if len(fields) > 1 else ""
-            lines.append(KaldiLine(number, fields[0], value))
-    return lines
-
-
-def _read_values(file: Path) -> dict[str, str]:
-    return {line.key: line.value for line in _read_lines(file)}
+    if not manifest.has_parts:
+        return manifest
+    is_beyond = False
+    for part in manifest.take(spread_rows(len(manifest), PROBED_PARTS)).parts:
+        duration = declared_seconds(part.path) * MICROSECONDS
+        if part.end is None or not duration:
+            continue
+        if abs(part.end - part.start - duration) > MAX_CUT_DIFFERENCE:
+            return manifest
+        is_beyond |= part.end > duration + MAX_CUT_DIFFERENCE
+    if not is_beyond:
+        return manifest
+    logger.info(f"{source}: each file lasts as long as its part, so the files are read whole.")
+    rows = manifest.rows
+    whole = part_columns(part._replace(start=0, end=None) for part in manifest.parts)
+    for name, column in whole.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return replace(manifest, rows=rows)
 
 
 # Datasets of Hugging Face, and parquet
@@ -361,36 +275,39 @@ class TableFolders:
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
-            if file.endswith(TAR_SUFFIXES):
-                tar_batches = read_tar(file, audio_folder, self.options, BATCH_ROWS)
-                manifests: Iterator[Manifest] = islice(tar_batches, start_batch, None)
-            else:
-                tables = self._read_tables(file, audio_folder, start_batch)
-                manifests = (self._to_manifest(table, file, audio_folder) for table in tables)
-            for manifest in manifests:
-                yield _name_excluded(manifest.without_repeats(), file)
+            tables = self._read_tables(file, partial(_write_audio, audio_folder))
+            for index, table in enumerate(tables):
+                if index >= start_batch:
+                    manifest = self._to_manifest(table, file, audio_folder)
+                    yield _name_excluded(manifest.without_repeats(), file)
                 shutil.rmtree(audio_folder, ignore_errors=True)
 
-    def _read_tables(self, file: str, audio_folder: Path, start_batch: int) -> Iterator[Table]:
-        if file.endswith(".jsonl"):
+    def _read_tables(self, file: str, write_audio: WriteAudio) -> Iterator[Table]:
+        if file.endswith(TAR_SUFFIXES):
+            cuts = cuts_of_tar(file)
+            if cuts is None:
+                yield from read_tar(file, self.options, BATCH_ROWS, write_audio)
+            else:
+                yield from read_shar(file, cuts, self.options, BATCH_ROWS, write_audio)
+        elif file.endswith(".jsonl"):
             with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
-                tables = read_objects(Path(file), lines, BATCH_ROWS)
-                yield from islice(tables, start_batch, None)
-            return
-        write_audio = partial(_write_audio, audio_folder)
-        first_row = 1
-        with fsspec.open(file, "rb") as stream:
-            for index, rows in enumerate(pq.ParquetFile(stream).iter_batches(BATCH_ROWS)):
-                if index >= start_batch:
+                yield from read_objects(Path(file), lines, BATCH_ROWS)
+        else:
+            first_row = 1
+            with fsspec.open(file, "rb") as stream:
+                for rows in pq.ParquetFile(stream).iter_batches(BATCH_ROWS):
                     yield _to_table(rows, Path(file), self.options, write_audio, first_row)
-                first_row += len(rows)
+                    first_row += len(rows)
 
     def _to_manifest(self, table: Table, file: str, audio_folder: Path) -> Manifest:
         if not len(table.rows):
             return Manifest.of(table.excluded)
+        options = self.options
+        if file.endswith(TAR_SUFFIXES):  # whose readers name the path
+            options = options.usual if cuts_of_tar(file) else replace(options, path_column=None)
         # A recording is fetched once for all of its parts.
         find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
-        return to_manifest(table, self.options, find_audio)
+        return to_manifest(table, options, find_audio)
 
 
 def _name_excluded(manifest: Manifest, file: str) -> Manifest:
@@ -403,14 +320,16 @@ def _name_excluded(manifest: Manifest, file: str) -> Manifest:
 def list_tables(source: str) -> list[str]:
     """Return the tars at a URL or in a folder; if there are none, parquet and JSON Lines files."""
     files = Storage(source).list_files((*TABLE_SUFFIXES, *TAR_SUFFIXES))
-    return select_tars(files) or files
+    tars = [file for file in files if file.endswith(TAR_SUFFIXES)]
+    # The other fields of Lhotse Shar are features, for example.
+    return [file for file in tars if cuts_of_tar(file)] or tars or files
 
 
 def file_version(file: str) -> str:
     """Return text that changes when the file or its manifest does, such as a hash of the times."""
     with parse_errors_as_sbkit_errors(file, TABLE_REQUIREMENT, fix="Correct it."):
         filesystem, path = fsspec.url_to_fs(file)
-        manifest = manifest_of(file)
+        manifest = file.endswith(TAR_SUFFIXES) and (cuts_of_tar(file) or nemo_manifest(file))
         return " ".join(str(filesystem.ukey(part)) for part in (path, manifest) if part)
 
 

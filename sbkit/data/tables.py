@@ -1,8 +1,10 @@
 """Tables of clips, CSV, TSV or JSON Lines: read as columns of text, then as a manifest."""
 
 import csv
+import gzip
 import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -39,8 +42,10 @@ PATH_COLUMNS = (
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
-OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"  # of a part of a file, in seconds
-INVALID_PART = "invalid offset or duration"  # reason
+# Of a part of a file, in seconds: its start and its length, or its start and its end.
+OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"
+START_COLUMN, END_COLUMN = "start", "end"
+INVALID_PART = "invalid times of a part"  # reason
 CHANNEL_COLUMNS = ("channel", "channel_selector")
 INVALID_CHANNEL = "invalid channel"  # reason
 CHANNEL_LETTERS = {"A": 0, "B": 1}  # of Kaldi
@@ -57,6 +62,8 @@ DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
 LineNumbers = npt.NDArray[np.int64] | Sequence[int]
+Row = dict[str, str]  # the text of each column
+WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,12 @@ class TableOptions:
     def from_knobs(cls, knobs: Mapping[str, Any], language: str = "") -> Self:
         return cls(knobs.get("path_column"), knobs.get("text_column"), language)
 
+    @property
+    def usual(self) -> Self:
+        """The options for rows that sbkit's own readers name."""
+        text_column: Literal[False] | None = False if self.text_column is False else None
+        return replace(self, path_column=None, text_column=text_column)
+
 
 def join_tables(parts: Iterable[Table], file: Path) -> Table:
     """Return the rows of all parts of a file; in JSON Lines, columns differ between parts."""
@@ -94,6 +107,20 @@ def join_tables(parts: Iterable[Table], file: Path) -> Table:
     )
 
 
+def collect_rows(file: Path, numbered: Iterable[tuple[int, Row | Excluded]]) -> Table:
+    """Collect rows, each with its number in the file."""
+    numbers: list[int] = []
+    rows: list[Row] = []
+    excluded: list[Excluded] = []
+    for number, row in numbered:
+        if isinstance(row, Excluded):
+            excluded.append(replace(row, id=row.id or f"row {number}"))
+        else:
+            numbers.append(number)
+            rows.append(row)
+    return Table(file, pa.table(text_columns(rows)), numbers, excluded)
+
+
 def read_table(file: Path) -> Table:
     """Read a table of any form.
 
@@ -104,7 +131,7 @@ def read_table(file: Path) -> Table:
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check the path of the manifest.")
     try:
-        with file.open(encoding="utf-8-sig") as lines:
+        with fsspec.open(file, "rt", encoding="utf-8-sig", compression="infer") as lines:
             numbered = enumerate(lines, start=1)
             filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
             number, first = next(filled, (0, ""))
@@ -116,6 +143,8 @@ def read_table(file: Path) -> Table:
             table = join_tables(read_objects(file, lines), file)
     except UnicodeDecodeError as error:
         raise _wrong_encoding(file, error) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file} is damaged ({error}). Copy it again.") from error
     if not table.rows.column_names:
         fault = table.excluded[0].detail if table.excluded else "it is empty"
         raise DataError(
@@ -199,23 +228,19 @@ def _parse(
 
 def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
     """Read JSON Lines in batches: an object on each line, whose values become text."""
-    numbered = enumerate(lines, start=1)
+    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     while batch := list(islice(numbered, batch_rows)):
-        numbers: list[int] = []
-        rows: list[dict[str, str]] = []
-        excluded: list[Excluded] = []
-        for number, line in batch:
-            if not line.strip():
-                continue
-            try:
-                values = json.loads(line)
-                if not isinstance(values, dict) or not values:
-                    raise ValueError("it is not an object with keys")
-                rows.append({name.strip(): to_text(value) for name, value in values.items()})
-                numbers.append(number)
-            except ValueError as error:
-                excluded.append(Excluded(f"row {number}", "not a JSON object", str(error)))
-        yield Table(file, pa.table(text_columns(rows)), numbers, excluded)
+        yield collect_rows(file, ((number, _parse_object(line)) for number, line in batch))
+
+
+def _parse_object(line: str) -> Row | Excluded:
+    try:
+        values = json.loads(line)
+        if not isinstance(values, dict) or not values:
+            raise ValueError("it is not an object with keys")
+        return {name.strip(): to_text(value) for name, value in values.items()}
+    except ValueError as error:
+        return Excluded("", "not a JSON object", str(error))
 
 
 def to_text(value: object) -> str:
@@ -249,21 +274,20 @@ def to_manifest(
     rows = table.rows
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
-    # Without offsets, a duration describes a whole file.
-    offset = lower.get(OFFSET_COLUMN, "")
-    duration = lower.get(LENGTH_COLUMN, "") if offset else ""
+    start, length, end = find_part_columns(rows.column_names)
     channel = find_column(rows.column_names, None, CHANNEL_COLUMNS) or ""
     if channel and not pc.any(pc.match_substring_regex(rows[channel], CHANNEL)).as_py():
         channel = ""  # of a platform, for example
-    if folder and not (id or offset or channel):
+    if folder and not (id or start or channel):
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
         clips, rows = _find_clips(
-            table, (path, id, offset, duration, channel), find_audio, excluded
+            table, (path, id, start, length, end, channel), find_audio, excluded
         )
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
-    names = rename_columns(rows.column_names, (path, text, id))
+    position = (start, length, end, channel)
+    names = rename_columns(rows.column_names, (path, text, id, *position))
     columns = {new: rows[old] for old, new in names.items()}
     columns["language"] = columns.get("language", no_text).fill_null(options.language)
     return Manifest(pa.table(clips | columns), tuple(excluded))
@@ -276,6 +300,19 @@ def find_column(columns: Sequence[str], name: str | None, usual: Sequence[str]) 
         if candidate.lower() in lower:
             return lower[candidate.lower()]
     return None
+
+
+def find_part_columns(columns: Sequence[str]) -> tuple[str, str, str]:
+    """Return the columns of the start, the length and the end of parts, "" for those missing.
+
+    Without offsets, a duration describes a whole file.
+    """
+    lower = {column.lower(): column for column in columns}
+    if OFFSET_COLUMN in lower:
+        return lower[OFFSET_COLUMN], lower.get(LENGTH_COLUMN, ""), ""
+    if START_COLUMN in lower and END_COLUMN in lower:
+        return lower[START_COLUMN], "", lower[END_COLUMN]
+    return "", "", ""
 
 
 def _require_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
@@ -309,7 +346,8 @@ def _find_clips(
 ) -> tuple[dict[str, pa.Array], pa.Table]:
     """Return the ids and paths of a table's clips, and their rows; append to ``excluded``.
 
-    columns: the names of the columns of the path, the id, the offset, the duration and the channel.
+    columns: the names of the columns of the path, the id, the start, the length and the end of a
+        part, and the channel.
     """
     indices: list[int] = []
     ids: list[str] = []
@@ -336,20 +374,24 @@ def _find_clips(
     return clips, rows
 
 
-def parse_part(path: str, offset: str, duration: str, channel: str) -> AudioPart | Excluded:
-    """Return the part of a file at an offset in seconds; the whole file if the offset is empty.
+def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
+    """Return the part of a file at times in seconds; the whole file if the start is empty.
 
-    As in NeMo, a part without a duration ends with its file. Without a channel, all are mixed.
+    As in NeMo, a part without a length or end lasts to the end of its file. Without a channel, all
+    are mixed.
     """
     number = parse_channel(channel)
     if isinstance(number, Excluded):
         return number
-    if not offset.strip():
+    if not start.strip():
         return AudioPart(path, channel=number)
     try:
-        start = float(offset)
-        end = start + float(duration) if duration.strip() else None
-        return to_part(path, start, end, number)
+        first, last = float(start), None
+        if length.strip():
+            last = first + float(length)
+        elif end.strip():
+            last = float(end)
+        return to_part(path, first, last, number)
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
 

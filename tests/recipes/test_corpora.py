@@ -171,10 +171,10 @@ def test_kaldi_folder_is_read(tmp_path: Path) -> None:
     manifest = corpus_of(knobs).read(knobs, "train")
     assert [*manifest] == [
         Clip("u1", Path("/x/a.flac"), "hello there", english | {"speaker": "ann", "gender": "f"}),
-        Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob", "gender": ""}),
+        Clip("u2", tmp_path / "k/b.flac", "yes", english | {"speaker": "bob"}),
     ]
     assert manifest.excluded == (
-        Excluded("wav.scp line 4", "no transcript", "text has no line for u3"),
+        Excluded("row 4", "no transcript", "text has no line for u3"),
         Excluded("u4", "no audio file", "text has a line for it, wav.scp has none"),
     )
 
