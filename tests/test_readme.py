@@ -60,6 +60,7 @@ NOT_RUN_HERE = (
     ),
     "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
+    *("lhotse prepare ", "torchrun train.py hparams/ctc.yaml --data_folder=manifests"),
     "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
     "torchrun train.py hparams/tts.yaml --symbols=phonemes",
     *(
