@@ -37,6 +37,7 @@ from sbkit.data.tables import (
     TableOptions,
     WriteAudio,
     find_column,
+    is_missing,
     join_tables,
     locate,
     read_objects,
@@ -75,7 +76,7 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
             "datasets.save_to_disk. Name a file in it."
         )
     else:
-        table = read_table(source)
+        table = read_table(source, options.encoding)
     folder = table.file.parent
     manifest = to_manifest(table, options, partial(locate, folder), folder)
     return _without_cut_parts(manifest, source)
@@ -173,8 +174,13 @@ def _to_table(
     if options.text_column is not False:
         text_column = find_column(names, options.text_column, TEXT_COLUMNS)
     columns: dict[str, pa.Array] = {}
+    others: dict[str, tuple[int, object]] = {}
     for name in names:
         values = rows[name].to_pylist()
+        if name == text_column:
+            for row, value in enumerate(values, start=first_row):
+                if not (isinstance(value, str | bytes) or is_missing(value)):
+                    others.setdefault(name, (row, value))
         try:
             if name == audio_column:
                 texts = [_to_path(value, write_audio) for value in values]
@@ -188,7 +194,8 @@ def _to_table(
                 ) from error
             continue  # a column of other data, such as pictures, is left out
         columns[name] = pa.array(texts, "string")
-    return Table(file, pa.table(columns), range(first_row, first_row + len(rows)))
+    lines = range(first_row, first_row + len(rows))
+    return Table(file, pa.table(columns), lines, other_values=others)
 
 
 def _to_path(value: object, write_audio: WriteAudio) -> str:
@@ -216,7 +223,7 @@ def _to_text(value: object) -> str:
 
     By default Spark and Impala write strings as bytes.
     """
-    if value is None:
+    if is_missing(value):
         return ""
     if isinstance(value, bytes):
         return value.decode()

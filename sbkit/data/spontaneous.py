@@ -62,7 +62,7 @@ def read_spontaneous(
         ConfigError: the table has no such split.
         DataError: splits cannot be chosen.
     """
-    table = read_table(file)
+    table = read_table(file, options.encoding)
     rows = table.rows
     is_filled = [True] * len(rows)
     text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)

@@ -1,18 +1,21 @@
 """Tables of clips, CSV, TSV or JSON Lines: read as columns of text, then as a manifest."""
 
+import codecs
 import csv
 import gzip
 import json
+import math
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import charset_normalizer
 import fsspec
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from sbkit.audio.io import AudioPart
-from sbkit.base.errors import DataError
+from sbkit.audio.io import SUFFIXES, AudioPart
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.manifest import (
@@ -55,6 +58,7 @@ MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
+SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
@@ -74,6 +78,8 @@ class Table:
     rows: pa.Table
     lines: LineNumbers  # of each row, from 1; below a header, blank lines are not counted
     excluded: Sequence[Excluded] = ()  # lines that are not rows
+    # Of columns with other values than texts: the number of the first row with one, and the value.
+    other_values: Mapping[str, tuple[int, object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,12 @@ class TableOptions:
     path_column: str | None = None
     text_column: str | Literal[False] | None = None  # False: there are no transcripts
     language: str = ""  # spoken in the clips, "" if unknown; fills the column ``language``
+    encoding: str | None = None  # of text; None: UTF-8, or UTF-16 with a byte order mark
 
     @classmethod
     def from_knobs(cls, knobs: Mapping[str, Any], language: str = "") -> Self:
-        return cls(knobs.get("path_column"), knobs.get("text_column"), language)
+        names = ("path_column", "text_column", "encoding")
+        return cls(**{name: knobs.get(name) for name in names}, language=language)
 
     @property
     def usual(self) -> Self:
@@ -104,6 +112,7 @@ def join_tables(parts: Iterable[Table], file: Path) -> Table:
         pa.concat_tables(rows, promote_options="default") if rows else pa.table({}),
         np.concatenate([table.lines for table in tables] or [[]]).astype(np.int64),
         [row for table in tables for row in table.excluded],
+        dict(chain.from_iterable(table.other_values.items() for table in reversed(tables))),
     )
 
 
@@ -121,30 +130,35 @@ def collect_rows(file: Path, numbered: Iterable[tuple[int, Row | Excluded]]) -> 
     return Table(file, pa.table(text_columns(rows)), numbers, excluded)
 
 
-def read_table(file: Path) -> Table:
-    """Read a table of any form.
+def read_table(file: Path, encoding: str | None = None) -> Table:
+    """Read a table of any form, compressed if its name says so.
 
     JSON Lines start with a brace. The first line of other tables names the columns and shows the
     delimiter: a tab, comma, semicolon or vertical bar. With tabs, quotes are plain characters, as
     in Common Voice; otherwise they enclose a field, as in CSV.
+
+    encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check the path of the manifest.")
     try:
-        with fsspec.open(file, "rt", encoding="utf-8-sig", compression="infer") as lines:
+        encoding = encoding or _encoding_of(file)
+        with _open_text(file, encoding) as lines:
             numbered = enumerate(lines, start=1)
             filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
             number, first = next(filled, (0, ""))
             if not first:
                 raise DataError(f"{file} is empty. Write one row for each clip.")
             if first.lstrip()[0] not in "[{":
-                return _read_delimited(file, first.rstrip("\n"), number)
+                return _Delimited(file, encoding, first.rstrip("\n"), number).read()
             lines.seek(0)
             table = join_tables(read_objects(file, lines), file)
-    except UnicodeDecodeError as error:
-        raise _wrong_encoding(file, error) from error
+    except UnicodeError as error:
+        raise _wrong_encoding(file, encoding) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{file} is damaged ({error}). Copy it again.") from error
+    except LookupError as error:
+        raise ConfigError(f"`encoding`: {error}. Write the name of one, such as cp1252.") from error
     if not table.rows.column_names:
         fault = table.excluded[0].detail if table.excluded else "it is empty"
         raise DataError(
@@ -154,98 +168,179 @@ def read_table(file: Path) -> Table:
     return table
 
 
-def _wrong_encoding(file: Path, error: Exception) -> DataError:
+def _open_text(file: Path, encoding: str) -> Any:
+    return fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="")
+
+
+def _encoding_of(file: Path) -> str:
+    with fsspec.open(file, "rb", compression="infer") as content:
+        mark = content.read(2)
+    return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
+    """Return an error that names the line, and what else the encoding may be."""
+    encoding = encoding or "utf-8-sig"
+    with fsspec.open(file, "rb", compression="infer") as stream:
+        content: bytes = stream.read()
+    number = 1 + len(content.decode(encoding, "replace").partition("\ufffd")[0].splitlines()[1:])
+    guess = charset_normalizer.from_bytes(content[:SAMPLE_BYTES]).best()
+    name = "cp1252" if guess is None else guess.encoding
     return DataError(
-        f"{file} is not UTF-8 text ({error}). Convert it: iconv -f LATIN1 -t UTF-8 {file.name} > "
-        f"new.{file.name} (or -f UTF-16)"
+        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. If it is {name}, pass "
+        f"--encoding={name}; spreadsheets of Western Europe have cp1252."
     )
 
 
-def _read_delimited(file: Path, first: str, header: int) -> Table:
-    """Read a table whose header is ``first``, on line ``header``."""
-    delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-    is_quoted = delimiter != "\t"
-    (fields,) = csv.reader([first], delimiter=delimiter) if is_quoted else [first.split("\t")]
-    names = [name.strip() for name in fields]
-    counts = Counter(name.lower() for name in names if name)
-    if counts.total() > len(counts):
-        name = counts.most_common(1)[0][0]
-        raise DataError(
-            f"The header of {file} names the column {name} twice. Rename one of the two; if the "
-            "first line is a row, add a header."
-        )
-    table, invalid = _parse(file, delimiter, len(names), header)
-    excluded = [
-        Excluded(
-            f"row {row.number}",
-            "wrong number of fields",
-            f"{row.actual_columns} instead of {row.expected_columns}",
-        )
-        for row in invalid
-        if row.text.strip()  # a line of spaces is not a row
-    ]
-    if not len(table) and not excluded:
-        raise DataError(f"{file} has a header but no rows. Write one row for each clip.")
-    lines = np.arange(header + 1, header + 1 + len(table) + len(invalid))
-    if invalid:
-        lines = np.setdiff1d(lines, [row.number for row in invalid])
-    rows = pa.table({name: table[index] for index, name in enumerate(names) if name})
-    return Table(file, rows, lines, excluded)
+class _Delimited:
+    """A table with a delimiter, whose header is ``first``, on line ``header``."""
 
+    def __init__(self, file: Path, encoding: str, first: str, header: int) -> None:
+        self._file = file
+        self._encoding = encoding
+        self._header = header
+        self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
+        self._is_quoted = self._delimiter != "\t"
+        fields = first.split(self._delimiter)
+        if self._is_quoted:
+            (fields,) = csv.reader([first], delimiter=self._delimiter)
+        self._names = [name.strip() for name in fields]
+        counts = Counter(name.lower() for name in self._names if name)
+        if counts.total() > len(counts):
+            name = counts.most_common(1)[0][0]
+            raise DataError(
+                f"The header of {file} names the column {name} twice. Rename one of the two; if "
+                "the first line is a row, add a header."
+            )
 
-def _parse(
-    file: Path, delimiter: str, num_columns: int, header: int
-) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
-    """Read the rows below the header as text, and those with a wrong number of fields."""
-    invalid: list[arrow_csv.InvalidRow] = []
-
-    def skip(row: arrow_csv.InvalidRow) -> str:
-        invalid.append(row)
-        return "skip"
-
-    names = [str(index) for index in range(num_columns)]
-    read = arrow_csv.ReadOptions(column_names=names, skip_rows=header, block_size=BLOCK_BYTES)
-    is_quoted = delimiter != "\t"
-    parse = arrow_csv.ParseOptions(
-        delimiter=delimiter, quote_char='"' if is_quoted else False, newlines_in_values=is_quoted
-    )
-    text = dict.fromkeys(names, pa.string())
-    convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
-    try:
+    def read(self) -> Table:
         try:
-            return arrow_csv.read_csv(file, read, parse, convert), []
+            table, invalid = self._parse()
+            breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
+            if any(breaks) or any("\n" in row.text for row in invalid):
+                self._check_quotes()
+        except pa.ArrowInvalid as error:
+            if "UTF8" in str(error):
+                raise _wrong_encoding(self._file, self._encoding) from error
+            self._check_quotes()
+            raise DataError(
+                f"{self._file} cannot be read as a table: {error}. Correct it."
+            ) from error
+        excluded = [
+            Excluded(
+                f"row {row.number}",
+                "wrong number of fields",
+                f"{row.actual_columns} instead of {row.expected_columns}",
+            )
+            for row in invalid
+            if row.text.strip()  # a line of spaces is not a row
+        ]
+        if not len(table) and not excluded:
+            raise DataError(f"{self._file} has a header but no rows. Write one row for each clip.")
+        first = self._header + 1
+        lines = np.arange(first, first + len(table) + len(invalid))
+        if invalid:
+            lines = np.setdiff1d(lines, [row.number for row in invalid])
+        rows = pa.table({name: table[index] for index, name in enumerate(self._names) if name})
+        return Table(self._file, rows, lines, excluded)
+
+    def _parse(self) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
+        """Read the rows below the header as text, and those with a wrong number of fields."""
+        invalid: list[arrow_csv.InvalidRow] = []
+
+        def skip(row: arrow_csv.InvalidRow) -> str:
+            invalid.append(row)
+            return "skip"
+
+        names = [str(index) for index in range(len(self._names))]
+        read = arrow_csv.ReadOptions(
+            column_names=names,
+            skip_rows=self._header,
+            block_size=BLOCK_BYTES,
+            encoding=self._encoding.removesuffix("-sig"),
+        )
+        parse = arrow_csv.ParseOptions(
+            delimiter=self._delimiter,
+            quote_char='"' if self._is_quoted else False,
+            newlines_in_values=self._is_quoted,
+        )
+        text = dict.fromkeys(names, pa.string())
+        convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
+        try:
+            return arrow_csv.read_csv(self._file, read, parse, convert), []
         except pa.ArrowInvalid:
             # Threads do not number rows. One of them may also release the handler after Python has
             # ended, which aborts the process ("terminate called without an active exception").
             read.use_threads = False
             parse.invalid_row_handler = skip
-            return arrow_csv.read_csv(file, read, parse, convert), invalid
-    except pa.ArrowInvalid as error:
-        if "UTF8" in str(error):
-            raise _wrong_encoding(file, error) from error
-        raise DataError(f"{file} cannot be read as a table: {error}. Correct it.") from error
+            return arrow_csv.read_csv(self._file, read, parse, convert), invalid
+
+    def _check_quotes(self) -> None:
+        """Raise DataError if a quotation mark joins several rows to one field."""
+        with _open_text(self._file, self._encoding) as lines:
+            parts: list[str] = []  # the lines of the current row
+
+            def record() -> Iterator[str]:
+                for line in lines:
+                    parts.append(line)
+                    yield line
+
+            reader = csv.reader(record(), delimiter=self._delimiter, strict=True)
+            number = 0  # of lines before the row
+            while True:
+                number += len(parts)
+                parts.clear()
+                try:
+                    is_right = not (next(reader, None) and any(map(self._is_row, parts[1:])))
+                except csv.Error:  # a closing mark within a field, or none
+                    is_right = len(parts) == 1
+                if not is_right:
+                    raise DataError(
+                        f"{self._file}: a quotation mark opens a field on line {number + 1} and "
+                        'closes on another row, or never. Double the marks within a field (""), '
+                        "or take it out."
+                    )
+                if not parts:
+                    return
+
+    def _is_row(self, line: str) -> bool:
+        """Check whether a line looks like a row, with the name of an audio file."""
+        fields = line.strip().split(self._delimiter)
+        has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
+        return has_file and len(fields) == len(self._names)
 
 
 def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
     """Read JSON Lines in batches: an object on each line, whose values become text."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     while batch := list(islice(numbered, batch_rows)):
-        yield collect_rows(file, ((number, _parse_object(line)) for number, line in batch))
+        others: dict[str, tuple[int, object]] = {}
+        rows = [(number, _parse_object(number, line, others)) for number, line in batch]
+        yield replace(collect_rows(file, rows), other_values=others)
 
 
-def _parse_object(line: str) -> Row | Excluded:
+def _parse_object(number: int, line: str, others: dict[str, tuple[int, object]]) -> Row | Excluded:
+    """Return the values of an object as text; add those that are no texts to ``others``."""
     try:
         values = json.loads(line)
         if not isinstance(values, dict) or not values:
             raise ValueError("it is not an object with keys")
-        return {name.strip(): to_text(value) for name, value in values.items()}
     except ValueError as error:
         return Excluded("", "not a JSON object", str(error))
+    for name, value in values.items():
+        if not (isinstance(value, str) or is_missing(value)):
+            others.setdefault(name.strip(), (number, value))
+    return {name.strip(): to_text(value) for name, value in values.items()}
+
+
+def is_missing(value: object) -> bool:
+    """Check whether a value is null, or NaN, which pandas writes in its place."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def to_text(value: object) -> str:
-    """Return a value of JSON as text; null is empty."""
-    if value is None:
+    """Return a value of JSON as text; a missing one is empty."""
+    if is_missing(value):
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -269,6 +364,13 @@ def to_manifest(
     text = ""
     if options.text_column is not False:
         text = _require_column(table, options.text_column, TEXT_COLUMNS, "text_column")
+        if text in table.other_values:
+            number, value = table.other_values[text]
+            raise DataError(
+                f"{table.file}: the {text} of row {number} is {str(value)[:60]!r}, of the type "
+                f"{type(value).__name__}, but a transcript is a text. Write it in quotes, or name "
+                "another column with --text_column."
+            )
     lower = {column.lower(): column for column in table.rows.column_names}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
     rows = table.rows
