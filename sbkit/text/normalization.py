@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
+import regex
+
 from sbkit.base.errors import ConfigError
 from sbkit.text.languages import primary_language
 
-NORMALIZER_VERSION = 4  # increment it when the normalized text of any sentence changes
+NORMALIZER_VERSION = 5  # increment it when the normalized text of any sentence changes
 MAX_REWRITE_LENGTH = 1000  # characters of all replacements of a table
 
 _LATIN = "abcdefghijklmnopqrstuvwxyz"
@@ -111,6 +113,16 @@ _UNSPACED_MARKS = "\u3001\u3002\uff01-\uff1f"  # no space is written beside them
 _UNSPACED_CHARS = f"[{_UNSPACED_LETTERS}{_UNSPACED_MARKS}]"
 _SPACE_WITHIN = re.compile(f"(?<={_UNSPACED_CHARS}) (?={_UNSPACED_CHARS})")
 _TATWEEL = "\N{ARABIC TATWEEL}"
+_NON_JOINER, _JOINER = "\N{ZERO WIDTH NON-JOINER}", "\N{ZERO WIDTH JOINER}"
+# Joiners stay where they change the letters beside them: between letters that would join, as in
+# Persian, and after a virama, as in Sinhala (Unicode Standard Annex 31, "Contexts for Joiners"), or
+# before one, as in Bengali (the Unicode Standard, section 12.2).
+_JOINERS = regex.compile(
+    rf"((?<=[\p{{jt=L}}\p{{jt=D}}]\p{{jt=T}}*){_NON_JOINER}(?=\p{{jt=T}}*[\p{{jt=R}}\p{{jt=D}}])"
+    rf"|(?<=\p{{ccc=9}}){_NON_JOINER}(?=\p{{L}})"
+    rf"|(?<=\p{{ccc=9}}){_JOINER}|(?<=\p{{L}}){_JOINER}(?=\p{{ccc=9}}))"
+    rf"|[{_NON_JOINER}{_JOINER}]"
+)
 
 
 def orthography(language: str) -> Orthography:
@@ -344,15 +356,18 @@ def compose(text: str, kept_marks: str = "") -> str:
 
     kept_marks: characters that keep their width, such as the marks of Chinese.
     """
+    if _NON_JOINER in text or _JOINER in text:
+        text = _JOINERS.sub(r"\1", text)
     return unicodedata.normalize("NFC", text.translate(_width_folding(kept_marks)))
 
 
 def _fold_width(char: str) -> str:
     """Return a character in its usual width and position, or "" for a silent mark.
 
-    Silent marks are soft hyphens, zero-width joiners, variation selectors and the tatweel.
+    Silent marks are soft hyphens, variation selectors, the tatweel and others, but not joiners.
     """
-    is_silent = char == _TATWEEL or unicodedata.category(char) in ("Cf", "Me")
+    is_format = unicodedata.category(char) in ("Cf", "Me") and char not in (_NON_JOINER, _JOINER)
+    is_silent = is_format or char == _TATWEEL
     if is_silent or "VARIATION SELECTOR" in unicodedata.name(char, ""):
         return ""
     has_usual_form = unicodedata.decomposition(char).startswith(_COMPATIBILITY_TAGS)
@@ -390,7 +405,7 @@ def _capitalize(text: str) -> str:
 
 def _fold_letter(char: str, letters: str, joiners: str) -> str:
     """Return the replacement of a lower-case character: itself, plain letters, "" or a space."""
-    if char in joiners or char in letters or char.isdecimal():
+    if char in joiners or char in letters or char.isdecimal() or char in (_NON_JOINER, _JOINER):
         return char
     if char == "'":
         return ""
