@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from sbkit.lm.language_models import (
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
 from sbkit.text.normalization import describe_normalizer, spoken_symbols_note, text_table
-from sbkit.text.tags import check_tag_names
+from sbkit.text.tags import check_tag_names, count_dropped_tags
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,16 @@ def _log_texts(
     table = text_table(language, knobs.get("text"))
     logger.info(describe_normalizer(language, table))
     characters = count_characters(read_texts(splits.train, "sentence"))
+    tags = count_dropped_tags(
+        chain.from_iterable(read_texts(splits.train, "sentence")),
+        check_tag_names(knobs.get("keep_tags")),
+    )
+    if tags:
+        names = ", ".join(f"{count} {tag}" for tag, count in tags.most_common(8))
+        logger.info(
+            f"note: in train, tags are dropped ({names}). Write --keep_tags=[NAME] for those that "
+            "the model shall write."
+        )
     symbols_note = spoken_symbols_note(characters, language, table)
     if symbols_note is not None:
         logger.info(f"note: in train, {symbols_note}.")

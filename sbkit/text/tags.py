@@ -1,13 +1,24 @@
 """Tags in brackets, such as ``[noise]``: what a transcript of free speech says about its sound."""
 
+import html
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from sbkit.base.errors import ConfigError
 
 _BRACKET = re.compile(r"([\[\]])")
 _NAME = r"[^\W_][\w-]*"
 TOKEN = re.compile(rf"\[({_NAME})\]")  # of a tag that is kept
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#x[\da-fA-F]{1,6}|[a-zA-Z]\w{1,30});")
+_TAG = re.compile(r"\[([^][\n]+)\]|<(/?\w[^<>\n]{0,40})>|\{([^{}\n]{1,40})\}|\(([^()\n]{1,40})\)")
+# Words in parentheses may have been spoken; these tell what else is heard.
+SOUNDS = re.compile(
+    r"\b(laugh|laughter|laughs|laughing|chuckles?|giggles?|noise|noises|cough|coughs|coughing|"
+    r"breath|breathing|breathes|inhales?|exhales?|sighs?|sniffs?|sneezes?|throat|music|applause|"
+    r"silence|pause|inaudible|unintelligible|indiscernible|unclear|crosstalk|foreign|unk)\b",
+    re.IGNORECASE,
+)
 
 Tag = tuple[str, ...]  # the names in a tag, which may contain other tags
 
@@ -53,6 +64,37 @@ def select_tags(text: str, kept_names: Collection[str] = ()) -> str:
     return " ".join("".join(_write(part, kept_names) for part in parts).split())
 
 
+def unify_tags(text: str) -> str:
+    """Write the characters of HTML's entities, and the tags of other brackets as ``[name]``.
+
+    What stands in parentheses is a tag if it names a sound (`SOUNDS`).
+
+    >>> unify_tags("Tom &amp; I (laughs) <unk> left (yes) {cough}")
+    'Tom & I [laughs] [unk] left (yes) [cough]'
+    """
+    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    return _TAG.sub(lambda match: f"[{_content(match)}]" if _is_tag(match) else match[0], text)
+
+
+def count_dropped_tags(texts: Iterable[str], kept_names: Collection[str] = ()) -> Counter[str]:
+    """Count the tags of texts that are not kept, as they are written."""
+    dropped = Counter[str]()
+    for text in texts:
+        for match in _TAG.finditer(_ENTITY.sub(lambda entity: html.unescape(entity[0]), text)):
+            if _is_tag(match) and not select_tags(f"[{_content(match)}]", kept_names):
+                dropped[match[0]] += 1
+    return dropped
+
+
+def _content(match: re.Match[str]) -> str:
+    return str(next(filter(None, match.groups())))
+
+
+def _is_tag(match: re.Match[str]) -> bool:
+    in_parentheses = match[4]
+    return in_parentheses is None or SOUNDS.search(in_parentheses) is not None
+
+
 def _join_names(parts: Sequence[str | Tag]) -> Tag:
     """Return all names in the parts of a tag."""
     names: list[str] = []
@@ -70,11 +112,12 @@ def _write(part: str | Tag, kept_names: Collection[str]) -> str:
 def normalize_around_tags(
     text: str, normalize: Callable[[str], str], kept_names: Collection[str]
 ) -> str:
-    """Normalize a text, except for its tags ``[name]`` with a kept name.
+    """Normalize a text without its tags, except for those with a kept name: ``[name]``.
 
-    >>> normalize_around_tags("Oh [noise] My [Sic]", str.lower, ["noise"])
-    'oh [noise] my [sic]'
+    >>> normalize_around_tags("Oh <Noise> My [Sic]", str.lower, ["noise"])
+    'oh [noise] my'
     """
+    text = select_tags(unify_tags(text), kept_names)
     if not kept_names:
         return normalize(text)
     parts = re.split(f"({_pattern(kept_names)})", text)

@@ -1,12 +1,18 @@
 """Tags of free speech in brackets: dropped, or kept as tokens of their own."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import normalize
-from sbkit.text.tags import check_tag_names, normalize_around_tags, select_tags
+from sbkit.text.tags import (
+    check_tag_names,
+    count_dropped_tags,
+    normalize_around_tags,
+    select_tags,
+)
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 KEPT = ("noise", "laughter", "unclear_speech")
@@ -51,7 +57,27 @@ def test_normalization_keeps_tags_and_changes_the_words_around_them() -> None:
     text = normalize_around_tags(
         "Well, [noise] YES [Sic]!", lambda words: normalize(words, "en"), ["noise"]
     )
-    assert text == "well [noise] yes sic"
+    assert text == "well [noise] yes"
+
+
+WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
+    "Hello [noise] <unk> there": ("hello there", ["[noise]", "<unk>"]),
+    "(Laughter) so {cough} it goes </s>": ("so it goes", ["(Laughter)", "{cough}", "</s>"]),
+    "Tom &amp; Ann &#39;n&#x27; me": ("tom and ann n me", []),
+    "&lt;unk&gt; AT&T; R&B": ("at and t r and b", ["<unk>"]),
+    "yes (he said so) a < b and c > d": ("yes he said so a b and c d", []),
+    "<noise> (background noise) {Laughter}": ("[noise] [laughter]", ["(background noise)"]),
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_tags_of_any_brackets_are_dropped_and_counted(text: str) -> None:
+    """`<unk>` and `(laughter)` were trained as the spoken words, and `&amp;` as "and amp"."""
+    expected, dropped = WRITTEN[text]
+    kept = ("noise", "laughter") if "[" in expected else ()
+    english = partial(normalize, language="en")
+    assert normalize_around_tags(text, english, kept) == expected
+    assert [*count_dropped_tags([text], kept)] == dropped
 
 
 def test_names_of_tags_are_checked() -> None:
