@@ -73,8 +73,9 @@ FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout firs
 
 def corpus_of(knobs: KnobValues) -> Corpus:
     """Choose a corpus by the key ``corpus``, ``manifest`` or ``data_folder``, else the default."""
-    # Read all three, so that `sbkit check` lists none of them as unread.
-    module, manifest, data_folder = map(knobs.get, ("corpus", "manifest", "data_folder"))
+    # Read all of them, so that `sbkit check` lists none as unread.
+    names = ("corpus", "manifest", "data_folder", "split_shares")
+    module, manifest, data_folder, _ = map(knobs.get, names)
     if isinstance(data_folder, list) and not manifest:
         return _join_corpora(knobs, data_folder)
     if module:

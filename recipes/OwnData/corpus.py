@@ -1,24 +1,32 @@
 """Read the manifests that the user names: files, folders or URLs for each split.
 
 manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kaldi/noisy}}
+manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.corpus import ROLES, KnobValues
+from sbkit.data.dealing import check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import Manifest
+from sbkit.data.manifest import Excluded, Manifest, to_texts
 from sbkit.data.sources import TableFolders, is_arrow_dataset, list_tables, read_manifests
-from sbkit.data.tables import TableOptions
+from sbkit.data.tables import TableOptions, find_column
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
+ROLE_OF |= {"training": "train", "validation": "valid"}
+ALL = "all"  # the key of a table with the rows of all splits
 SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
@@ -34,6 +42,10 @@ class SplitSources(NamedTuple):
 def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
+    if ALL in (knobs["manifest"] or ()):
+        for split in dict.fromkeys(_read_all(knobs)[1]):
+            splits_by_role[_role_of_key(split)].append(split)
+        return splits_by_role
     for split, split_sources in _parse_manifest(knobs["manifest"]).items():
         splits_by_role[split_sources.role].append(split)
     for role, key in (("train", "train"), ("valid", "dev")):
@@ -44,7 +56,54 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
 
 def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     """Read the files of one split as one manifest, or return its table folders."""
-    key, _, sources = _parse_manifest(knobs["manifest"])[split]
+    if ALL in (knobs["manifest"] or ()):
+        manifest, split_of_row = _read_all(knobs)
+        excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
+        rows = np.flatnonzero(np.array(split_of_row) == split)
+        return replace(manifest.take(rows), excluded=excluded)
+    return _read_sources(knobs, _parse_manifest(knobs["manifest"])[split])
+
+
+def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
+    """Return the rows of all splits, and the split of each: that of its column or its speaker."""
+    if {*knobs["manifest"]} != {ALL}:
+        raise ConfigError(f"`manifest` has `{ALL}` and other keys. Take one of them out. {EXAMPLE}")
+    (sources,) = _parse_manifest({"train": knobs["manifest"][ALL]}).values()
+    manifest = _read_sources(knobs, sources)
+    if isinstance(manifest, TableFolders):
+        raise DataError(
+            f"`manifest.{ALL}` is a table folder, a tar or a URL, which cannot be split. Write one "
+            "for each split, and name those."
+        )
+    names = manifest.rows.column_names
+    column = find_column(names, None, ("split",))
+    if column is None:
+        ids = to_texts(manifest.rows["id"])
+        speakers = to_texts(manifest.rows["speaker"].fill_null("")) if "speaker" in names else ids
+        # A row without a speaker is one of its own.
+        speakers = [speaker or f"clip {id}" for speaker, id in zip(speakers, ids, strict=True)]
+        shares = check_shares(knobs.get("split_shares"))
+        split_of = deal_speakers(Counter(speakers), shares, sources.sources[0])
+        return manifest, [split_of[speaker] for speaker in speakers]
+    splits = [split.strip() for split in to_texts(manifest.rows[column].fill_null(""))]
+    for split in {*splits}:
+        if split and _find_role(split) is None:
+            raise DataError(
+                f"{sources.sources[0]}: the column {column} has the value {split!r}, but values "
+                f"are {', '.join(ROLE_OF)}, or start with one of them, such as test-noisy."
+            )
+    is_empty = np.array([not split for split in splits])
+    lost = [
+        Excluded(id, "no split", f"its field {column} is empty")
+        for id in to_texts(manifest.take(np.flatnonzero(is_empty)).rows["id"])
+    ]
+    manifest = manifest.take(np.flatnonzero(~is_empty))
+    manifest = replace(manifest, excluded=(*manifest.excluded, *lost))
+    return manifest, [split for split in splits if split]
+
+
+def _read_sources(knobs: KnobValues, split_sources: SplitSources) -> Manifest | TableFolders:
+    key, _, sources = split_sources
     for source in sources:
         if "://" not in source and not Path(source).exists():
             raise ConfigError(f"`{key}`: {source} does not exist. Check its path.")
@@ -107,11 +166,18 @@ def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
     return sources_by_split
 
 
-def _role_of_key(key: str) -> str:
-    """Return the role of a key of ``manifest``, such as test for ``test-a``."""
+def _find_role(key: str) -> str | None:
     for prefix, role in ROLE_OF.items():
         if key == prefix or key.startswith((f"{prefix}-", f"{prefix}_", f"{prefix}.")):
             return role
+    return None
+
+
+def _role_of_key(key: str) -> str:
+    """Return the role of a key of ``manifest``, such as test for ``test-a``."""
+    role = _find_role(key)
+    if role is not None:
+        return role
     raise ConfigError(
         f"`manifest` has the key {key!r}, but a key is train, dev (or valid) or test, or starts "
         f"with one of them and a hyphen, an underscore or a period. Write test-{key}, for example."

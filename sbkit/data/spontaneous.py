@@ -7,18 +7,18 @@ The format is that of release 5.0:
 https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech
 """
 
-import hashlib
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError
 from sbkit.base.messages import plural
+from sbkit.data.dealing import DEFAULT_SHARES, deal_speakers
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     RELEASE_SPLITS,
@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 TABLE_NAME = "ss-corpus-{}.tsv"
 AUDIO_FOLDER = "audios"
 UNASSIGNED = "unassigned"  # the split of rows whose transcription is not validated
-EVALUATION_SHARE = 0.1  # of the rows whose split is chosen here, for each of dev and test
 
 
 def find_table(folder: Path, language: str) -> Path | None:
@@ -109,45 +108,28 @@ def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
     """Return the split of each row.
 
     A row that has none gets the split of its speaker's other rows. Other speakers with transcribed
-    rows are dealt to test and dev in turn, those with the fewest rows first, while each split has
-    at most a tenth of the rows; the rest is for training. If the table has no row in train, dev and
-    test, the unassigned ones are dealt, too.
+    rows are dealt (`deal_speakers`); a row without a speaker is one of its own. If the table has no
+    row in train, dev and test, the unassigned ones are dealt, too.
 
     Raises DataError if there are fewer than three speakers to deal.
     """
     names = [name.strip() for name in read_text_column(table, "split")]
     free = {""} if {*names} & {*RELEASE_SPLITS} else {"", UNASSIGNED}
-    speakers = read_text_column(table, "client_id")  # the first releases name none
+    speakers = [  # the first releases name none
+        speaker or f"clip {clip}"
+        for speaker, clip in zip(
+            read_text_column(table, "client_id"), read_text_column(table, "audio_file"), strict=True
+        )
+    ]
     assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in RELEASE_SPLITS}
     counts = Counter(
         speaker
         for speaker, name, filled in zip(speakers, names, is_filled, strict=True)
         if filled and name in free and speaker not in assigned
     )
-    split_of = assigned | _deal(table.file, counts, is_needed=not assigned)
+    dealt = deal_speakers(counts, DEFAULT_SHARES, table.file, fill=not assigned)
+    split_of = dealt | assigned
     return [
         split_of.get(speaker, UNASSIGNED) if name in free else name
         for speaker, name in zip(speakers, names, strict=True)
     ]
-
-
-def _deal(file: Path, counts: Mapping[str, int], *, is_needed: bool) -> dict[str, str]:
-    """Deal speakers, with their numbers of rows, to the splits."""
-    if is_needed and len(counts) < len(RELEASE_SPLITS):
-        raise DataError(
-            f"{file} assigns no row to train, dev and test, and has {len(counts)} of the three "
-            "speakers that it takes to choose them. Write the splits into its column `split`."
-        )
-    limit = EVALUATION_SHARE * sum(counts.values())
-    num_rows = Counter[str]()
-    split_of: dict[str, str] = {}
-    # Speakers with equally many rows come in an order that says nothing about them.
-    order = sorted(counts, key=lambda s: (counts[s], hashlib.sha256(s.encode()).digest()))
-    for speaker in order:
-        split = min(("test", "dev"), key=num_rows.__getitem__)
-        is_first = is_needed and not num_rows[split]
-        if not is_first and num_rows[split] + counts[speaker] > limit:
-            split = "train"
-        num_rows[split] += counts[speaker]
-        split_of[speaker] = split
-    return split_of

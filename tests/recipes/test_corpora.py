@@ -4,10 +4,12 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
@@ -25,7 +27,7 @@ from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, remove_entry
 from sbkit.data.corpus import describe_corpus, splits_of
-from sbkit.data.manifest import Clip, Excluded, Manifest
+from sbkit.data.manifest import Clip, Excluded, Manifest, to_texts
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,6 +106,60 @@ def read(file: Path, content: str, **knobs: object) -> Manifest:
     file.write_text(content, encoding="utf-8")
     all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
     return corpus_of(all_knobs).read(all_knobs, "train")
+
+
+def read_all(file: Path, rows: Sequence[str], **knobs: object) -> dict[str, Manifest]:
+    """Write one table for all splits, and read each."""
+    file.write_text("\n".join(rows), encoding="utf-8")
+    all_knobs = {"manifest": {"all": str(file)}, "language": "en", **knobs}
+    corpus = corpus_of(all_knobs)
+    splits = chain.from_iterable(corpus.splits(all_knobs).values())
+    return {split: cast(Manifest, corpus.read(all_knobs, split)) for split in splits}
+
+
+def test_one_table_has_the_rows_of_all_splits(tmp_path: Path) -> None:
+    header = "path,text,split"
+    names = ["train", "validation", "test-noisy", "train", " ", "test"]
+    rows = [f"{n}.wav,hi,{name}" for n, name in enumerate(names)]
+    manifests = read_all(tmp_path / "a.csv", [header, *rows])
+    ids = {split: manifest.ids for split, manifest in manifests.items()}
+    expected = {"train": ["0", "3"], "validation": ["1"], "test-noisy": ["2"], "test": ["5"]}
+    assert ids == expected
+    assert [(row.id, row.reason) for row in manifests["train"].excluded] == [("4", "no split")]
+    with pytest.raises(SbkitError, match=r"a.csv: the column split has the value 'other'"):
+        read_all(tmp_path / "a.csv", [header, *rows, "9.wav,hi,other"])
+    with pytest.raises(SbkitError, match="`manifest` has `all` and other keys"):
+        own_data.splits({"manifest": {"all": "a.csv", "dev": "b.csv"}})
+
+
+def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
+    """Rows without a speaker are speakers of their own, and later rows change no choice."""
+    random = Random(0)
+    rows = [
+        f"{n}.wav,hi,{random.choice(['', *(f'speaker {k}' for k in range(50))])}"
+        for n in range(1000)
+    ]
+    manifests = read_all(tmp_path / "a.csv", ["path,text,speaker", *rows[:500]])
+    sizes = {split: len(manifest) for split, manifest in manifests.items()}
+    assert sum(sizes.values()) == 500
+    assert min(sizes.values()) > 20
+    assert sizes["train"] > 350
+    later = read_all(tmp_path / "a.csv", ["path,text,speaker", *rows])
+    split_of: dict[str, str] = {}
+    for split in manifests:
+        assert {*manifests[split].ids} <= {*later[split].ids}
+        for clip in later[split]:
+            speaker = clip.columns["speaker"]
+            assert not speaker or split_of.setdefault(speaker, split) == split
+    assert len({split for split in manifests if "" in to_texts(later[split].rows["speaker"])}) == 3
+    (train, dev) = read_all(
+        tmp_path / "a.csv", ["path,text,reader", *rows], split_shares={"dev": 0.5}
+    )
+    assert (train, dev) == ("train", "dev")
+    with pytest.raises(SbkitError, match="has 1 of the 3 speakers"):
+        read_all(tmp_path / "a.csv", ["path,text,speaker", "a.wav,hi,ann", "b.wav,hi,ann"])
+    with pytest.raises(SbkitError, match="`split_shares` must map dev and test to shares"):
+        read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})
 
 
 NEMO = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
