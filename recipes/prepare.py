@@ -81,8 +81,6 @@ def corpus_of(knobs: KnobValues) -> Corpus:
     if module:
         return _import_corpus(str(module))
     if manifest:
-        if data_folder:
-            raise ConfigError("`manifest` and `data_folder` are both set. Take one of them out.")
         return own_data
     if not data_folder:
         return asterisk_prompts

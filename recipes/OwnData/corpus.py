@@ -19,7 +19,13 @@ from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.dealing import check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, to_texts
-from sbkit.data.sources import TableFolders, is_arrow_dataset, list_tables, read_manifests
+from sbkit.data.sources import (
+    TableFolders,
+    find_metadata,
+    is_arrow_dataset,
+    list_tables,
+    read_manifests,
+)
 from sbkit.data.tables import TableOptions, find_column
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
@@ -136,6 +142,8 @@ def _is_table_folder(source: str) -> bool:
         return True
     folder = Path(source)
     if not folder.is_dir() or is_arrow_dataset(folder) or is_kaldi(folder):
+        return False
+    if find_metadata(folder):
         return False
     return bool(list_tables(source))
 

@@ -228,6 +228,12 @@ def declared_seconds(source: Source) -> float:
     return 0.0
 
 
+def file_rate(path: Path | str) -> int:
+    """Return the sample rate of a file in Hz; raises AudioError like `read_audio`."""
+    blocks = _blocks(path, ReadOptions(ChannelMixer(), block_seconds=0.1))
+    return next(blocks).rate
+
+
 def convert_array(
     array: npt.NDArray[np.generic],
     sample_rate: int | None,

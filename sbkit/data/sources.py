@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sbkit.audio.io import declared_seconds
-from sbkit.base.errors import DataError, SbkitError
+from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import parse_errors_as_sbkit_errors, write_bytes_atomically
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
@@ -31,6 +31,7 @@ from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read
 from sbkit.data.manifest import Excluded, Manifest, part_columns
 from sbkit.data.splits import spread_rows
 from sbkit.data.tables import (
+    DATA_ROOT,
     PATH_COLUMNS,
     TEXT_COLUMNS,
     Table,
@@ -70,16 +71,32 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
         table, options = read_cuts(source, options), options.usual
     elif is_arrow_dataset(source):
         table = _read_arrow_dataset(source, options)
+    elif metadata := find_metadata(source):
+        table = read_table(metadata, options.encoding)
     elif source.is_dir():
         raise DataError(
-            f"{source} is neither a data folder of Kaldi (wav.scp and text) nor a dataset saved by "
-            "datasets.save_to_disk. Name a file in it."
+            f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
+            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file in it."
         )
     else:
         table = read_table(source, options.encoding)
     folder = table.file.parent
-    manifest = to_manifest(table, options, partial(locate, folder), folder)
+    path = find_column(table.rows.column_names, options.path_column, PATH_COLUMNS)
+    is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
+    if options.data_root and not is_used:
+        raise ConfigError(
+            f"`data_folder` stands for {DATA_ROOT}, but no path of {source} begins with it. Take "
+            "`data_folder` or `manifest` out."
+        )
+    find_audio = partial(locate, folder, data_root=options.data_root)
+    manifest = to_manifest(table, options, find_audio, folder)
     return _without_cut_parts(manifest, source)
+
+
+def find_metadata(folder: Path) -> Path | None:
+    """Return the table of a folder of clips, as Hugging Face and LJSpeech name it."""
+    files = [folder / f"metadata.{suffix}" for suffix in ("csv", "jsonl", "tsv")]
+    return next(filter(Path.is_file, files), None)
 
 
 def _without_cut_parts(manifest: Manifest, source: Path) -> Manifest:

@@ -9,11 +9,12 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TextIO
 
 import charset_normalizer
 import fsspec
@@ -23,7 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from sbkit.audio.io import SUFFIXES, AudioPart
+from sbkit.audio.containers import AudioError
+from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
@@ -42,18 +44,20 @@ PATH_COLUMNS = (
     *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
     *("file_name", "audio_file"),
 )
-TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt")
+TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt", "wrd")
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
 # Of a part of a file, in seconds: its start and its length, or its start and its end.
 OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"
 START_COLUMN, END_COLUMN = "start", "end"
+STOP_COLUMN = "stop"  # of SpeechBrain: with it, the start and the end are counted in samples
 INVALID_PART = "invalid times of a part"  # reason
 CHANNEL_COLUMNS = ("channel", "channel_selector")
 INVALID_CHANNEL = "invalid channel"  # reason
 CHANNEL_LETTERS = {"A": 0, "B": 1}  # of Kaldi
 CHANNEL = r"^\s*[\[(AB\d-][AB\d\s,.\])-]*$"  # a channel or several; other columns are data
 MAX_CHANNEL_DIGITS = 3
+DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
@@ -90,11 +94,13 @@ class TableOptions:
     text_column: str | Literal[False] | None = None  # False: there are no transcripts
     language: str = ""  # spoken in the clips, "" if unknown; fills the column ``language``
     encoding: str | None = None  # of text; None: UTF-8, or UTF-16 with a byte order mark
+    data_root: str | None = None  # what stands for $data_root in paths
 
     @classmethod
     def from_knobs(cls, knobs: Mapping[str, Any], language: str = "") -> Self:
         names = ("path_column", "text_column", "encoding")
-        return cls(**{name: knobs.get(name) for name in names}, language=language)
+        options = {name: knobs.get(name) for name in names}
+        return cls(**options, language=language, data_root=knobs.get("data_folder"))
 
     @property
     def usual(self) -> Self:
@@ -149,10 +155,13 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
             number, first = next(filled, (0, ""))
             if not first:
                 raise DataError(f"{file} is empty. Write one row for each clip.")
+            id = first.partition("|")[0]
+            if id != first and (file.parent / "wavs" / f"{id}.wav").is_file():
+                return _read_ljspeech(file, encoding, first, number)
             if first.lstrip()[0] not in "[{":
-                return _Delimited(file, encoding, first.rstrip("\n"), number).read()
+                return _Delimited(file, encoding, first.rstrip("\r\n"), number).read()
             lines.seek(0)
-            table = join_tables(read_objects(file, lines), file)
+            table = _read_document(file, lines) or join_tables(read_objects(file, lines), file)
     except UnicodeError as error:
         raise _wrong_encoding(file, encoding) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -166,6 +175,45 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
             f"an object ({fault}). Correct it."
         )
     return table
+
+
+def _read_document(file: Path, lines: TextIO) -> Table | None:
+    """Read a file that is one value of JSON; return None for JSON Lines, and rewind them.
+
+    The value is a list of objects, or an object of objects by their ids, as SpeechBrain writes it.
+    """
+    filled = (line.strip() for line in lines if line.strip())
+    first, second = next(filled, ""), next(filled, "")
+    is_lines = first.endswith("}") and second.startswith("{")
+    lines.seek(0)
+    document = None
+    if not is_lines:
+        with suppress(ValueError):
+            document = json.load(lines)
+    lines.seek(0)
+    if isinstance(document, dict) and all(isinstance(row, dict) for row in document.values()):
+        document = [{ID_COLUMNS[0]: id, **row} for id, row in document.items()]
+    if not document or not isinstance(document, list):
+        return None
+    rows = (json.dumps(_flatten_part(row)) for row in document)
+    return join_tables(read_objects(file, rows), file)
+
+
+def _flatten_part(row: Any) -> Any:
+    """Return the columns of a row whose path has a start and a stop beside it, as one value."""
+    for name, value in row.items() if isinstance(row, dict) else ():
+        if name.lower() in PATH_COLUMNS and isinstance(value, dict) and "file" in value:
+            return {**row, **value, name: value["file"]}
+    return row
+
+
+def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
+    """Read lines "ID|TEXT", or "ID|WRITTEN|TEXT", with the audio in wavs/ID.wav."""
+    header = "path|written|sentence" if first.count("|") > 1 else "path|sentence"
+    table = _Delimited(file, encoding, header, number - 1, is_quoted=False).read()
+    ids = table.rows["path"]
+    paths = pc.binary_join_element_wise("wavs/", ids, ".wav", "")
+    return replace(table, rows=table.rows.set_column(0, "path", paths))
 
 
 def _open_text(file: Path, encoding: str) -> Any:
@@ -193,14 +241,16 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
 
 
 class _Delimited:
-    """A table with a delimiter, whose header is ``first``, on line ``header``."""
+    """A table with a delimiter, whose header is ``first``, on line ``header``; 0 for none."""
 
-    def __init__(self, file: Path, encoding: str, first: str, header: int) -> None:
+    def __init__(
+        self, file: Path, encoding: str, first: str, header: int, *, is_quoted: bool = True
+    ) -> None:
         self._file = file
         self._encoding = encoding
         self._header = header
         self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        self._is_quoted = self._delimiter != "\t"
+        self._is_quoted = is_quoted and self._delimiter != "\t"
         fields = first.split(self._delimiter)
         if self._is_quoted:
             (fields,) = csv.reader([first], delimiter=self._delimiter)
@@ -412,8 +462,9 @@ def find_part_columns(columns: Sequence[str]) -> tuple[str, str, str]:
     lower = {column.lower(): column for column in columns}
     if OFFSET_COLUMN in lower:
         return lower[OFFSET_COLUMN], lower.get(LENGTH_COLUMN, ""), ""
-    if START_COLUMN in lower and END_COLUMN in lower:
-        return lower[START_COLUMN], "", lower[END_COLUMN]
+    for end in (END_COLUMN, STOP_COLUMN):
+        if START_COLUMN in lower and end in lower:
+            return lower[START_COLUMN], "", lower[end]
     return "", "", ""
 
 
@@ -456,9 +507,10 @@ def _find_clips(
     paths: list[bytes] = []
     parts: list[AudioPart] = []
     fields = (read_text_column(table, column) for column in columns)
+    parse = _parse_samples if columns[4].lower() == STOP_COLUMN else parse_part
     for index, (name, id, *position) in enumerate(zip(*fields, strict=True)):
         file = find_audio(name.strip())
-        part = parse_part(file, *position) if isinstance(file, str) else file
+        part = parse(file, *position) if isinstance(file, str) else file
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -498,6 +550,23 @@ def parse_part(path: str, start: str, length: str, end: str, channel: str) -> Au
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
 
 
+def _parse_samples(path: str, start: str, _: str, stop: str, channel: str) -> AudioPart | Excluded:
+    """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
+    try:
+        rate = _rate_of(path) if start.strip() else 1
+        times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
+    except AudioError as error:
+        return Excluded("", error.reason, str(error))
+    except ValueError as error:
+        return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
+    return parse_part(path, times[0], "", times[1], channel)
+
+
+@lru_cache(maxsize=1 << 16)
+def _rate_of(path: str) -> int:
+    return file_rate(path)
+
+
 def parse_channel(text: str) -> int | Excluded | None:
     """Return a channel: a number from 0, or Kaldi's A or B; None if the text is empty."""
     text = text.strip()
@@ -530,15 +599,23 @@ def read_text_column(table: Table, name: str) -> list[str]:
     return to_texts(table.rows[name].fill_null(""))
 
 
-def locate(folder: Path, name: str) -> str | Excluded:
+def locate(folder: Path, name: str, data_root: str | None = None) -> str | Excluded:
     """Return the path of a file that a manifest in ``folder`` names."""
     name = name.removeprefix("file://")
+    if name.startswith(DATA_ROOT):
+        if data_root is None:
+            return Excluded("", f"no {DATA_ROOT}", f"{name}: pass --data_folder=FOLDER")
+        name = str(Path(data_root).absolute()) + name.removeprefix(DATA_ROOT)
     if not name:
         return Excluded("", "no path", "the field of the path is empty")
     if "://" in name:
         return Excluded("", "not a file on this machine", name)
     if name.startswith("~/"):
         return str(Path(name).expanduser())
+    if "\\" in name and not Path(folder, name).exists():
+        return Excluded("", "a path of Windows", f"{name} has backslashes. Write slashes.")
+    while name.startswith("./"):
+        name = name.removeprefix("./")
     return name if name.startswith("/") else f"{folder}/{name}"
 
 

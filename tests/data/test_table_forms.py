@@ -8,10 +8,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import soundfile
 
 from recipes.OwnData import corpus as own_data
+from sbkit.audio.io import AudioPart
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
 
@@ -172,3 +175,72 @@ def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
     assert read(file, encoding="cp1251").sentences == ["Привет, как дела"] * 5
     with pytest.raises(SbkitError, match="`encoding`: unknown encoding: klingon"):
         read(file, encoding="klingon")
+
+
+LJSPEECH = 'LJ1|In 1450|in fourteen fifty\nLJ2|"Oh|"oh\nLJ3|say "so"|say "so"\n'
+
+
+def test_ljspeech_has_no_header_and_no_quotes(tmp_path: Path) -> None:
+    (tmp_path / "wavs").mkdir()
+    (tmp_path / "wavs/LJ1.wav").touch()
+    file = tmp_path / "metadata.csv"
+    file.write_text(LJSPEECH)
+    for source in (file, tmp_path):
+        manifest = read(source)
+        assert manifest.sentences == ["in fourteen fifty", '"oh', 'say "so"']
+        assert [clip.path for clip in manifest] == [tmp_path / f"wavs/LJ{n}.wav" for n in (1, 2, 3)]
+    file.write_text("\n".join(line.rpartition("|")[0] for line in LJSPEECH.splitlines()))
+    assert read(file).sentences == ["In 1450", '"Oh', 'say "so"']
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_folder_of_clips_has_a_table(name: str, tmp_path: Path) -> None:
+    table = "file_name,transcription\na/x.mp3,hi\n"
+    if name.endswith("jsonl"):
+        table = '{"file_name": "a/x.mp3", "transcription": "hi"}'
+    (tmp_path / name).write_text(table)
+    (clip,) = read(tmp_path)
+    assert (clip.path, clip.sentence) == (tmp_path / "a/x.mp3", "hi")
+
+
+def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
+    """`start` and `stop` count samples of the file; `$data_root` is the key `data_folder`."""
+    soundfile.write(tmp_path / "talk.wav", np.zeros(80_000, np.int16), 8000)
+    header = "ID,duration,wav,start,stop,spk_id,wrd"
+    rows = ["u1,1.0,$data_root/talk.wav,4000,12000,ann,HI", "u2,1.0,$data_root/yo.wav,,,bob,YO"]
+    (tmp_path / "a.csv").write_text("\n".join([header, *rows]))
+    part = {"file": "$data_root/talk.wav", "start": 4000, "stop": 12000}
+    document = {
+        "u1": {"wav": part, "duration": 1.0, "spk_id": "ann", "wrd": "HI"},
+        "u2": {"wav": "$data_root/yo.wav", "duration": 1.0, "spk_id": "bob", "wrd": "YO"},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document, indent=2))
+    for name in ("a.csv", "a.json"):
+        manifest = read(tmp_path / name, data_folder=str(tmp_path))
+        assert manifest.ids == ["u1", "u2"]
+        assert [*manifest.parts] == [
+            AudioPart(str(tmp_path / "talk.wav"), 500_000, 1_500_000),
+            AudioPart(str(tmp_path / "yo.wav")),
+        ]
+        assert [clip.columns["speaker"] for clip in manifest] == ["ann", "bob"]
+        assert [row.reason for row in read(tmp_path / name).excluded] == ["no $data_root"] * 2
+    (tmp_path / "b.csv").write_text("path,text\na.wav,hi\n")
+    with pytest.raises(SbkitError, match=r"no path of .*b.csv begins with it"):
+        read(tmp_path / "b.csv", data_folder=str(tmp_path))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_may_be_one_list(indent: int | None, tmp_path: Path) -> None:
+    rows = [{"path": f"{n}.wav", "text": f"number {n}", "tags": {"a": n}} for n in range(3)]
+    for values in (rows, rows[:1]):
+        (tmp_path / "a.json").write_text(json.dumps(values, indent=indent))
+        assert read(tmp_path / "a.json").sentences == [row["text"] for row in values]
+    (tmp_path / "a.json").write_text(json.dumps(rows[0]))
+    assert read(tmp_path / "a.json").sentences == ["number 0"]
+
+
+def test_paths_of_other_systems_are_one_file_or_named(tmp_path: Path) -> None:
+    rows = ["path,text", "./a.wav,hi", "a.wav,ho", "b\\c.wav,yo"]
+    (tmp_path / "a.csv").write_text("\n".join(rows))
+    reasons = [row.reason for row in read(tmp_path / "a.csv").excluded]
+    assert sorted(reasons) == ["a path of Windows", "clip listed twice"]

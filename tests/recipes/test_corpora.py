@@ -55,7 +55,6 @@ def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
         ({"data_folder": "FOLDER/none"}, "is not a folder"),
         ({"data_folder": __file__}, "is not a folder"),
         ({"data_folder": "http://127.0.0.1:1/shards"}, "cannot be reached"),
-        ({"data_folder": "FOLDER", "manifest": {"train": "a"}}, "are both set"),
         ({"corpus": "recipes.nothing"}, "cannot be imported"),
         ({"corpus": "json"}, "has no function splits and no read"),
     ],
