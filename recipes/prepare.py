@@ -47,8 +47,9 @@ from sbkit.data.splits import (
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.text.languages import check_language
-from sbkit.text.normalization import normalize, text_table
-from sbkit.text.tags import check_tag_names, normalize_around_tags
+from sbkit.text.normalization import text_table
+from sbkit.text.tags import check_tag_names
+from sbkit.text.transcripts import transcript_normalizer
 
 logger = logging.getLogger(__name__)
 
@@ -147,12 +148,8 @@ def prepare_transcripts(knobs: KnobValues) -> Splits:
             split has another locale.
     """
     table = text_table(check_language(knobs["language"]), knobs.get("text"))
-    normalize_words = partial(normalize, language="", table=table)
     tags = check_tag_names(knobs.get("keep_tags"))
-    return _prepare(
-        knobs,
-        normalize=partial(normalize_around_tags, normalize=normalize_words, kept_names=tags),
-    )
+    return _prepare(knobs, normalize=transcript_normalizer(table, tags))
 
 
 def prepare_audio(knobs: KnobValues) -> Splits:

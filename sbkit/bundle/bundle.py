@@ -43,9 +43,9 @@ from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Labels, Task, load_task
-from sbkit.text.normalization import Orthography, normalize, text_table
-from sbkit.text.tags import normalize_around_tags
+from sbkit.text.normalization import Orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
+from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.word import Word
 
 logger = logging.getLogger(__name__)
@@ -233,9 +233,7 @@ class Bundle:
 
     def normalizer(self) -> Callable[[str], str]:
         """Return the text normalization that the training transcripts went through."""
-        normalize_words = partial(normalize, language="", table=self.config.text_table)
-        tags = self.tokenizer.tags
-        return partial(normalize_around_tags, normalize=normalize_words, kept_names=tags)
+        return transcript_normalizer(self.config.text_table, self.tokenizer.tags)
 
     @property
     def blank(self) -> int:

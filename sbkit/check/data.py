@@ -32,6 +32,7 @@ from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.normalization import languages_with
+from sbkit.text.verbalize import languages_with_numbers
 
 TRAIN = "train"
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
@@ -45,6 +46,7 @@ MAX_SAMPLED_CLIPS = 500  # evenly spread over a split; their audio is read
 # have few accents), 0.54 % in Italian, 3.55 % in French, and none in English.
 MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
+MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
 MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
@@ -299,6 +301,30 @@ def check_channels(planned: PlannedRun) -> Iterator[Finding]:
             fix="Add a column `channel` to the tables, with the channel of the clip's speaker, "
             "counted from 0.",
         )
+
+
+def check_numbers(planned: PlannedRun) -> Iterator[Finding]:
+    """Find transcripts with digits, which a model can only guess from what it hears."""
+    rows_by_split = {}
+    example = ""
+    for name, split in planned.prepare_splits().named().items():
+        if "sentence" not in split.column_names or planned.knobs.get("text") is None:
+            return
+        texts = read_column(split, "text")
+        rows = np.flatnonzero([any(map(str.isdecimal, text)) for text in texts])
+        if len(rows) and not example:
+            (sentence,) = read_column(split.select(rows[:1]), "sentence")
+            text = texts[rows[0]][:MAX_SHOWN_TEXT]
+            example = f"{sentence[:MAX_SHOWN_TEXT]!r} is trained as {text!r}"
+        rows_by_split[name] = rows
+    yield from _finding_of_rows(
+        planned,
+        rows_by_split,
+        problem=f"Transcripts have digits ({example})",
+        fix="Write numbers as they are spoken, or pass --text='{numbers: spell}', which reads "
+        f"{', '.join(languages_with_numbers())}.",
+        key="text",
+    )
 
 
 def check_silence(planned: PlannedRun) -> Iterator[Finding]:

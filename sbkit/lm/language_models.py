@@ -42,6 +42,7 @@ from sbkit.text.normalization import (
     table_to_store,
 )
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer
+from sbkit.text.transcripts import transcript_normalizer
 
 WORDS, TOKENS = "words", "tokens"
 MAX_FILE_BYTES = 1 << 33
@@ -371,7 +372,7 @@ def read_sentences(files: Iterable[Path], table: Orthography) -> Iterator[str]:
                         "sentence on each line."
                     )
                 lines = (row[SENTENCE_COLUMN] or "" for row in rows)
-            yield from filter(None, (normalize(line, "", table) for line in lines))
+            yield from filter(None, map(transcript_normalizer(table), lines))
         except (UnicodeDecodeError, csv.Error) as error:
             raise DataError(
                 f"{SUBJECT} must be UTF-8, and a table well-formed, but {file} is not ({error})."

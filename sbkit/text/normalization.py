@@ -40,6 +40,7 @@ class Orthography:
     spaces: bool = True
     keep_case: bool = False
     punctuation: str = ""  # the marks that are kept
+    numbers: str = ""  # the language in which digits become words; "" keeps digits
 
     @property
     def is_plain(self) -> bool:
@@ -86,7 +87,8 @@ _UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'"))
 _WORD_MARKS = f"{_APOSTROPHES}'\"·{_GERESH}{_GERSHAYIM}"
 _OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
 CASES = ("lower", "keep")  # the values of `text.case`
-TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"]}'
+NUMBERS = ("keep", "spell")  # the values of `text.numbers`
+TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
 # Plain letters for letters that have no Unicode decomposition.
 _BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
 _BASE_LETTERS |= {"þ": "th", "ħ": "h", _DOTLESS_I: "i"}
@@ -137,14 +139,17 @@ def text_table(language: str, settings: object = None) -> Orthography:
     Raises ConfigError for settings that are not of the form `TEXT_EXAMPLE`.
     """
     settings = {} if settings is None else settings
-    if not isinstance(settings, Mapping) or {*settings} - {"case", "punctuation"}:
+    if not isinstance(settings, Mapping) or {*settings} - {"case", "punctuation", "numbers"}:
         raise ConfigError(
-            f"`text` must be a mapping of case and punctuation, such as {TEXT_EXAMPLE}, but is "
-            f"{settings!r}."
+            "`text` must be a mapping of case, punctuation and numbers, such as "
+            f"{TEXT_EXAMPLE}, but is {settings!r}."
         )
     case = settings.get("case", CASES[0])
     if case not in CASES:
         raise ConfigError(f"`text.case` must be {' or '.join(CASES)}, but is {case!r}.")
+    numbers = settings.get("numbers", NUMBERS[0])
+    if numbers not in NUMBERS:
+        raise ConfigError(f"`text.numbers` must be {' or '.join(NUMBERS)}, but is {numbers!r}.")
     marks = settings.get("punctuation") or []
     if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
         raise ConfigError(
@@ -156,8 +161,12 @@ def text_table(language: str, settings: object = None) -> Orthography:
                 "`text.punctuation` lists single punctuation marks that do not belong to words, "
                 f'such as [".", ","], but has {mark!r}. Leave it out.'
             )
-    keep_case = case == "keep"
-    return replace(orthography(language), keep_case=keep_case, punctuation="".join(marks))
+    return replace(
+        orthography(language),
+        keep_case=case == "keep",
+        punctuation="".join(marks),
+        numbers=primary_language(language) if numbers == "spell" else "",
+    )
 
 
 def is_mark(char: str) -> bool:
@@ -178,7 +187,14 @@ def table_from_stored(stored: Any) -> tuple[int, Orthography]:
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
     version = stored["version"]
     rewrite = {**table.rewrite}  # raises TypeError unless it is a mapping
-    texts = [table.letters, table.joiners, table.punctuation, *rewrite.keys(), *rewrite.values()]
+    texts = [
+        table.letters,
+        table.joiners,
+        table.punctuation,
+        table.numbers,
+        *rewrite.keys(),
+        *rewrite.values(),
+    ]
     are_texts = all(isinstance(text, str) for text in texts)
     are_flags = all(isinstance(flag, bool) for flag in (table.spaces, table.keep_case))
     if type(version) is not int or not are_flags or not are_texts:
@@ -214,6 +230,8 @@ def describe_normalizer(language: str, table: Orthography | None = None) -> str:
     name = code if code in ORTHOGRAPHIES else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
     line = f"text table of {name}: {case}, the letters {table.letters or 'of every script'}"
+    if table.numbers:
+        line += ", numbers as words"
     if table.punctuation:
         line += f", the marks {' '.join(table.punctuation)}"
     if not separates_words(language):

@@ -202,6 +202,11 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
     return reader.pattern.sub(read, text)
 
 
+def languages_with_numbers() -> list[str]:
+    """Return the languages whose numbers, money, dates and times are read in full."""
+    return [*tomllib.loads(files("sbkit.text").joinpath("verbalize.toml").read_text("utf-8"))]
+
+
 @cache
 def spoken_words(language: str) -> Mapping[str, Any]:
     """Return the table of a language in `verbalize.toml`, or an empty one."""

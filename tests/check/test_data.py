@@ -14,6 +14,7 @@ from sbkit.check.data import (
     check_channels,
     check_data,
     check_labels,
+    check_numbers,
     check_silence,
     read_all_transcripts,
 )
@@ -51,6 +52,22 @@ def planned_on(splits: Splits, run: Path) -> PlannedRun:
     recipe = replace(ASR, prepare_splits=lambda knobs: splits)
     knobs = {"output_folder": str(run), "d_model": 16, "d_ffn": 16, "nhead": 2}
     return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
+
+
+def test_digits_in_transcripts_are_noted_once(tmp_path: Path) -> None:
+    splits = splits_of("ann", "bob", "cy")
+    texts = ["3 50 euro", "no digits", "also 12"]
+    rows = [
+        spoken(f"train{n}", text, sentence="3,50 Euro", divisor=4) for n, text in enumerate(texts)
+    ]
+    with planned_on(replace(splits, train=make_store(rows)), tmp_path) as planned:
+        (finding,) = check_planned_run(planned, (check_numbers,))
+    assert not finding.stops
+    assert finding.problem == (
+        "Transcripts have digits ('3,50 Euro' is trained as '3 50 euro'): 2 of 3 in train (train0, "
+        "train2)"
+    )
+    assert "--text='{numbers: spell}', which reads en, " in finding.fix
 
 
 @pytest.fixture

@@ -92,8 +92,11 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("keep", "`text` must be a mapping of case and punctuation, such as .*, but is 'keep'"),
-        ({"caps": "keep"}, "`text` must be a mapping of case and punctuation"),
+        (
+            "keep",
+            "`text` must be a mapping of case, punctuation and numbers, such as .*, but is 'keep'",
+        ),
+        ({"caps": "keep"}, "`text` must be a mapping of case, punctuation and numbers"),
         ({"case": "upper"}, "`text.case` must be lower or keep, but is 'upper'"),
         ({"punctuation": ".,"}, "`text.punctuation` must be a list of marks, .* but is '.,'"),
         ({"punctuation": [1]}, "must be a list of marks"),
