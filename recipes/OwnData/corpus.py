@@ -32,7 +32,7 @@ from sbkit.text.languages import single_language_tag
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
 ROLE_OF |= {"training": "train", "validation": "valid"}
-ALL = "all"  # the key of a table with the rows of all splits
+ALL_SPLITS = "all"  # the key of a table with the rows of all splits
 SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
 
@@ -48,7 +48,7 @@ class SplitSources(NamedTuple):
 def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-    if ALL in (knobs["manifest"] or ()):
+    if ALL_SPLITS in (knobs["manifest"] or ()):
         for split in dict.fromkeys(_read_all(knobs)[1]):
             splits_by_role[_role_of_key(split)].append(split)
         return splits_by_role
@@ -62,7 +62,7 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
 
 def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     """Read the files of one split as one manifest, or return its table folders."""
-    if ALL in (knobs["manifest"] or ()):
+    if ALL_SPLITS in (knobs["manifest"] or ()):
         manifest, split_of_row = _read_all(knobs)
         excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
         rows = np.flatnonzero(np.array(split_of_row) == split)
@@ -72,14 +72,16 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
 
 def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
     """Return the rows of all splits, and the split of each: that of its column or its speaker."""
-    if {*knobs["manifest"]} != {ALL}:
-        raise ConfigError(f"`manifest` has `{ALL}` and other keys. Take one of them out. {EXAMPLE}")
-    (sources,) = _parse_manifest({"train": knobs["manifest"][ALL]}).values()
+    if {*knobs["manifest"]} != {ALL_SPLITS}:
+        raise ConfigError(
+            f"`manifest` has `{ALL_SPLITS}` and other keys. Take one of them out. {EXAMPLE}"
+        )
+    (sources,) = _parse_manifest({"train": knobs["manifest"][ALL_SPLITS]}).values()
     manifest = _read_sources(knobs, sources)
     if isinstance(manifest, TableFolders):
         raise DataError(
-            f"`manifest.{ALL}` is a table folder, a tar or a URL, which cannot be split. Write one "
-            "for each split, and name those."
+            f"`manifest.{ALL_SPLITS}` is a table folder, a tar or a URL, which cannot be split. "
+            "Write one for each split, and name those."
         )
     names = manifest.rows.column_names
     column = find_column(names, None, ("split",))

@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Mapping
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.data.tables import RELEASE_SPLITS
 
-DEALT_SPLITS = ("train", "dev", "test")
 DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
 
@@ -14,7 +14,7 @@ def check_shares(shares: object) -> dict[str, float]:
     shares = DEFAULT_SHARES if shares is None else shares
     if (
         not isinstance(shares, Mapping)
-        or not {*shares} <= {*DEALT_SPLITS[1:]}
+        or not {*shares} <= {*RELEASE_SPLITS[1:]}
         or not all(type(share) in (int, float) and 0 < share < 1 for share in shares.values())
         or not 0 < sum(shares.values()) < 1
     ):
@@ -45,7 +45,7 @@ def deal_speakers(
             "splits. Write the splits into its column `split`."
         )
     total = sum(counts.values())
-    split_of = dict.fromkeys(counts, DEALT_SPLITS[0])
+    split_of = dict.fromkeys(counts, RELEASE_SPLITS[0])
     start = 0.0
     for split, share in shares.items():
         chosen = [
@@ -54,7 +54,7 @@ def deal_speakers(
             if start <= _position(speaker) < start + share and count <= share * total
         ]
         if fill and not chosen:
-            undealt = [speaker for speaker in counts if split_of[speaker] == DEALT_SPLITS[0]]
+            undealt = [speaker for speaker in counts if split_of[speaker] == RELEASE_SPLITS[0]]
             chosen = [min(undealt, key=lambda speaker: (counts[speaker], _position(speaker)))]
         split_of |= dict.fromkeys(chosen, split)
         start += share

@@ -70,12 +70,15 @@ def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -
     lhotse = _import_lhotse()
     recording_set = lhotse.RecordingSet.from_file(recordings)
     supervision_set = lhotse.SupervisionSet.from_file(supervisions)
-    known = {recording.id for recording in recording_set}
-    lost = [supervision for supervision in supervision_set if supervision.recording_id not in known]
     cuts = lhotse.CutSet.from_manifests(recording_set, supervision_set)
     table = join_tables(_read_batches(iter(cuts), recordings, options, MANIFEST_ROWS), recordings)
+    known_ids = {recording.id for recording in recording_set}
     detail = f"{recordings.name} has no recording of it"
-    missing = [Excluded(supervision.id, "no audio file", detail) for supervision in lost]
+    missing = [
+        Excluded(supervision.id, "no audio file", detail)
+        for supervision in supervision_set
+        if supervision.recording_id not in known_ids
+    ]
     return replace(table, excluded=[*table.excluded, *missing])
 
 

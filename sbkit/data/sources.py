@@ -119,8 +119,8 @@ def _without_cut_parts(manifest: Manifest, source: Path) -> Manifest:
         return manifest
     logger.info(f"{source}: each file lasts as long as its part, so the files are read whole.")
     rows = manifest.rows
-    whole = part_columns(part._replace(start=0, end=None) for part in manifest.parts)
-    for name, column in whole.items():
+    positions = part_columns(part._replace(start=0, end=None) for part in manifest.parts)
+    for name, column in positions.items():
         rows = rows.set_column(rows.schema.get_field_index(name), name, column)
     return replace(manifest, rows=rows)
 
@@ -191,13 +191,13 @@ def _to_table(
     if options.text_column is not False:
         text_column = find_column(names, options.text_column, TEXT_COLUMNS)
     columns: dict[str, pa.Array] = {}
-    others: dict[str, tuple[int, object]] = {}
+    other_values: dict[str, tuple[int, object]] = {}
     for name in names:
         values = rows[name].to_pylist()
         if name == text_column:
             for row, value in enumerate(values, start=first_row):
                 if not (isinstance(value, str | bytes) or is_missing(value)):
-                    others.setdefault(name, (row, value))
+                    other_values.setdefault(name, (row, value))
         try:
             if name == audio_column:
                 texts = [_to_path(value, write_audio) for value in values]
@@ -212,7 +212,7 @@ def _to_table(
             continue  # a column of other data, such as pictures, is left out
         columns[name] = pa.array(texts, "string")
     lines = range(first_row, first_row + len(rows))
-    return Table(file, pa.table(columns), lines, other_values=others)
+    return Table(file, pa.table(columns), lines, other_values=other_values)
 
 
 def _to_path(value: object, write_audio: WriteAudio) -> str:

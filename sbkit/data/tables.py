@@ -272,7 +272,8 @@ class _Delimited:
         except pa.ArrowInvalid as error:
             if "UTF8" in str(error):
                 raise _wrong_encoding(self._file, self._encoding) from error
-            self._check_quotes()
+            if self._is_quoted:
+                self._check_quotes()
             raise DataError(
                 f"{self._file} cannot be read as a table: {error}. Correct it."
             ) from error
@@ -364,13 +365,15 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
     """Read JSON Lines in batches: an object on each line, whose values become text."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     while batch := list(islice(numbered, batch_rows)):
-        others: dict[str, tuple[int, object]] = {}
-        rows = [(number, _parse_object(number, line, others)) for number, line in batch]
-        yield replace(collect_rows(file, rows), other_values=others)
+        other_values: dict[str, tuple[int, object]] = {}
+        rows = [(number, _parse_object(number, line, other_values)) for number, line in batch]
+        yield replace(collect_rows(file, rows), other_values=other_values)
 
 
-def _parse_object(number: int, line: str, others: dict[str, tuple[int, object]]) -> Row | Excluded:
-    """Return the values of an object as text; add those that are no texts to ``others``."""
+def _parse_object(
+    number: int, line: str, other_values: dict[str, tuple[int, object]]
+) -> Row | Excluded:
+    """Return the values of an object as text; add those that are no texts to ``other_values``."""
     try:
         values = json.loads(line)
         if not isinstance(values, dict) or not values:
@@ -379,7 +382,7 @@ def _parse_object(number: int, line: str, others: dict[str, tuple[int, object]])
         return Excluded("", "not a JSON object", str(error))
     for name, value in values.items():
         if not (isinstance(value, str) or is_missing(value)):
-            others.setdefault(name.strip(), (number, value))
+            other_values.setdefault(name.strip(), (number, value))
     return {name.strip(): to_text(value) for name, value in values.items()}
 
 
