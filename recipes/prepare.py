@@ -61,9 +61,10 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    **dict.fromkeys(("corpus", "path_column", "encoding"), Text()),
+    **dict.fromkeys(("corpus", "encoding"), Text()),
     "data_folder": Text(or_list=True),
-    "text_column": Text(or_false=True),
+    "path_column": Text(or_mapping=True),
+    "text_column": Text(or_false=True, or_mapping=True),
 }
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.messages import listed
 from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.dealing import check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
@@ -26,7 +27,7 @@ from sbkit.data.sources import (
     list_tables,
     read_manifests,
 )
-from sbkit.data.tables import TableOptions, find_column
+from sbkit.data.tables import COLUMN_KEYS, TableOptions, find_column, is_named
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
 
@@ -47,6 +48,7 @@ class SplitSources(NamedTuple):
 
 def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     """Return the splits of each role, as in ``manifest``."""
+    _check_columns(knobs)
     splits_by_role: dict[str, list[str]] = {role: [] for role in ROLES}
     if ALL_SPLITS in (knobs["manifest"] or ()):
         for split in dict.fromkeys(_read_all(knobs)[1]):
@@ -58,6 +60,24 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
         if not knobs.get("splits") and not splits_by_role[role]:
             raise ConfigError(f"`manifest` has no files for {key}. Add --manifest {key}=FILE.")
     return splits_by_role
+
+
+def _check_columns(knobs: KnobValues) -> None:
+    """Check that the keys which map tables to columns name sources of ``manifest``."""
+    mappings = {key: knobs[key] for key in COLUMN_KEYS if isinstance(knobs.get(key), Mapping)}
+    if not mappings:
+        return
+    manifest = knobs["manifest"]
+    if ALL_SPLITS in manifest:
+        manifest = {"train": manifest[ALL_SPLITS]}
+    sources = [source for split in _parse_manifest(manifest).values() for source in split.sources]
+    for column, mapping in mappings.items():
+        for table in mapping:
+            if not any(is_named(source, table) for source in sources):
+                raise ConfigError(
+                    f"`{column}` names the table {table}, but `manifest` has {listed(sources)}. "
+                    "Correct the name."
+                )
 
 
 def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
@@ -115,10 +135,11 @@ def _read_sources(knobs: KnobValues, split_sources: SplitSources) -> Manifest | 
     for source in sources:
         if "://" not in source and not Path(source).exists():
             raise ConfigError(f"`{key}`: {source} does not exist. Check its path.")
-    options = TableOptions.from_knobs(knobs, single_language_tag(knobs["language"]))
+    language = single_language_tag(knobs["language"])
+    options = [TableOptions.from_knobs(knobs, language, source) for source in sources]
     table_folders = [source for source in sources if _is_table_folder(source)]
     if not table_folders:
-        return read_manifests([Path(source) for source in sources], options)
+        return read_manifests([*zip(map(Path, sources), options, strict=True)])
     other_sources = [source for source in sources if source not in table_folders]
     if other_sources:
         raise DataError(
@@ -135,7 +156,12 @@ def _read_sources(knobs: KnobValues, split_sources: SplitSources) -> Manifest | 
                 "Correct the address, check that it can be reached, or name each file."
             )
         files += tables
-    return TableFolders(tuple(files), options)
+    if len({*options}) > 1:
+        raise ConfigError(
+            f"`{key}` joins table folders, tars or URLs, but their columns have other names "
+            f"({' or '.join(COLUMN_KEYS)}). Make two splits of them."
+        )
+    return TableFolders(tuple(files), options[0])
 
 
 def _is_table_folder(source: str) -> bool:

@@ -16,6 +16,7 @@ from sbkit.bundle.bundle import text_table_of
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
+from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, count_characters, read_column, read_texts, read_transcripts
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
@@ -27,7 +28,6 @@ from sbkit.lm.language_models import (
     LmText,
     ensure_language_models,
     load_language_models,
-    read_sentences,
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
@@ -157,14 +157,16 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     lm_text = LmText.from_knob(knobs.get("lm_text"))
     table = text_table(knobs["language"], knobs.get("text"))
     for text in lm_text.texts:
-        next(read_sentences([text], table), None)  # raises an error if it is no text
+        next(read_sentences([text], table, knobs), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
     fingerprints = [key for name, key in splits.fingerprints.items() if name not in evaluated]
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
 
     def texts() -> Iterable[str]:
         files = lm_text.texts
-        return read_sentences(files, table) if files else read_column(splits.train, "text")
+        if files:
+            return read_sentences(files, table, knobs)
+        return read_column(splits.train, "text")
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(

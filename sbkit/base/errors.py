@@ -16,7 +16,13 @@ class SbkitError(Exception):
 
     A command prints the message without a traceback and exits with code 2. Control characters are
     escaped: a quoted name with an escape sequence could clear the screen.
+
+    where: the file, or FILE:LINE, in which to correct it, if the error names no key of a YAML.
     """
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -6,6 +6,7 @@ A file is complete even after a kill or a power cut: it is written under another
 import errno
 import fcntl
 import glob
+import gzip
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -227,15 +229,15 @@ def read_text_lines(path: Path, *, max_bytes: int, subject: str) -> list[str]:
 
 
 def iter_raw_lines(path: Path, *, subject: str) -> Iterator[bytes]:
-    """Yield the lines of a file, with their ends.
+    """Yield the lines of a file, with their ends; a file named .gz is decompressed.
 
     Raises SbkitError, which begins with ``subject``, if the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield from file
-    except OSError as error:
-        raise _unreadable(subject, path, error.strerror) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(subject, path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _unreadable(subject: str, path: Path, reason: str | None) -> SbkitError:

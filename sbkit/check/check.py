@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import plural
 from sbkit.check import cost, data, dry_run, learn, ownership, settings
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
@@ -124,11 +124,16 @@ def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
-    """Turn an error into a finding: at the line that it names, else at the first key it quotes."""
+    """Turn an error into a finding at its place.
+
+    That is the line of a YAML, the file or the first key that the error names. An error of the data
+    without any is at the key of the data.
+    """
     message = str(error).replace(str(planned.folder), str(planned.run_folder))
     line = FILE_AND_LINE.search(message)
     places = _places_of_keys(error, planned)
-    where = line[0] if line else next(iter(places), planned.place())
+    declared = planned.place(*(["data_folder"] if isinstance(error, DataError) else []))
+    where = line[0] if line else next(iter(places), error.where or declared)
     return Finding(check=check, where=where, problem=message.rstrip("."))
 
 

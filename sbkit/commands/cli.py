@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from sbkit.base.allocator import keep_freed_memory
-from sbkit.base.errors import FAILED, ConfigError, SbkitError
+from sbkit.base.errors import FAILED, ConfigError, DataError, SbkitError
 from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.process import run_main
@@ -183,6 +183,12 @@ def _quiet(add: Add) -> None:
     add("--quiet", action="store_true", help="show no progress")
 
 
+def _tables(add: Add) -> None:
+    add("--path-column", metavar="COLUMN", help="the audio files of the tables")
+    add("--text-column", metavar="COLUMN", help="the transcripts")
+    add("--encoding", metavar="NAME", help="of the tables, such as cp1252 (default: UTF-8)")
+
+
 def _part(add: Add) -> None:
     part = "do only the K-th of N equal parts, in an array of jobs"
     add("--part", metavar="K/N", type=parse_part, help=part)
@@ -302,7 +308,7 @@ def _add_training_commands(add_command: AddCommand) -> None:
 
 def _add_decoder_commands(add_command: AddCommand) -> None:
     tune = "fit another decoder to a validation set, and keep the better one"
-    add = add_command("tune", _imported("tune.tune"), tune, _import)
+    add = add_command("tune", _imported("tune.tune"), tune, _tables, _import)
     add("model", metavar="RUN|BUNDLE", type=Path, help="a run folder or a bundle")
     lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
     add("--lm-text", metavar="TEXT|ARPA", help=lm_text)
@@ -326,7 +332,8 @@ def _add_decoder_commands(add_command: AddCommand) -> None:
 
 def _add_scoring_commands(add_command: AddCommand) -> None:
     score = "score a model on your data, without training"
-    add = add_command("score", _imported("score.score"), score, _decoding, _quiet, _import)
+    groups = [_tables, _decoding, _quiet, _import]
+    add = add_command("score", _imported("score.score"), score, *groups)
     add("model", metavar="BUNDLE|RUN", type=Path, help="a bundle or a run folder")
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
     add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
@@ -335,8 +342,6 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")
     normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
     add("--normalizer", metavar="NAME", help=normalizer)
-    add("--path-column", metavar="COLUMN", help="the audio files")
-    add("--text-column", metavar="COLUMN", help="the transcripts")
 
     add = add_command("compare", _compare, "test whether runs differ, and find the best one")
     add("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
@@ -472,7 +477,8 @@ def _export(options: Namespace) -> int:
 
 def _train_lm(options: Namespace) -> None:
     from sbkit.bundle.bundle import text_table_of
-    from sbkit.lm.language_models import train_texts
+    from sbkit.data.sentences import read_sentences
+    from sbkit.lm.language_models import is_arpa, write_language_model
     from sbkit.text.languages import check_language
     from sbkit.text.normalization import orthography
 
@@ -484,8 +490,13 @@ def _train_lm(options: Namespace) -> None:
             keep_case=table.keep_case,
             punctuation=table.punctuation,
         )
-    texts, order, out = options.texts, options.order, options.out
-    print(train_texts(texts, table=table, order=order, tokenizer=tokenizer, out=out))
+    out = options.out
+    if out.resolve() in map(Path.resolve, options.texts):
+        raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
+    for text in filter(is_arpa, options.texts):
+        raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
+    sentences = read_sentences(options.texts, table)
+    print(write_language_model(out, sentences, order=options.order, tokenizer=tokenizer))
 
 
 def _compare(options: Namespace) -> None:

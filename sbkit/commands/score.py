@@ -18,10 +18,12 @@ import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import datasets
 
@@ -39,7 +41,7 @@ from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, sample_counts
 from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
-from sbkit.data.tables import TableOptions, read_release
+from sbkit.data.tables import COLUMN_KEYS, TableOptions, read_release
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
@@ -69,7 +71,6 @@ def score(options: Namespace) -> None:
     already or cannot be written.
     """
     _check_output(options)
-    _use_columns_of_run(options)
     entries: dict[str, FigureDict] = {}
     scored: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
@@ -117,13 +118,16 @@ def _check_output(options: Namespace) -> None:
         require_writable(options.out, option="--out")
 
 
-def _use_columns_of_run(options: Namespace) -> None:
-    """Fill in the columns that a run was trained on, unless the options name others."""
+def table_knobs(options: Namespace) -> dict[str, Any]:
+    """Return the encoding of tables, and their columns: of the options, or else of the run."""
+    knobs: dict[str, Any] = {"encoding": options.encoding}
+    declared: Mapping[str, Any] = {}
     if not (options.model / CONFIG_FILE).exists() and (options.model / RESOLVED_YAML).is_file():
-        knobs = read_document(options.model / RESOLVED_YAML).root
-        for name in ("path_column", "text_column"):
-            if getattr(options, name) is None:
-                setattr(options, name, knobs.get(name))
+        declared = read_document(options.model / RESOLVED_YAML).root
+    for name in COLUMN_KEYS:
+        option = getattr(options, name)
+        knobs[name] = declared.get(name) if option is None else option
+    return knobs
 
 
 def _report(
@@ -208,9 +212,9 @@ def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, dat
         )
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
-    column_options = {name: getattr(options, name) for name in ("path_column", "text_column")}
+    knobs = table_knobs(options)
     sources = zip(names, options.data, strict=True)
-    prepared = ((name, prepare_source(bundle, file, **column_options)) for name, file in sources)
+    prepared = ((name, prepare_source(bundle, file, knobs)) for name, file in sources)
     for name, rows in (
         prepared if names else prepare_test_sets(options.model, options.split).items()
     ):
@@ -230,27 +234,24 @@ def name_of(source: Path) -> str:
 
 
 def prepare_source(
-    bundle: TorchBundle,
-    source: Path,
-    *,
-    path_column: str | None = None,
-    text_column: str | None = None,
+    bundle: TorchBundle, source: Path, knobs: Mapping[str, Any] = MappingProxyType({})
 ) -> datasets.Dataset:
     """Prepare a source like a test set: rows without text stay.
 
-    path_column, text_column: columns of a table; None for the usual names.
+    knobs: with the columns and the encoding of a table, if they are not the usual ones.
     """
     language = bundle.config.language or "und"
     scorer = bundle.task.scorer
     has_text = scorer is not None and scorer.target == "text"
-    columns = TableOptions(path_column, text_column if has_text else False, language)
+    columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
+    columns = columns if has_text else replace(columns, text_column=False)
     if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
         manifest = read_release(source, columns)
     elif source.match(TABLE_NAME.format("*")):
         tags = bundle.tokenizer.tags if has_text else ()
         manifest = read_spontaneous(source, None, columns, tags)
     else:
-        manifest = read_manifests([source], columns)
+        manifest = read_manifests([(source, columns)])
     split = name_of(source)
     prepared = prepare_split(
         manifest,

@@ -10,6 +10,7 @@ import shutil
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,8 +23,9 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED_YAML
-from sbkit.commands.score import name_of, prepare_source
+from sbkit.commands.score import name_of, prepare_source, table_knobs
 from sbkit.config.overrides import parse_overrides
+from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.decoder import DECODER_FILE, DECODER_TYPES, LANGUAGE_MODELS_FILE, BeamDecoder
 from sbkit.decoding.fit import (
@@ -87,7 +89,9 @@ def tune(options: Namespace) -> None:
         if run is not None and options.data is None:
             sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
         else:
-            sets = {name_of(options.data): prepare_source(bundle, options.data)}
+            sets = {
+                name_of(options.data): prepare_source(bundle, options.data, table_knobs(options))
+            }
         _make_language_models(bundle, run, options, sets, new / LANGUAGE_MODELS_FILE)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
         is_better = _fit(bundle, decoder, sets, new)
@@ -158,11 +162,14 @@ def _make_language_models(
         run.knobs["decoder_type"] = _decoder_type(bundle, options)
         run.prepare_labels()  # the recipe trains the language models, too
     elif options.lm_text is not None:
+        lm_text = LmText.from_knob(_overrides(options, file.parent)["lm_text"])
+        table = bundle.config.text_table
         messages = replace_language_models(
             file,
-            LmText.from_knob(_overrides(options, file.parent)["lm_text"]),
+            lm_text,
             orders,
-            table=bundle.config.text_table,
+            texts=partial(read_sentences, lm_text.texts, table),
+            table=table,
             plain_words=_decoder_type(bundle, options) != "graph",
             tokenizer=bundle.tokenizer,
             held_out={name: read_column(rows, "text") for name, rows in sets.items()},

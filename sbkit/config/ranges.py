@@ -45,19 +45,23 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Range):
-    """Text or null, and with ``or_false`` also false, with ``or_list`` also a list of texts."""
+    """Text or null; with ``or_false`` also false, with ``or_list`` or ``or_mapping`` also texts."""
 
     advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
     or_false: bool = False
     or_list: bool = False
+    or_mapping: bool = False  # of names to texts
 
     def __contains__(self, value: object) -> bool:
-        if isinstance(value, list):
-            return self.or_list and bool(value) and all(isinstance(item, str) for item in value)
+        if isinstance(value, list | Mapping):
+            is_allowed = self.or_list if isinstance(value, list) else self.or_mapping
+            texts = [*value, *(value.values() if isinstance(value, Mapping) else ())]
+            return is_allowed and bool(value) and all(isinstance(text, str) for text in texts)
         return value is None or isinstance(value, str) or (self.or_false and value is False)
 
     def __str__(self) -> str:
-        return f"{'false, ' * self.or_false}null or text{' or a list of texts' * self.or_list}"
+        others = " or a list of texts" * self.or_list + " or a mapping to texts" * self.or_mapping
+        return f"{'false, ' * self.or_false}null or text{others}"
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")

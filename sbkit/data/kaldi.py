@@ -91,7 +91,8 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
         if line.value.endswith("|") or line.value.startswith("|"):
             raise DataError(
                 f"{file}: line {line.number} is a command ({line.value[:60]}), which sbkit does "
-                "not run. Write its audio to files and name those."
+                "not run. Write its audio to files and name those.",
+                where=f"{file}:{line.number}",
             )
     # "RECORDING FILE CHANNEL", with names for scoring
     values = _read_if_any(folder / "reco2file_and_channel")

@@ -57,29 +57,15 @@ MAX_CUT_DIFFERENCE = 100_000  # microseconds between a part and the file that wa
 logger = logging.getLogger(__name__)
 
 
-def read_manifests(sources: Sequence[Path], options: TableOptions) -> Manifest:
+def read_manifests(sources: Sequence[tuple[Path, TableOptions]]) -> Manifest:
     """Read sources, in their order, as one manifest: all forms except table folders."""
-    parts = [(source.name, _read_source(source, options)) for source in sources]
-    folders = [_embedded_folder(source) for source in sources]
-    return Manifest.join_named(parts, *folders, sources[0].parent)
+    parts = [(source.name, _read_source(source, options)) for source, options in sources]
+    folders = [_embedded_folder(source) for source, _ in sources]
+    return Manifest.join_named(parts, *folders, sources[0][0].parent)
 
 
 def _read_source(source: Path, options: TableOptions) -> Manifest:
-    if is_kaldi(source):
-        table, options = read_kaldi(source, options), options.usual
-    elif is_cut_manifest(source):
-        table, options = read_cuts(source, options), options.usual
-    elif is_arrow_dataset(source):
-        table = _read_arrow_dataset(source, options)
-    elif metadata := find_metadata(source):
-        table = read_table(metadata, options.encoding)
-    elif source.is_dir():
-        raise DataError(
-            f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
-            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file in it."
-        )
-    else:
-        table = read_table(source, options.encoding)
+    table, options = read_rows(source, options)
     folder = table.file.parent
     path = find_column(table.rows.column_names, options.path_column, PATH_COLUMNS)
     is_used = path and pc.any(pc.starts_with(table.rows[path], DATA_ROOT)).as_py()
@@ -91,6 +77,26 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
     find_audio = partial(locate, folder, data_root=options.data_root)
     manifest = to_manifest(table, options, find_audio, folder)
     return _without_cut_parts(manifest, source)
+
+
+def read_rows(source: Path, options: TableOptions) -> tuple[Table, TableOptions]:
+    """Read the rows of a file or folder, and return the options that name their columns."""
+    if is_kaldi(source):
+        return read_kaldi(source, options), options.usual
+    if is_cut_manifest(source):
+        return read_cuts(source, options), options.usual
+    if is_arrow_dataset(source):
+        return _read_arrow_dataset(source, options), options
+    if metadata := find_metadata(source):
+        return read_table(metadata, options.encoding), options
+    if source.is_dir():
+        raise DataError(
+            f"{source} is neither a data folder of Kaldi (wav.scp and text), nor a dataset of "
+            "datasets.save_to_disk, nor has it a metadata.csv or metadata.jsonl. Name a file in "
+            "it.",
+            where=str(source),
+        )
+    return read_table(source, options.encoding), options
 
 
 def find_metadata(folder: Path) -> Path | None:

@@ -9,7 +9,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -65,6 +65,7 @@ BATCH_ROWS = 50_000  # of JSON Lines
 SAMPLE_BYTES = 1 << 16  # of a table in an unknown encoding
 RELATIVE_PATH = r"^\w[\w-]*(?:[./]\w[\w-]*)*\.\w+$"  # a simple path of a file below a folder
 NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
+COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
@@ -97,9 +98,17 @@ class TableOptions:
     data_root: str | None = None  # what stands for $data_root in paths
 
     @classmethod
-    def from_knobs(cls, knobs: Mapping[str, Any], language: str = "") -> Self:
-        names = ("path_column", "text_column", "encoding")
-        options = {name: knobs.get(name) for name in names}
+    def from_knobs(
+        cls, knobs: Mapping[str, Any], language: str = "", source: str | None = None
+    ) -> Self:
+        """Return the options of a source, which the keys of columns may name: {a.csv: wav}."""
+        options = {name: knobs.get(name) for name in (*COLUMN_KEYS, "encoding")}
+        for name, value in options.items():
+            if isinstance(value, Mapping):
+                if source is None:
+                    raise ConfigError(f"`{name}` maps tables to columns, but needs `manifest`.")
+                columns = (column for key, column in value.items() if is_named(source, key))
+                options[name] = next(columns, None)
         return cls(**options, language=language, data_root=knobs.get("data_folder"))
 
     @property
@@ -107,6 +116,11 @@ class TableOptions:
         """The options for rows that sbkit's own readers name."""
         text_column: Literal[False] | None = False if self.text_column is False else None
         return replace(self, path_column=None, text_column=text_column)
+
+
+def is_named(source: str, key: str) -> bool:
+    """Check whether a key is a source as it is named, its absolute path, or only its file name."""
+    return key in (source, Path(source).name) or Path(key).absolute() == Path(source)
 
 
 def join_tables(parts: Iterable[Table], file: Path) -> Table:
@@ -145,36 +159,48 @@ def read_table(file: Path, encoding: str | None = None) -> Table:
 
     encoding: None for UTF-8, or UTF-16 with a byte order mark.
     """
-    if not file.is_file():
-        raise DataError(f"{file} is not a file. Check the path of the manifest.")
-    try:
-        encoding = encoding or _encoding_of(file)
-        with _open_text(file, encoding) as lines:
-            numbered = enumerate(lines, start=1)
-            filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
-            number, first = next(filled, (0, ""))
-            if not first:
-                raise DataError(f"{file} is empty. Write one row for each clip.")
-            id = first.partition("|")[0]
-            if id != first and (file.parent / "wavs" / f"{id}.wav").is_file():
-                return _read_ljspeech(file, encoding, first, number)
-            if first.lstrip()[0] not in "[{":
-                return _Delimited(file, encoding, first.rstrip("\r\n"), number).read()
-            lines.seek(0)
-            table = _read_document(file, lines) or join_tables(read_objects(file, lines), file)
-    except UnicodeError as error:
-        raise _wrong_encoding(file, encoding) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{file} is damaged ({error}). Copy it again.") from error
-    except LookupError as error:
-        raise ConfigError(f"`encoding`: {error}. Write the name of one, such as cp1252.") from error
+    with _open_text(file, encoding) as (lines, encoding):
+        numbered = enumerate(lines, start=1)
+        filled = ((number, line) for number, line in numbered if line.strip("\t,;| \n"))
+        number, first = next(filled, (0, ""))
+        if not first:
+            raise DataError(f"{file} is empty. Write one row for each clip.", where=str(file))
+        id = first.partition("|")[0]
+        if id != first and (file.parent / "wavs" / f"{id}.wav").is_file():
+            return _read_ljspeech(file, encoding, first, number)
+        if first.lstrip()[0] not in "[{":
+            return _Delimited(file, encoding, first.rstrip("\r\n"), number).read()
+        lines.seek(0)
+        table = _read_document(file, lines) or join_tables(read_objects(file, lines), file)
     if not table.rows.column_names:
         fault = table.excluded[0].detail if table.excluded else "it is empty"
         raise DataError(
             f"{file} looks like JSON Lines, which have one object on each line, but line 1 is not "
-            f"an object ({fault}). Correct it."
+            f"an object ({fault}). Correct it.",
+            where=f"{file}:1",
         )
     return table
+
+
+def read_lines(file: Path, encoding: str | None = None) -> Iterator[str]:
+    """Yield the lines of a text, compressed if its name says so; raises DataError."""
+    with _open_text(file, encoding) as (lines, _):
+        yield from lines
+
+
+@contextmanager
+def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
+    """Open a text, and yield its encoding, too; raise DataError for damage in what is read."""
+    if not file.is_file():
+        raise DataError(f"{file} is not a file. Check its path.", where=str(file))
+    try:
+        encoding = _encoding_of(file, encoding)
+        with fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="") as text:
+            yield text, encoding
+    except UnicodeError as error:
+        raise _wrong_encoding(file, encoding) from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file} is damaged ({error}). Copy it again.", where=str(file)) from error
 
 
 def _read_document(file: Path, lines: TextIO) -> Table | None:
@@ -216,11 +242,13 @@ def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
     return replace(table, rows=table.rows.set_column(0, "path", paths))
 
 
-def _open_text(file: Path, encoding: str) -> Any:
-    return fsspec.open(file, "rt", encoding=encoding, compression="infer", newline="")
-
-
-def _encoding_of(file: Path) -> str:
+def _encoding_of(file: Path, declared: str | None) -> str:
+    """Return the declared encoding, or what a byte order mark says."""
+    try:
+        if declared and codecs.lookup(declared).name != "utf-8":
+            return declared
+    except LookupError as error:
+        raise ConfigError(f"`encoding`: {error}. Write the name of one, such as cp1252.") from error
     with fsspec.open(file, "rb", compression="infer") as content:
         mark = content.read(2)
     return "utf-16" if mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
@@ -236,7 +264,8 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
     name = "cp1252" if guess is None else guess.encoding
     return DataError(
         f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. If it is {name}, pass "
-        f"--encoding={name}; spreadsheets of Western Europe have cp1252."
+        f"--encoding={name}; spreadsheets of Western Europe have cp1252.",
+        where=f"{file}:{number}",
     )
 
 
@@ -260,7 +289,8 @@ class _Delimited:
             name = counts.most_common(1)[0][0]
             raise DataError(
                 f"The header of {file} names the column {name} twice. Rename one of the two; if "
-                "the first line is a row, add a header."
+                "the first line is a row, add a header.",
+                where=f"{file}:{header}",
             )
 
     def read(self) -> Table:
@@ -275,7 +305,8 @@ class _Delimited:
             if self._is_quoted:
                 self._check_quotes()
             raise DataError(
-                f"{self._file} cannot be read as a table: {error}. Correct it."
+                f"{self._file} cannot be read as a table: {error}. Correct it.",
+                where=str(self._file),
             ) from error
         excluded = [
             Excluded(
@@ -287,7 +318,10 @@ class _Delimited:
             if row.text.strip()  # a line of spaces is not a row
         ]
         if not len(table) and not excluded:
-            raise DataError(f"{self._file} has a header but no rows. Write one row for each clip.")
+            raise DataError(
+                f"{self._file} has a header but no rows. Write one row for each clip.",
+                where=str(self._file),
+            )
         first = self._header + 1
         lines = np.arange(first, first + len(table) + len(invalid))
         if invalid:
@@ -328,7 +362,7 @@ class _Delimited:
 
     def _check_quotes(self) -> None:
         """Raise DataError if a quotation mark joins several rows to one field."""
-        with _open_text(self._file, self._encoding) as lines:
+        with _open_text(self._file, self._encoding) as (lines, _):
             parts: list[str] = []  # the lines of the current row
 
             def record() -> Iterator[str]:
@@ -349,7 +383,8 @@ class _Delimited:
                     raise DataError(
                         f"{self._file}: a quotation mark opens a field on line {number + 1} and "
                         'closes on another row, or never. Double the marks within a field (""), '
-                        "or take it out."
+                        "or take it out.",
+                        where=f"{self._file}:{number + 1}",
                     )
                 if not parts:
                     return
@@ -416,14 +451,7 @@ def to_manifest(
     path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
     text = ""
     if options.text_column is not False:
-        text = _require_column(table, options.text_column, TEXT_COLUMNS, "text_column")
-        if text in table.other_values:
-            number, value = table.other_values[text]
-            raise DataError(
-                f"{table.file}: the {text} of row {number} is {str(value)[:60]!r}, of the type "
-                f"{type(value).__name__}, but a transcript is a text. Write it in quotes, or name "
-                "another column with --text_column."
-            )
+        text = require_text_column(table, options.text_column)
     lower = {column.lower(): column for column in table.rows.column_names}
     id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
     rows = table.rows
@@ -446,6 +474,20 @@ def to_manifest(
     columns = {new: rows[old] for old, new in names.items()}
     columns["language"] = columns.get("language", no_text).fill_null(options.language)
     return Manifest(pa.table(clips | columns), tuple(excluded))
+
+
+def require_text_column(table: Table, name: str | None) -> str:
+    """Return the column of the transcripts; raise DataError if one of them is no text."""
+    text = _require_column(table, name, TEXT_COLUMNS, "text_column")
+    if text in table.other_values:
+        number, value = table.other_values[text]
+        raise DataError(
+            f"{table.file}: the {text} of row {number} is {str(value)[:60]!r}, of the type "
+            f"{type(value).__name__}, but a transcript is a text. Write it in quotes, or name "
+            "another column with --text_column.",
+            where=str(table.file),
+        )
+    return text
 
 
 def find_column(columns: Sequence[str], name: str | None, usual: Sequence[str]) -> str | None:
@@ -481,7 +523,8 @@ def _require_column(table: Table, name: str | None, usual: Sequence[str], key: s
         f"line names {listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with "
         f"--{key}, or add a header."
         + " For data without transcripts, pass --text_column=False."
-        * (key == "text_column")
+        * (key == "text_column"),
+        where=str(table.file),
     )
 
 
@@ -655,7 +698,8 @@ def _add_durations(manifest: Manifest, file: Path, clips: Path) -> Manifest:
     if len(columns) < 2:
         raise DataError(
             f"{file} must have the columns clip and duration[ms], but has only one. Download it "
-            "again, or remove it: then clips are decoded to measure them."
+            "again, or remove it: then clips are decoded to measure them.",
+            where=f"{file}:1",
         )
     folder = pa.scalar(os.fsencode(clips), pa.binary())
     names = columns[0].cast(pa.binary())

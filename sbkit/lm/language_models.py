@@ -8,7 +8,6 @@ The file is safetensors. Each model has a name, `words` or `tokens`; its arrays 
 memory than the file.
 """
 
-import csv
 import hashlib
 import json
 from collections import Counter
@@ -29,7 +28,7 @@ from sbkit.base.arrays import Array
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import iter_raw_lines, read_regular, require_writable, write_bytes_atomically
-from sbkit.base.messages import listed, plural
+from sbkit.base.messages import plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
@@ -42,7 +41,6 @@ from sbkit.text.normalization import (
     table_to_store,
 )
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer
-from sbkit.text.transcripts import transcript_normalizer
 
 WORDS, TOKENS = "words", "tokens"
 MAX_FILE_BYTES = 1 << 33
@@ -53,11 +51,7 @@ MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA 
 MAX_MARKED_SHARE = 0.02
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SUBJECT = "The text of a language model"  # in errors
-TABLE_DIALECTS: Mapping[str, Any] = {
-    ".csv": {"delimiter": ","},
-    ".tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
-}
-SENTENCE_COLUMN = "sentence"  # of a table, such as Common Voice's validated_sentences.tsv
+KENLM_HEADER = b"mmap lm http://kheafield.com/code"  # of a binary file of KenLM
 
 
 @dataclass(frozen=True)
@@ -284,6 +278,7 @@ def replace_language_models(
     lm_text: LmText,
     orders: Mapping[str, int],
     *,
+    texts: Callable[[], Iterable[str]],
     table: Orthography,
     plain_words: bool,
     tokenizer: Tokenizer,
@@ -292,8 +287,7 @@ def replace_language_models(
     """Train the language models of a file again on texts; return messages about them.
 
     ``orders``: only those that change. An ARPA file replaces only the model of its kind.
-    ``table``: normalizes the texts.
-    ``plain_words``, ``held_out``: as for `ensure_language_models`.
+    The others: as for `ensure_language_models`.
     """
     models = load(file)[0] if file.exists() else {}
     current_orders = {name: model.order for name, model in models.items()}
@@ -309,7 +303,7 @@ def replace_language_models(
         file,
         source=lm_text.source,
         orders=orders,
-        texts=partial(read_sentences, lm_text.texts, table),
+        texts=texts,
         tokenizer=tokenizer,
         table=table,
         plain_words=plain_words,
@@ -317,23 +311,17 @@ def replace_language_models(
     )
 
 
-def train_texts(
-    texts: Sequence[Path], *, order: int, table: Orthography, tokenizer: Path | None, out: Path
+def write_language_model(
+    out: Path, sentences: Iterable[str], *, order: int, tokenizer: Path | None
 ) -> str:
-    """Train a language model on texts, write it as an ARPA file, and return messages about it.
+    """Train a language model, write it as an ARPA file, and return messages about it.
 
-    texts: files with one sentence per line; table: normalizes them; tokenizer: for a model of
-    tokens, a run, a bundle or the file of a tokenizer, None for a model of words; out: the ARPA
-    file.
+    sentences: normalized; tokenizer: for a model of tokens, a run, a bundle or the file of a
+    tokenizer, None for a model of words.
     Raises SbkitError if a file cannot be read or written, the tokens do not spell the text, or the
     order is out of range.
     """
-    if out.resolve() in map(Path.resolve, texts):
-        raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
-    for text in filter(is_arpa, texts):
-        raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
     require_writable(out.parent, option="--out")
-    sentences = read_sentences(texts, table)
     if tokenizer is None:
         trained = train(map(str.split, sentences), order=order)
         messages = [_describe(WORDS, trained)]
@@ -351,32 +339,6 @@ def train_texts(
         messages = [_describe(TOKENS, trained), *_check_spelling(words, speller)]
     write_arpa(trained.model, out)
     return "\n".join(messages)
-
-
-def read_sentences(files: Iterable[Path], table: Orthography) -> Iterator[str]:
-    """Yield the normalized sentences of texts: their lines, or a table's column `sentence`.
-
-    In a .tsv quotes are plain characters, as in Common Voice. Raises DataError if a file is not
-    UTF-8, or a .csv or .tsv without that column.
-    """
-    for file in files:
-        raw_lines = iter_raw_lines(file, subject=SUBJECT)
-        lines: Iterator[str] = (line.decode("utf-8-sig") for line in raw_lines)
-        try:
-            if file.suffix in TABLE_DIALECTS:
-                rows = csv.DictReader(lines, **TABLE_DIALECTS[file.suffix])
-                if SENTENCE_COLUMN not in (rows.fieldnames or ()):
-                    raise DataError(
-                        f"A table of sentences needs a column `{SENTENCE_COLUMN}`, but {file} has "
-                        f"{listed(rows.fieldnames or ())}. Rename one, or write a .txt with a "
-                        "sentence on each line."
-                    )
-                lines = (row[SENTENCE_COLUMN] or "" for row in rows)
-            yield from filter(None, map(transcript_normalizer(table), lines))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise DataError(
-                f"{SUBJECT} must be UTF-8, and a table well-formed, but {file} is not ({error})."
-            ) from error
 
 
 def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
@@ -423,9 +385,19 @@ def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
 
 
 def is_arpa(file: Path) -> bool:
-    r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
-    lines = islice(iter_raw_lines(file, subject=SUBJECT), MAX_PREAMBLE_LINES)
-    return file.suffix == ".arpa" or any(line.strip() == DATA_HEADER for line in lines)
+    r"""Check whether a file is named like an ARPA file, or has its `\data\`.
+
+    Raises DataError for a binary file of KenLM.
+    """
+    lines = [*islice(iter_raw_lines(file, subject=SUBJECT), MAX_PREAMBLE_LINES)]
+    if lines and lines[0].startswith(KENLM_HEADER):
+        raise DataError(
+            f"{file} is a binary file of KenLM, which only KenLM reads. Name the ARPA file that it "
+            "was made from.",
+            where=str(file),
+        )
+    is_named = file.name.removesuffix(".gz").endswith(".arpa")
+    return is_named or any(line.strip() == DATA_HEADER for line in lines)
 
 
 def _read_arpa_model(

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules import module
 
 from recipes.asr.recipe import ASR
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check, settings
 from sbkit.check.check import check_planned_run, summary
 from sbkit.check.dry_run import dry_run
@@ -74,6 +74,26 @@ def test_failed_step_is_reported_unless_an_error_has_its_key(planned: PlannedRun
     beside_error = [f.check for f in check_planned_run(planned, [check_front_end])]
     assert beside_note == ["front_end", "loaders", "recipe"]
     assert beside_error == ["front_end", "recipe"]
+
+
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (DataError("a.csv: a quotation mark", where="a.csv:3"), "a.csv:3"),
+        (DataError("5 of 9 rows of train are unusable"), "--manifest"),
+        (ConfigError("`lr` is odd"), "/a.yaml:1"),
+    ],
+)
+def test_error_stands_at_its_table_or_at_the_option_that_names_the_data(
+    error: SbkitError, place: str, tmp_path: Path
+) -> None:
+    keys = ["lr: 1", "manifest: null", "data_folder: null", "output_folder: run"]
+    (tmp_path / "a.yaml").write_text("\n".join(keys))
+    overrides = {"manifest": {"train": "a.csv"}}
+    with PlannedRun(tmp_path / "a.yaml", overrides) as planned:
+        planned.faults["splits"] = error
+        findings = check_planned_run(planned, [])
+    assert [f.where for f in findings if f.check == "splits"][0].endswith(place)
 
 
 def test_check_that_raises_is_a_note(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_values_of_every_yaml_are_in_range() -> None:
             "data_folder: 2024",
             "must be null or text or a list of texts, but is 2024. Write a number as",
         ),
-        ("text_column: true", "`text_column` must be false, null or text, but is True"),
+        ("text_column: true", "`text_column` must be false, null or text or a mapping to texts"),
     ],
 )
 def test_recipes_refuse_values_of_another_kind(

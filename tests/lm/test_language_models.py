@@ -113,7 +113,7 @@ def test_lm_command_normalizes_words(tmp_path: Path, capsys: pytest.CaptureFixtu
     ("content", "options", "message"),
     [
         (b"", [], "at least one word"),
-        (b"\xff\xfe", [], "must be UTF-8"),
+        (b"a\nb \xff", [], "line 2 is not utf-8 text"),
         (b"\\data\\\nngram 1=1", [], "is an ARPA file"),
         (b"a b", ["--tokenizer", "nowhere"], "sentencepiece model must be readable"),
     ],

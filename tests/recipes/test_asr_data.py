@@ -1,18 +1,24 @@
 """Language models are trained again for other data, and the weights fitted with them removed."""
 
-from collections.abc import Sequence
+import gzip
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from recipes.asr.data import prepare_language_models, prepare_tokenizer
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.run_config import RESOLVED_YAML
+from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
+from sbkit.text.normalization import orthography
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.stores import Utterance, make_store
 
@@ -99,12 +105,45 @@ def test_sentences_of_dev_and_test_are_left_out_of_all_files_of_lm_text(
     assert "left out" not in caplog.text
 
 
+def parquet(columns: Mapping[str, Sequence[object]]) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(pa.table(columns), content)
+    return content.getvalue()
+
+
+TEXT_FILES = {
+    "a.txt": b"Call the office!\n",
+    "b.txt.gz": gzip.compress("Call the office\n".encode("utf-16")),
+    "c.csv": b"path,transcript\r\na.wav,Call the office.\r\n",
+    "d.tsv.gz": gzip.compress(b"id\tsentence\n1\tCall the office.\n"),
+    "e.jsonl": b'{"audio_filepath": "a.wav", "text": "Call the office."}\n{"text": null}\n',
+    "f.json": b'{"a": {"wav": "a.wav", "wrd": "call the office"}}',
+    "g.parquet": parquet({"audio": [b"RIFF\0"], "text": ["Call the office"]}),
+}
+
+
+@pytest.mark.parametrize("name", TEXT_FILES)
+def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(TEXT_FILES[name])
+    table = orthography("en")
+    assert [*read_sentences([tmp_path / name], table)] == ["call the office"]
+    knobs = {"text_column": "said"}  # of the manifests; other tables have usual names
+    assert [*read_sentences([tmp_path / name], table, knobs)] == ["call the office"]
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [
         ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa with other files. Name it"),
-        ({"a.csv": "id,text\n1,call\n"}, "needs a column `sentence`, but .*a.csv has id, text"),
+        ({"a.csv": "id,said\n1,call\n"}, "a.csv has none of the columns sentence, .* id, said"),
+        ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
+        ({"a.csv": 'path,text\na.wav,"hi\nb.wav,yo\n'}, "a quotation mark opens .* on line 2"),
         ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
+        ({"a.txt.gz": "call"}, "must be readable, but .*a.txt.gz is not .*Not a gzipped file"),
+        (
+            {"lm.bin": "mmap lm http://kheafield.com/code 5\n"},
+            "binary file of KenLM",
+        ),
         ({"a.txt": "Call!"}, r"no sentence to learn from \(1 sentence left out, because dev"),
     ],
 )

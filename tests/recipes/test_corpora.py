@@ -181,6 +181,23 @@ def test_tables_of_every_form_are_read(tmp_path: Path, name: str) -> None:
     assert clip == Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"})
 
 
+def test_columns_of_each_table_may_have_their_own_names(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("clip,path,said\na.wav,hash,hi\n")
+    (tmp_path / "b.csv").write_text("path,text\nb.wav,yo\n")
+    knobs = {
+        "manifest": {"train": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "dev": "c.csv"},
+        "path_column": {"a.csv": "clip"},
+        "text_column": {str(tmp_path / "a.csv"): "said"},
+        "language": "en",
+    }
+    own_data.splits(knobs)
+    manifest = own_data.read(knobs, "train")
+    assert isinstance(manifest, Manifest)
+    assert [(clip.id, clip.sentence) for clip in manifest] == [("a", "hi"), ("b", "yo")]
+    with pytest.raises(SbkitError, match="`path_column` names the table d.csv, but .* has .*a.csv"):
+        own_data.splits(knobs | {"path_column": {"d.csv": "clip"}})
+
+
 def test_nemo_manifest_is_read(tmp_path: Path) -> None:
     lines = [NEMO, [1], NEMO | {"audio_filepath": "https://x/a.wav"}]
     manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
