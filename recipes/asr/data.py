@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import Splits, count_characters, read_column, read_texts, read_transcripts
+from sbkit.data.splits import Splits, read_column, read_transcripts
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.distributed.device import Placement
@@ -31,8 +30,8 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
-from sbkit.text.normalization import describe_normalizer, spoken_symbols_note, text_table
-from sbkit.text.tags import check_tag_names, count_dropped_tags
+from sbkit.text.normalization import describe_normalizer, text_table
+from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -112,20 +111,6 @@ def _log_texts(
     language = knobs["language"]
     table = text_table(language, knobs.get("text"))
     logger.info(describe_normalizer(language, table))
-    characters = count_characters(read_texts(splits.train, "sentence"))
-    tags = count_dropped_tags(
-        chain.from_iterable(read_texts(splits.train, "sentence")),
-        check_tag_names(knobs.get("keep_tags")),
-    )
-    if tags:
-        names = ", ".join(f"{count} {tag}" for tag, count in tags.most_common(8))
-        logger.info(
-            f"note: in train, tags are dropped ({names}). Write --keep_tags=[NAME] for those that "
-            "the model shall write."
-        )
-    symbols_note = spoken_symbols_note(characters, language, table)
-    if symbols_note is not None:
-        logger.info(f"note: in train, {symbols_note}.")
     for name, split in splits.evaluated().items():
         transcripts = read_transcripts(split, tokenizer)
         num_unknown = transcripts.unknown.sum()

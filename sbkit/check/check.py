@@ -29,7 +29,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(data.check_labels, data.check_alignment, data.check_masks),
     *(dry_run.check_shapes, dry_run.check_state, dry_run.check_learning_rate),
     *(dry_run.check_causality, dry_run.check_padding),
-    *(data.check_data, data.check_channels, data.check_numbers, data.check_silence),
+    *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread, settings.check_freezing),
     learn.check_causes,
     cost.check_cost,

@@ -1,8 +1,9 @@
 """Checks of the data: labels, frames to align them with, masks, splits, letters and silence."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,15 @@ from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.data.changes import (
+    DELETED,
+    DIGITS,
+    NULL_WORDS,
+    OTHER_SCRIPTS,
+    REPLACED,
+    SYMBOLS,
+    TAGS,
+)
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, implausible_rows, measure_data
 from sbkit.data.sampler import fastest_percent
@@ -47,6 +57,22 @@ MAX_SAMPLED_CLIPS = 500  # evenly spread over a split; their audio is read
 MAX_REPLACED_SHARE = 0.001
 MIN_REPLACED_LETTERS = 20  # fewer are loan words of a small corpus
 MAX_SHOWN_TEXT = 60  # characters of a transcript in a finding
+MAX_LISTED_CHARACTERS = 10
+FIXES = {  # of kinds of changes: the key that decides, and what to do
+    DIGITS: (
+        "text",
+        "Write numbers as they are spoken, or pass --text='{numbers: spell}', which reads "
+        f"{', '.join(languages_with_numbers())}.",
+    ),
+    SYMBOLS: ("language", "Write symbols that are read aloud as words."),
+    TAGS: ("keep_tags", "Pass --keep_tags='[NAME]' for those that the model shall write."),
+    OTHER_SCRIPTS: (
+        "language",
+        "Replace letters that only look like others, and write foreign words as they are spoken.",
+    ),
+    DELETED: ("language", "Nothing needs to be done about invisible marks of the layout."),
+    NULL_WORDS: ("data_folder", "Leave the field empty if nothing was said, or it is not known."),
+}
 MAX_MIX_FAULT_SHARE = 0.02  # clips of a set whose channels should not be mixed
 SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full scale
 
@@ -211,7 +237,7 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
     splits = planned.prepare_splits()
     rate = planned.knobs["sample_rate"]
     facts = measure_data(splits, sample_rate=rate, language=planned.knobs.get("language"))
-    yield from _check_letters(planned, [*facts["splits"].values()])
+    yield from _check_changes(planned, [*facts["splits"].values()])
     max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > max_usual
     outside = {row.reason for row in splits.out_of_range if is_unusual}
@@ -259,20 +285,41 @@ def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -
         )
 
 
-def _check_letters(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
+def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
+    """Find what normalization drops or replaces, each kind once, and what it leaves as it is."""
+    by_kind = defaultdict[str, list[Facts]](list)
+    for change in chain.from_iterable(split["changes"] for split in splits):
+        by_kind[change["kind"]].append(change)
+    if REPLACED in by_kind:
+        yield from _check_letters(planned, by_kind[REPLACED], splits)
+    for kind, (key, fix) in FIXES.items():
+        if changes := by_kind.get(kind):
+            problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
+            yield planned.finding(key, problem=problem, fix=fix, stops=False)
+
+
+def _describe_changes(changes: Sequence[Facts]) -> str:
+    """List characters, the most frequent first, with an example."""
+    counts = sum((Counter(change["counts"]) for change in changes), Counter[str]())
+    items = (f"{count:,} {item}" for item, count in counts.most_common())
+    written, trained = (changes[0][side][:MAX_SHOWN_TEXT] for side in ("written", "trained"))
+    example = f"{written!r} is trained as {trained!r}"
+    return f"{listed(items, max_names=MAX_LISTED_CHARACTERS)} ({example})"
+
+
+def _check_letters(
+    planned: PlannedRun, changes: Sequence[Facts], splits: Sequence[Facts]
+) -> Iterator[Finding]:
     """Find letters that the text table of the language replaced."""
-    replaced = sum((Counter(split["replaced"]) for split in splits), Counter[str]())
-    if not replaced:
-        return
+    replaced = sum((Counter(change["counts"]) for change in changes), Counter[str]())
     count = replaced.total()
     share = count / sum(split["letters"] for split in splits)
     languages = languages_with(replaced)
     stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
-    letters = (f"{number} {letter}" for letter, number in replaced.most_common())
     yield planned.finding(
         "language",
         problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
-        f"transcripts ({share:.2%}): {listed(letters, max_names=2 * MAX_LISTED_IDS)}",
+        f"transcripts ({share:.2%}): {_describe_changes(changes)}",
         fix=f"Languages whose tables have these letters: {listed(languages)}. Pass "
         f"--language={languages[0]}, or write the transcripts in the letters to train on."
         if stops
@@ -301,30 +348,6 @@ def check_channels(planned: PlannedRun) -> Iterator[Finding]:
             fix="Add a column `channel` to the tables, with the channel of the clip's speaker, "
             "counted from 0.",
         )
-
-
-def check_numbers(planned: PlannedRun) -> Iterator[Finding]:
-    """Find transcripts with digits, which a model can only guess from what it hears."""
-    rows_by_split = {}
-    example = ""
-    for name, split in planned.prepare_splits().named().items():
-        if "sentence" not in split.column_names or planned.knobs.get("text") is None:
-            return
-        texts = read_column(split, "text")
-        rows = np.flatnonzero([any(map(str.isdecimal, text)) for text in texts])
-        if len(rows) and not example:
-            (sentence,) = read_column(split.select(rows[:1]), "sentence")
-            text = texts[rows[0]][:MAX_SHOWN_TEXT]
-            example = f"{sentence[:MAX_SHOWN_TEXT]!r} is trained as {text!r}"
-        rows_by_split[name] = rows
-    yield from _finding_of_rows(
-        planned,
-        rows_by_split,
-        problem=f"Transcripts have digits ({example})",
-        fix="Write numbers as they are spoken, or pass --text='{numbers: spell}', which reads "
-        f"{', '.join(languages_with_numbers())}.",
-        key="text",
-    )
 
 
 def check_silence(planned: PlannedRun) -> Iterator[Finding]:

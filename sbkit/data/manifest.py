@@ -140,24 +140,26 @@ class Manifest:
         return replace(manifest, rows=rows)
 
     def without_repeats(self) -> Self:
-        """Exclude clips that are listed again or overlap."""
+        """Exclude clips that are listed again or overlap, those without a text first."""
         if len(pc.unique(self.rows["audio"])) == len(self):
             return self
         excluded = [*self.excluded]
         first_rows: dict[AudioPart, int] = {}
         ids = self.ids
-        for row, part in enumerate(self.parts):
+        has_text = [bool(sentence.strip()) for sentence in self.sentences]
+        rows = sorted(enumerate(self.parts), key=lambda numbered: not has_text[numbered[0]])
+        for row, part in rows:
             if first_rows.setdefault(part, row) != row:
-                detail = f"a row before it names {part}"
+                detail = f"another row names {part}"
                 excluded.append(Excluded(ids[row], "clip listed twice", detail))
         if self.has_parts:
             part_at = {row: part for part, row in first_rows.items()}
-            for row, other in _find_overlapping(first_rows).items():
+            for row, other in _find_overlapping(first_rows, has_text).items():
                 part = part_at[row]
                 detail = f"{part} overlaps {part_at[other]}, {ids[other]}"
                 excluded.append(Excluded(ids[row], "part overlaps another", detail))
                 del first_rows[part]
-        return replace(self.take([*first_rows.values()]), excluded=tuple(excluded))
+        return replace(self.take(sorted(first_rows.values())), excluded=tuple(excluded))
 
     @property
     def ids(self) -> list[str]:
@@ -238,11 +240,11 @@ def part_name(name: str, part: AudioPart) -> str:
     return f"{name}-{part.start // 1000}-{end}"
 
 
-def _find_overlapping(rows: Mapping[AudioPart, int]) -> dict[int, int]:
+def _find_overlapping(rows: Mapping[AudioPart, int], has_text: Sequence[bool]) -> dict[int, int]:
     """Return the rows of parts that overlap a kept part of their channel, and the row of that part.
 
     The most parts are kept: of each file the part that ends first, then the next that starts after
-    it, and so on.
+    it, and so on. Parts without a text, which training leaves out, displace none that has one.
     """
     overlapping: dict[int, int] = {}
     last_kept: dict[tuple[str, int | None], AudioPart] = {}  # by file and channel
@@ -250,7 +252,8 @@ def _find_overlapping(rows: Mapping[AudioPart, int]) -> dict[int, int]:
     def end_of(part: AudioPart) -> float:
         return math.inf if part.end is None else part.end
 
-    for part in sorted(rows, key=lambda part: (end_of(part), -part.start)):
+    compared = [part for part, row in rows.items() if has_text[row]] or rows
+    for part in sorted(compared, key=lambda part: (end_of(part), -part.start)):
         last = last_kept.get((part.path, part.channel))
         if last and part.start < end_of(last) - MAX_OVERLAP:
             overlapping[rows[part]] = rows[last]

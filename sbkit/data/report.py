@@ -9,8 +9,6 @@ times as long to encode.
 
 import base64
 import io
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -27,6 +25,7 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
+from sbkit.data.changes import find_changes
 from sbkit.data.manifest import DURATION_COLUMN, Excluded
 from sbkit.data.mix import sources_of
 from sbkit.data.shard import AUDIO, read_clips
@@ -41,7 +40,7 @@ from sbkit.data.splits import (
     take_columns,
 )
 from sbkit.logs.html_page import render_page
-from sbkit.text.normalization import NORMALIZER_VERSION, normalize, separates_words
+from sbkit.text.normalization import NORMALIZER_VERSION, separates_words
 
 REPORT_NAME = "data_report"
 SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not share with train
@@ -57,7 +56,6 @@ MIN_COMPARED_CLIPS = 20
 MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
-UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
 MAX_PLAYED_SECONDS = 20  # of an example
 MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
 MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
@@ -101,18 +99,19 @@ def measure_data(
     """Measure all splits, without reading audio.
 
     The facts of each split are its utterances, hours, speakers, a histogram of seconds, and counts
-    of characters and of letters that the text table replaced. The other facts are the sources of a
+    of characters and of what normalization changed. The other facts are the sources of a
     mix, the excluded utterances by reason, with examples, and the values that each pair of splits
     shares.
     """
     named = splits.named()
-    has_words = separates_words(str(language))  # true for several languages or none
     return {
         "corpus": corpus,
         "language": language,
         "normalizer": NORMALIZER_VERSION,
         "sample_rate": sample_rate,
-        "splits": {name: _measure(split, sample_rate, has_words) for name, split in named.items()},
+        "splits": {
+            name: _measure(split, sample_rate, str(language)) for name, split in named.items()
+        },
         "sources": list(_measure_sources(splits, sample_rate)),
         "speakers": _count_speakers(named.values()),
         "left_out": [
@@ -127,14 +126,9 @@ def measure_data(
     }
 
 
-def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Facts:
+def _measure(split: datasets.Dataset, sample_rate: int, language: str) -> Facts:
     samples = sample_counts(split)
     counts = count_characters(read_texts(split))
-    sentences = read_texts(split, "sentence") if "sentence" in split.column_names else []
-    letters = count_characters(
-        [unicodedata.normalize("NFC", text) for text in texts] for texts in sentences
-    )
-    letters = Counter({char: count for char, count in letters.items() if char.isalpha()})
     examples = split.select(spread_rows(len(split), MAX_TRANSCRIPTS))
     implausible = split.select(implausible_rows(split, sample_rate))
     num_words = sum(len(text.split()) for texts in read_texts(split) for text in texts)
@@ -142,7 +136,8 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
         "utterances": len(split),
         "hours": samples_to_seconds(int(samples.sum()), sample_rate) / 3600,
         "speakers": _count_speakers([split]),
-        "words": num_words if has_words else None,
+        # Several languages or none count as one with words.
+        "words": num_words if separates_words(language) else None,
         "seconds": _measure_seconds(samples / sample_rate),
         "characters_per_second": counts.total() * sample_rate / max(int(samples.sum()), 1),
         "implausible": take_columns(implausible, "id", "text", "samples").to_pylist(),
@@ -150,12 +145,8 @@ def _measure(split: datasets.Dataset, sample_rate: int, has_words: bool) -> Fact
         "transcripts": take_columns(examples, "id", "sentence", "text").to_pylist(),
         "characters": dict(counts.most_common(MAX_CHARACTERS)),
         "distinct_characters": len(counts),
-        "letters": letters.total(),
-        "replaced": {
-            letter: count
-            for letter, count in letters.most_common()
-            if letter not in counts and not counts.keys() >= {*normalize(letter, UNKNOWN_LANGUAGE)}
-        },
+        "letters": sum(count for char, count in counts.items() if char.isalpha()),
+        "changes": find_changes(split, language),
     }
 
 

@@ -239,18 +239,19 @@ def describe_normalizer(language: str, table: Orthography | None = None) -> str:
     return line
 
 
-def spoken_symbols_note(
-    characters: Mapping[str, int], language: str, table: Orthography | None = None
-) -> str | None:
+def is_spoken_symbol(char: str) -> bool:
+    """Return whether a character is often read aloud, such as "€" and "½"."""
+    return char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
+
+
+def spoken_symbols_note(characters: Mapping[str, int], language: str) -> str | None:
     """Return a note on dropped characters that may be read aloud, such as "€" and "½".
 
     characters: the number of each character in all sentences.
     """
     dropped = Counter[str]()
-    kept_marks = "" if table is None else table.punctuation
     for char, count in characters.items():
-        is_spoken = char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
-        if is_spoken and char not in kept_marks and not normalize(char, language, table):
+        if is_spoken_symbol(char) and not normalize(char, language):
             dropped[char] = count
     if not dropped:
         return None

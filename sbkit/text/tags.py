@@ -76,6 +76,11 @@ def unify_tags(text: str) -> str:
     return _TAG.sub(lambda match: f"[{_content(match)}]" if _is_tag(match) else match[0], text)
 
 
+def kept_tags(texts: Iterable[str]) -> set[str]:
+    """Return the names of the tags that normalized texts have."""
+    return {name for text in texts if "[" in text for name in TOKEN.findall(text)}
+
+
 def count_dropped_tags(texts: Iterable[str], kept_names: Collection[str] = ()) -> Counter[str]:
     """Count the tags of texts that are not kept, as they are written."""
     dropped = Counter[str]()

@@ -1,5 +1,6 @@
 """Findings about the data that the small release of the mutations cannot show."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from sbkit.check.data import (
     check_channels,
     check_data,
     check_labels,
-    check_numbers,
     check_silence,
     read_all_transcripts,
 )
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.manifest import Excluded
 from sbkit.data.splits import Splits
-from sbkit.text.normalization import normalize
+from sbkit.text.normalization import normalize, orthography
+from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
@@ -54,20 +55,34 @@ def planned_on(splits: Splits, run: Path) -> PlannedRun:
     return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
 
 
-def test_digits_in_transcripts_are_noted_once(tmp_path: Path) -> None:
-    splits = splits_of("ann", "bob", "cy")
-    texts = ["3 50 euro", "no digits", "also 12"]
+CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
+CHANGED = [  # sentences, what is noted
+    (["No digits", "I have 3,50!"], "digits: 1 0, 1 3, 1 5 ('I have 3,50!' is trained as 'i have "),
+    (["a € or $", "b €"], "dropped symbols: 2 €, 1 $ ('b €' is trained as 'b')"),
+    (["Oh [noise] no &amp; [noise]", "<unk>"], "dropped tags: 2 [noise], 1 <unk> ('<unk>' is tr"),
+    (["the fox is here", "the fox", f"the f{CYRILLIC_O}x"], f"another script: 1 {CYRILLIC_O} ("),
+    (["so\xadft words", "\ufeffa fox"], "deleted characters: 1 U+00AD, 1 U+FEFF ('\\ufeffa fox'"),
+    (["a nan", "NaN", "nan", "nan"], "stand for a missing text: 2 nan, 1 NaN ('NaN' is tr"),
+    (["It's fine, (really) - isn't it?", "2nd-rate?!"], "digits: 1 2 ('2nd-rate?!' is trained as"),
+    (['"Yes." \N{EM DASH} he said\N{HORIZONTAL ELLIPSIS}', "A\tb\u2009c"], ""),
+]
+
+
+@pytest.mark.parametrize(("sentences", "noted"), CHANGED)
+def test_what_transcripts_become_is_noted_once(
+    sentences: Sequence[str], noted: str, tmp_path: Path
+) -> None:
+    normalize = transcript_normalizer(orthography("en"))
     rows = [
-        spoken(f"train{n}", text, sentence="3,50 Euro", divisor=4) for n, text in enumerate(texts)
+        spoken(f"{n}", normalize(sentence), sentence=sentence, divisor=4)
+        for n, sentence in enumerate(sentences)
     ]
-    with planned_on(replace(splits, train=make_store(rows)), tmp_path) as planned:
-        (finding,) = check_planned_run(planned, (check_numbers,))
-    assert not finding.stops
-    assert finding.problem == (
-        "Transcripts have digits ('3,50 Euro' is trained as '3 50 euro'): 2 of 3 in train (train0, "
-        "train2)"
-    )
-    assert "--text='{numbers: spell}', which reads en, " in finding.fix
+    splits = replace(splits_of("ann", "bob", "cy"), train=make_store(rows))
+    with planned_on(splits, tmp_path) as planned:
+        findings = [f for f in check_data(planned) if f.problem.startswith("Transcripts have")]
+    assert not any(finding.stops for finding in findings)
+    assert len(findings) == bool(noted)
+    assert all(noted in finding.problem for finding in findings)
 
 
 @pytest.fixture

@@ -212,6 +212,14 @@ def test_invalid_part_is_left_out_and_named(
     assert again.excluded == split.excluded
 
 
+def test_part_without_text_displaces_none_that_has_one(folder: Path) -> None:
+    """Training leaves it out anyway, so both would be lost."""
+    rows = ["talk.flac,1,2,", "talk.flac,2,9,hi", "talk.flac,20,2,", "talk.flac,20,2,yo"]
+    manifest = read(write_table(folder, rows))
+    assert manifest.sentences == ["", "hi", "yo"]
+    assert [row.reason for row in manifest.excluded] == ["clip listed twice"]
+
+
 def test_kaldi_segments_that_name_no_part_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "wav.scp").write_text("a a.wav\n")
     (tmp_path / "text").write_text("u1 x\nu2 x\nu3 x\nu4 x\nu5 x")

@@ -120,7 +120,7 @@ def test_manifest_excludes_repeated_clips_and_makes_ids_unique(tmp_path: Path) -
     rows = "path\tsentence\na.wav\thi\na.flac\tyo\nb.mp3\tme\na.wav\thi\n"
     manifest = read_manifest(write(tmp_path, rows))
     assert [clip.id for clip in manifest] == ["a.wav", "a.flac", "b"]
-    assert manifest.excluded == (Excluded("a", "clip listed twice", "a row before it names a.wav"),)
+    assert manifest.excluded == (Excluded("a", "clip listed twice", "another row names a.wav"),)
 
 
 def test_columns_with_reserved_names_are_renamed(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from sbkit.text.normalization import (
     join_segments,
     normalize,
     orthography,
-    spoken_symbols_note,
     table_from_stored,
     table_to_store,
     text_table,
@@ -85,7 +84,6 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
     described = describe_normalizer("en", table)
     assert described.startswith("text table of en: upper and lower case, the letters abc")
     assert described.endswith("z, the marks . %")
-    assert spoken_symbols_note({"%": 1}, "xx", text_table("xx", {"punctuation": ["%"]})) is None
     assert join_segments(["你好。", "再见", "OK.", "Yes"]) == "你好。再见 OK. Yes"
 
 
