@@ -51,6 +51,7 @@ MAX_SILENT_SHARE = 0.1
 MIN_SUSPICIOUS_CER, MIN_SUSPICIOUS_CHARACTERS = 0.5, 5
 MIN_CONFIDENCE_SHARE = 0.8  # of the median
 MAX_RELIABLE_CER = 0.4
+MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
 
 
 def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> FigureDict:
@@ -161,6 +162,7 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     normalized = normalized_of(scored)
     if normalized:
         line += f"; normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}"
+        line += _describe_word_counts(scored, normalized)
     greedy = greedy_of(scored)
     if greedy:
         line += f"; greedily {_describe_rates(greedy)}"
@@ -170,6 +172,19 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     if confidence is not None:
         line += f"; confidence {confidence}"
     return line
+
+
+def _describe_word_counts(
+    scored: Sequence[ScoredUtterance], normalized: Sequence[ScoredUtterance]
+) -> str:
+    """Note a normalizer that splits or joins many words, as Whisper's does at signs of vowels."""
+    before, after = (
+        sum(len(utterance.reference.split()) for utterance in utterances)
+        for utterances in (scored, normalized)
+    )
+    if not all_have_word_boundaries(scored) or abs(after - before) <= MAX_CHANGED_WORDS * before:
+        return ""
+    return f" (the normalizer makes {after} words of {before}, so the WER counts other words)"
 
 
 def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:

@@ -313,23 +313,26 @@ def normalize(text: str, language: str, table: Orthography | None = None) -> str
     text = compose(text.translate(folding), marks)
     # 7. Trim joiners now that all words are separated: inside a word they stay.
     words = [word.strip(table.joiners) for word in _QUOTES.sub(" ", text).split()]
-    text = " ".join(_attach_marks(words, table) if marks else filter(None, words))
+    text = " ".join(attach_marks(words, marks, table.joiners) if marks else filter(None, words))
     if table.spaces:
         return text
     # 8. Without a space between them, a letter and a mark may compose.
     return compose(_SPACE_WITHIN.sub("", text), marks)
 
 
-def _attach_marks(words: Iterable[str], table: Orthography) -> list[str]:
+def attach_marks(words: Iterable[str], punctuation: str, joiners: str = "") -> list[str]:
     """Attach marks without letters to a word: opening marks to the next word, others to the last.
 
     At the end of a word, a repeated mark is written once ("wait..." becomes "wait.").
+
+    >>> attach_marks([".", "Wait", "..", "please", "?"], ".?")
+    ['Wait.', 'please?']
     """
-    marks = f"[{re.escape(table.punctuation)}]"
+    marks = f"[{re.escape(punctuation)}]"
     attached: list[str] = []
     opening = ""
     for word in words:
-        parts = [part.strip(table.joiners) for part in re.split(f"({marks})", word)]
+        parts = [part.strip(joiners) for part in re.split(f"({marks})", word)]
         word = "".join(parts)
         if any(parts[::2]):  # the letters between the marks
             attached.append(opening + word)

@@ -9,7 +9,7 @@ import sentencepiece
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular, write_bytes_atomically
-from sbkit.text.normalization import is_mark
+from sbkit.text.normalization import attach_marks, is_mark
 from sbkit.text.tags import TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
@@ -59,8 +59,9 @@ class Tokenizer:
         return " ".join(self.words(ids))
 
     def words(self, ids: Sequence[int]) -> list[str]:
-        """Return the words that ids spell."""
-        return "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
+        """Return the words that ids spell; marks of punctuation stand behind a word."""
+        words = "".join(map(self.texts.__getitem__, ids)).replace(SPACE, " ").split()
+        return attach_marks(words, "".join(self.marks)) if self.marks else words
 
     @cached_property
     def tags(self) -> tuple[str, ...]:
@@ -99,8 +100,9 @@ class Tokenizer:
 
     @cached_property
     def marks(self) -> frozenset[str]:
-        """The marks of punctuation that the tokens can spell."""
-        return frozenset(filter(is_mark, "".join(self.texts)))
+        """The marks of punctuation that the tokens can spell, without those of tags."""
+        texts = (text for text in self.texts if not TOKEN.fullmatch(text))
+        return frozenset(filter(is_mark, "".join(texts)))
 
     def pieces(self) -> list[str]:
         """List the tokens in the order of their ids."""

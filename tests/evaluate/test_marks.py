@@ -53,6 +53,15 @@ def test_mark_that_nobody_wrote_has_no_precision() -> None:
     )
 
 
+def test_normalizer_that_changes_the_number_of_words_is_noted() -> None:
+    """Whisper's basic one splits Hindi at its signs of vowels."""
+    scored = [ScoredUtterance("a", "हिन्दी भाषा", "हिन्दी")]
+    for words, noted in ((2, ""), (7, " (the normalizer makes 7 words of 2, so the WER counts")):
+        plain = replace(scored[0], reference="x " * words)
+        line = describe_results([replace(scored[0], normalized=plain)])
+        assert noted in line and ("the normalizer makes" in line) == bool(noted)
+
+
 def test_figures_are_as_written_and_normalized() -> None:
     plain = replace(
         SPOKEN,

@@ -42,6 +42,15 @@ def test_decode_inverts_encode_in_three_scripts(tmp_path: Path, kind: str, vocab
     assert tokenizer.letters("fox ñ") == ""
 
 
+def test_mark_stands_behind_its_word(tmp_path: Path) -> None:
+    """A model may write a space before a mark, or begin with one: ". Please"."""
+    tokenizer = train(tmp_path, "char", None, ["Wait, please. ¿Sí?"])
+    for written, text in ((". Please", "Please"), ("Wait , please .", "Wait, please."), ("?", "")):
+        ids = [tokenizer.pieces().index(char) for char in written.replace(" ", "▁") if char != "P"]
+        assert tokenizer.decode(ids) == text.replace("P", "")
+    assert tokenizer.decode(tokenizer.encode("Wait. ¿Sí?")) == "Wait. ¿Sí?"
+
+
 @pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
 def test_unseen_character_is_unk_and_never_blank(
     tmp_path: Path, kind: str, vocab_size: Any
