@@ -26,6 +26,7 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart
@@ -153,9 +154,12 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
         )
     rows = manifest.rows
     seconds = np.full(len(rows), np.nan)
+    is_empty = np.zeros(len(rows), bool)
     if DURATION_COLUMN in rows.column_names:
         seconds = parse_durations(rows[DURATION_COLUMN])
-    unknown = np.flatnonzero(np.isnan(seconds))
+        texts = rows[DURATION_COLUMN].fill_null("")
+        is_empty = pc.match_substring_regex(texts, r"^0+(\.0*)?$").to_numpy()
+    unknown = np.flatnonzero(np.isnan(seconds) & ~is_empty)
     if len(unknown):
         raise ConfigError(
             f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
@@ -164,6 +168,9 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
             "pcm or flac, which decode all clips first."
         )
     keys, errors = _file_keys(manifest)
+    for row in np.flatnonzero(is_empty).tolist():
+        if key := keys.pop(row, None):
+            errors[row] = AudioError("no samples", f"The corpus states 0 ms for {key.path}.")
     samples = np.rint(seconds[[*keys]] * sample_rate).astype(np.int64)
     locations = [
         {"file": key.path, "shard": 0, "sample_rate": sample_rate} for key in keys.values()

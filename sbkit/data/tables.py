@@ -221,8 +221,8 @@ def _read_document(file: Path, lines: TextIO) -> Table | None:
         document = [{ID_COLUMNS[0]: id, **row} for id, row in document.items()]
     if not document or not isinstance(document, list):
         return None
-    rows = (json.dumps(_flatten_part(row)) for row in document)
-    return join_tables(read_objects(file, rows), file)
+    numbered = enumerate(map(_flatten_part, document), start=1)
+    return join_tables(_collect_objects(file, numbered), file)
 
 
 def _flatten_part(row: Any) -> Any:
@@ -399,22 +399,34 @@ class _Delimited:
 def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
     """Read JSON Lines in batches: an object on each line, whose values become text."""
     numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    objects = ((number, _parse(line)) for number, line in numbered)
+    return _collect_objects(file, objects, batch_rows)
+
+
+def _parse(line: str) -> Any:
+    """Return the value of a line, or the error of an invalid one."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        return error
+
+
+def _collect_objects(
+    file: Path, numbered: Iterator[tuple[int, Any]], batch_rows: int = BATCH_ROWS
+) -> Iterator[Table]:
     while batch := list(islice(numbered, batch_rows)):
         other_values: dict[str, tuple[int, object]] = {}
-        rows = [(number, _parse_object(number, line, other_values)) for number, line in batch]
+        rows = [(number, _to_row(number, values, other_values)) for number, values in batch]
         yield replace(collect_rows(file, rows), other_values=other_values)
 
 
-def _parse_object(
-    number: int, line: str, other_values: dict[str, tuple[int, object]]
+def _to_row(
+    number: int, values: Any, other_values: dict[str, tuple[int, object]]
 ) -> Row | Excluded:
     """Return the values of an object as text; add those that are no texts to ``other_values``."""
-    try:
-        values = json.loads(line)
-        if not isinstance(values, dict) or not values:
-            raise ValueError("it is not an object with keys")
-    except ValueError as error:
-        return Excluded("", "not a JSON object", str(error))
+    if not isinstance(values, dict) or not values:
+        detail = str(values) if isinstance(values, ValueError) else "it is not an object with keys"
+        return Excluded("", "not a JSON object", detail)
     for name, value in values.items():
         if not (isinstance(value, str) or is_missing(value)):
             other_values.setdefault(name.strip(), (number, value))

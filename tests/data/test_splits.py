@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -337,7 +338,15 @@ def test_lazy_clips_are_decoded_when_they_are_read_and_named_if_they_are_gone(
         for n, clip in enumerate(make_clips(tmp_path / "clips", 41))
     ]
     clips[0].path.unlink()  # before the run
+    clips.append(
+        replace(clips[1], id="none", path=tmp_path / "none.wav", columns={"duration_ms": "0"})
+    )
+    shutil.copy(clips[1].path, tmp_path / "none.wav")
     prepared = prepare(tmp_path, clips, store="lazy")
+    assert [(row.id, row.detail) for row in prepared.excluded][1:] == [
+        ("none", f"The corpus states 0 ms for {tmp_path}/none.wav.")
+    ]
+    clips.pop()
     assert prepared.dataset["samples"] == [1600 * (n % 3 + 1) for n in range(1, 41)]
     assert_holds(prepared, clips[1:])
     assert shards_of(tmp_path) == []
