@@ -672,9 +672,11 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
         return str(Path(name).expanduser())
     if "\\" in name and not Path(folder, name).exists():
         return Excluded("", "a path of Windows", f"{name} has backslashes. Write slashes.")
-    while name.startswith("./"):
-        name = name.removeprefix("./")
-    return name if name.startswith("/") else f"{folder}/{name}"
+    path = name if name.startswith("/") else f"{folder}/{name}"
+    if "//" in path or "/." in path:  # one file has one path
+        plain = os.path.normpath(path)
+        return plain if os.path.realpath(plain) == os.path.realpath(path) else path
+    return path
 
 
 # Releases of Common Voice

@@ -240,7 +240,9 @@ def test_json_may_be_one_list(indent: int | None, tmp_path: Path) -> None:
 
 
 def test_paths_of_other_systems_are_one_file_or_named(tmp_path: Path) -> None:
-    rows = ["path,text", "./a.wav,hi", "a.wav,ho", "b\\c.wav,yo"]
+    (tmp_path / "sub").mkdir()
+    spelled = ["./a.wav", "a.wav", "sub/../a.wav", "sub//.././a.wav", f"{tmp_path}/a.wav"]
+    rows = ["path,text", *(f"{path},hi" for path in spelled), "b\\c.wav,yo"]
     (tmp_path / "a.csv").write_text("\n".join(rows))
     reasons = [row.reason for row in read(tmp_path / "a.csv").excluded]
-    assert sorted(reasons) == ["a path of Windows", "clip listed twice"]
+    assert sorted(reasons) == ["a path of Windows", *["clip listed twice"] * 4]
