@@ -25,7 +25,6 @@ from sbkit.data.manifest import Manifest
 from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases
 from sbkit.text.languages import check_language, language_tags
-from sbkit.text.tags import check_tag_names
 
 # Tables that do not list clips.
 OTHER_TABLES = {"clip_durations", "reported", "validated_sentences", "unvalidated_sentences"}
@@ -63,9 +62,8 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """
     options = TableOptions.from_knobs(knobs)
     if tables := _find_spontaneous(knobs):
-        kept_tags = check_tag_names(knobs.get("keep_tags"))
         parts = [
-            (tag, read_spontaneous(table, split, replace(options, language=tag), kept_tags))
+            (tag, read_spontaneous(table, split, replace(options, language=tag)))
             for tag, table in tables.items()
         ]
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))

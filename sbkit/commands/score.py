@@ -248,8 +248,7 @@ def prepare_source(
     if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
         manifest = read_release(source, columns)
     elif source.match(TABLE_NAME.format("*")):
-        tags = bundle.tokenizer.tags if has_text else ()
-        manifest = read_spontaneous(source, None, columns, tags)
+        manifest = read_spontaneous(source, None, columns)
     else:
         manifest = read_manifests([(source, columns)])
     split = name_of(source)

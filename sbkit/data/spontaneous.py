@@ -9,7 +9,7 @@ https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from sbkit.data.tables import (
     read_text_column,
     to_manifest,
 )
-from sbkit.text.tags import select_tags
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +47,11 @@ def find_table(folder: Path, language: str) -> Path | None:
     return None
 
 
-def read_spontaneous(
-    file: Path, split: str | None, options: TableOptions, kept_tags: Collection[str] = ()
-) -> Manifest:
+def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Manifest:
     """Read one split of a release, or all rows.
 
-    Rows without a transcription are left out and counted; ``kept_tags`` stay in the others. A row
-    without a split, and every row of a table that assigns none, gets the split that
-    `choose_splits` chooses.
+    Rows without a transcription are left out and counted. A row without a split, and every row of a
+    table that assigns none, gets the split that `choose_splits` chooses.
 
     Raises:
         ConfigError: the table has no such split.
@@ -66,10 +62,7 @@ def read_spontaneous(
     is_filled = [True] * len(rows)
     text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)
     if text and options.text_column is not False:
-        texts = read_text_column(table, text)
-        is_filled = [bool(transcript.strip()) for transcript in texts]
-        texts = [select_tags(transcript, kept_tags) for transcript in texts]
-        rows = rows.set_column(rows.column_names.index(text), text, pa.array(texts, pa.string()))
+        is_filled = [bool(transcript.strip()) for transcript in read_text_column(table, text)]
     split_rows = [*range(len(rows))]
     if split is not None:
         splits = choose_splits(table, is_filled)

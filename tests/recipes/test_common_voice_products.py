@@ -74,10 +74,6 @@ def test_spontaneous_rows_have_their_splits_and_columns(releases: Path) -> None:
     clip = train[1]
     assert (clip.id, clip.columns["language"]) == ("spontaneous-speech-en-2", "en")
     assert {"speaker", "variant", "accents", "age", "gender", "duration_ms"} <= {*clip.columns}
-    assert not any(mark in "".join(train.sentences) for mark in "[]")
-    kept = read(releases / SPONTANEOUS, "train", keep_tags=["noise", "laughter"])
-    assert {*"".join(kept.sentences).split("[")[1].split("]")[0]} <= {*"noiselaughter"}
-    assert sum("[noise]" in sentence for sentence in kept.sentences) > 10
     pending = sum(row["transcription"] == "" for row in rows)
     assert pending == read(releases / SPONTANEOUS, "unassigned").filtered["not transcribed"]
 
