@@ -20,7 +20,13 @@ import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.data.cache import unpack_corpus
-from sbkit.data.corpus import USUAL_SPLITS, KnobValues, resolve_splits, to_names
+from sbkit.data.corpus import (
+    JOINED_FOLDERS,
+    USUAL_SPLITS,
+    KnobValues,
+    resolve_splits,
+    to_names,
+)
 from sbkit.data.manifest import Manifest
 from sbkit.data.spontaneous import TABLE_NAME, UNASSIGNED, find_table, read_spontaneous
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_releases
@@ -62,10 +68,17 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """
     options = TableOptions.from_knobs(knobs)
     if tables := _find_spontaneous(knobs):
-        parts = [
-            (tag, read_spontaneous(table, split, replace(options, language=tag)))
-            for tag, table in tables.items()
+        folders = knobs.get(JOINED_FOLDERS) or [knobs["data_folder"]]
+        run_tables = [
+            table
+            for folder in folders
+            for table in _find_spontaneous({**knobs, "data_folder": folder}).values()
         ]
+        parts = []
+        for tag, table in tables.items():
+            beside = [other for other in run_tables if other != table]
+            own_options = replace(options, language=tag)
+            parts.append((tag, read_spontaneous(table, split, own_options, beside)))
         return Manifest.join_named(parts, *(table.parent for table in tables.values()))
     releases = _find_releases(knobs, split)
     manifest = read_releases(releases, split, options)

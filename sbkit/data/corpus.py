@@ -40,6 +40,9 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
     return facts | {key: value for key, value in stated.items() if value}
 
 
+JOINED_FOLDERS = "joined_folders"  # a knob of a corpus: its folders, if there are several
+
+
 class JoinedCorpora:
     """The corpora of several data folders; their splits are named SPLIT-FOLDER.
 
@@ -80,7 +83,8 @@ class JoinedCorpora:
         name, folder, corpus = max(matching, key=lambda c: len(c[0]))
         train = [s.removesuffix(f"-{name}") for s in self.splits(knobs)["train"]]
         own_split = split.removesuffix(f"-{name}")
-        own_knobs = {**knobs, "data_folder": folder}
+        folders = [other for _, other, other_corpus in self._corpora if other_corpus is corpus]
+        own_knobs = {**knobs, "data_folder": folder, JOINED_FOLDERS: folders}
         own_knobs["splits"] = {"train": own_split} if own_split in train else None
         return corpus.read(own_knobs, own_split)
 

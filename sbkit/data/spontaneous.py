@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -47,11 +48,15 @@ def find_table(folder: Path, language: str) -> Path | None:
     return None
 
 
-def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Manifest:
+def read_spontaneous(
+    file: Path, split: str | None, options: TableOptions, beside: Sequence[Path] = ()
+) -> Manifest:
     """Read one split of a release, or all rows.
 
     Rows without a transcription are left out and counted. A row without a split, and every row of a
     table that assigns none, gets the split that `choose_splits` chooses.
+
+    beside: the other tables of the run, in which the same people may speak.
 
     Raises:
         ConfigError: the table has no such split.
@@ -59,20 +64,18 @@ def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Ma
     """
     table = read_table(file, options.encoding)
     rows = table.rows
-    is_filled = [True] * len(rows)
-    text = find_column(rows.column_names, options.text_column or None, TEXT_COLUMNS)
-    if text and options.text_column is not False:
-        is_filled = [bool(transcript.strip()) for transcript in read_text_column(table, text)]
+    own = _find_speakers(table, options)
     split_rows = [*range(len(rows))]
     if split is not None:
-        splits = choose_splits(table, is_filled)
+        others = [_find_speakers(read_table(other, options.encoding), options) for other in beside]
+        splits = choose_splits(own, others, file)
         split_rows = [row for row, name in enumerate(splits) if name == split]
         if split == "train":
-            _log_chosen(table, splits)
+            _log_chosen(file, own, splits)
         elif not split_rows and split not in RELEASE_SPLITS:
             names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
             raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
-    indices = [row for row in split_rows if is_filled[row]]
+    indices = [row for row in split_rows if own.is_filled[row]]
     num_empty = len(split_rows) - len(indices)
     if "language" in rows.column_names:  # its name in English; manifests have its tag
         rows = rows.drop_columns(["language"])
@@ -85,44 +88,69 @@ def read_spontaneous(file: Path, split: str | None, options: TableOptions) -> Ma
     return replace(manifest.distinct(audios), filtered=filtered)
 
 
-def _log_chosen(table: Table, splits: Sequence[str]) -> None:
-    """Log how many rows belong to a split that the table does not name."""
-    names = read_text_column(table, "split")
-    count = sum(
-        split in RELEASE_SPLITS and split != name.strip()
-        for split, name in zip(splits, names, strict=True)
+class TableSpeakers(NamedTuple):
+    """The rows of a table: who speaks, the assigned splits, and whether they are transcribed."""
+
+    speakers: Sequence[str]
+    splits: Sequence[str]
+    is_filled: Sequence[bool]
+
+    @property
+    def free(self) -> set[str]:
+        """The splits of rows to choose for: the unassigned ones if the table assigns none."""
+        return {""} if {*self.splits} & {*RELEASE_SPLITS} else {"", UNASSIGNED}
+
+
+def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
+    names = table.rows.column_names
+    is_filled = [True] * len(table.rows)
+    text = find_column(names, options.text_column or None, TEXT_COLUMNS)
+    if text and options.text_column is not False:
+        is_filled = [bool(transcript.strip()) for transcript in read_text_column(table, text)]
+    clips = read_text_column(table, "audio_file")
+    speakers = zip(read_text_column(table, "client_id"), clips, strict=True)
+    return TableSpeakers(
+        # The first releases name no speakers: a row without one is one of its own.
+        [speaker or f"clip {clip}" for speaker, clip in speakers],
+        [name.strip() for name in read_text_column(table, "split")],
+        is_filled,
     )
+
+
+def _log_chosen(file: Path, rows: TableSpeakers, splits: Sequence[str]) -> None:
+    """Log how many rows belong to a split that the table does not name."""
+    pairs = zip(splits, rows.splits, strict=True)
+    count = sum(split in RELEASE_SPLITS and split != name for split, name in pairs)
     if count:
-        rows = plural(count, "row")
-        logger.info(f"{table.file.name}: the splits of {rows} are chosen by speaker")
+        rows_chosen = plural(count, "row")
+        logger.info(f"{file.name}: the splits of {rows_chosen} are chosen by speaker")
 
 
-def choose_splits(table: Table, is_filled: Sequence[bool]) -> list[str]:
+def choose_splits(own: TableSpeakers, others: Sequence[TableSpeakers], source: object) -> list[str]:
     """Return the split of each row.
 
-    A row that has none gets the split of its speaker's other rows. Other speakers with transcribed
-    rows are dealt (`deal_speakers`); a row without a speaker is one of its own. If the table has no
-    row in train, dev and test, the unassigned ones are dealt, too.
+    A row that has none gets the split of its speaker's other rows, in this table or another. Other
+    speakers with transcribed rows are dealt (`deal_speakers`). If the table has no row in train,
+    dev and test, the unassigned ones are dealt, too.
+
+    source: the table, for an error.
 
     Raises DataError if there are fewer than three speakers to deal.
     """
-    names = [name.strip() for name in read_text_column(table, "split")]
-    free = {""} if {*names} & {*RELEASE_SPLITS} else {"", UNASSIGNED}
-    speakers = [  # the first releases name none
-        speaker or f"clip {clip}"
-        for speaker, clip in zip(
-            read_text_column(table, "client_id"), read_text_column(table, "audio_file"), strict=True
-        )
-    ]
-    assigned = {s: name for s, name in zip(speakers, names, strict=True) if name in RELEASE_SPLITS}
+    tables = [*others, own]  # its own assignments count most
+    assigned: dict[str, str] = {}
+    for table in tables:
+        pairs = zip(table.speakers, table.splits, strict=True)
+        assigned |= {speaker: split for speaker, split in pairs if split in RELEASE_SPLITS}
     counts = Counter(
         speaker
-        for speaker, name, filled in zip(speakers, names, is_filled, strict=True)
-        if filled and name in free and speaker not in assigned
+        for table in tables
+        for speaker, split, filled in zip(*table, strict=True)
+        if filled and split in table.free and speaker not in assigned
     )
-    dealt = deal_speakers(counts, DEFAULT_SHARES, table.file, fill=not assigned)
+    dealt = deal_speakers(counts, DEFAULT_SHARES, source, fill=not assigned)
     split_of = dealt | assigned
     return [
-        split_of.get(speaker, UNASSIGNED) if name in free else name
-        for speaker, name in zip(speakers, names, strict=True)
+        split_of.get(speaker, UNASSIGNED) if split in own.free else split
+        for speaker, split in zip(own.speakers, own.splits, strict=True)
     ]

@@ -109,6 +109,29 @@ def test_row_without_split_follows_its_speaker_and_first_releases_are_read(table
     assert len(read(table.parent, "dev")) == sum(row["split"] == "dev" for row in rows)
 
 
+@pytest.mark.parametrize("assigned", [None, "", "unassigned"])
+def test_a_speaker_of_two_releases_is_in_one_split(
+    assigned: str | None, table: Path, releases: Path
+) -> None:
+    """29 of 45 speakers were in train of one and in dev or test of the other."""
+    rows = rows_of(table)
+    later = table.parent.parent / "later"
+    (later / "audios").mkdir(parents=True)
+    if assigned is not None:
+        change(table, split=assigned)
+    fake.write_tsv(later / table.name, [row | {"split": ""} for row in rows[::3] * 2])
+    corpus = corpus_of({"data_folder": [str(table.parent), str(later)]})
+    knobs = {"data_folder": [str(table.parent), str(later)], "language": "en"}
+    speakers: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
+    for split, found in speakers.items():
+        for folder in (table.parent, later):
+            manifest = corpus.read(knobs, f"{split}-{folder.name}")
+            assert isinstance(manifest, Manifest)
+            found |= {clip.columns["speaker"] for clip in manifest}
+    assert min(map(len, speakers.values())) > 0
+    assert sum(map(len, speakers.values())) == len(set.union(*speakers.values()))
+
+
 def test_wrong_languages_and_splits_are_named(releases: Path) -> None:
     with pytest.raises(SbkitError, match=r"no ss-corpus-fr\.tsv, but ss-corpus-en\.tsv"):
         read(releases / SPONTANEOUS, "train", language="fr")
