@@ -130,11 +130,14 @@ def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
     without any is at the key of the data.
     """
     message = str(error).replace(str(planned.folder), str(planned.run_folder))
+    error_file = error.where.rpartition(":")[0] or error.where  # stands before the problem
     line = FILE_AND_LINE.search(message)
     places = _places_of_keys(error, planned)
     declared = planned.place(*(["data_folder"] if isinstance(error, DataError) else []))
     where = line[0] if line else next(iter(places), error.where or declared)
-    return Finding(check=check, where=where, problem=message.rstrip("."))
+    return Finding(
+        check=check, where=where, problem=message.removeprefix(f"{error_file}: ").rstrip(".")
+    )
 
 
 def _places_of_keys(error: SbkitError, planned: PlannedRun) -> list[str]:

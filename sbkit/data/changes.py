@@ -21,6 +21,8 @@ OTHER_SCRIPTS = "letters of another script"
 DELETED = "deleted characters"
 NULL_WORDS = "words that often stand for a missing text"
 NULL_WORD = re.compile(r"(?i)(nan|null|none|n/?a|#n/a|nil)")  # a transcript without other words
+UNIT = re.compile(r"[€$£¥₹]\s?(?=\d)|(?<=\d)\s?[€$£¥₹%‰°]")
+NOTHING = re.compile("(?!)")
 MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for one of its own scripts
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
@@ -37,8 +39,10 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
         return []
     trained = count_characters(read_texts(split))
     kept = kept_tags(text for texts in read_texts(split) for text in texts)
+    # Where digits are read as words, so are the units beside them.
+    read = UNIT if not any(map(str.isdecimal, trained)) else NOTHING
     written = count_characters(
-        [_compose(select_tags(unify_tags(text), kept)) for text in texts]
+        [_compose(read.sub("", select_tags(unify_tags(text), kept))) for text in texts]
         for texts in read_texts(split, "sentence")
     )
     scripts = _main_scripts(trained)
