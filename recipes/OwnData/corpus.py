@@ -4,6 +4,7 @@ manifest: {train: a.csv, dev: [b.tsv, c.tsv], test: {clean: d.jsonl, noisy: kald
 manifest: {all: a.csv}                  has a column `split`, or is split by its speakers
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from sbkit.base.messages import listed
 from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.dealing import check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import Excluded, Manifest, to_texts
+from sbkit.data.manifest import SPEAKER_COLUMNS, Excluded, Manifest, to_texts
 from sbkit.data.sources import (
     TableFolders,
     find_metadata,
@@ -30,6 +31,8 @@ from sbkit.data.sources import (
 from sbkit.data.tables import COLUMN_KEYS, TableOptions, find_column, is_named
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
+
+logger = logging.getLogger(__name__)
 
 ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
 ROLE_OF |= {"training": "train", "validation": "valid"}
@@ -85,6 +88,12 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
     if ALL_SPLITS in (knobs["manifest"] or ()):
         manifest, split_of_row = _read_all(knobs)
         excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
+        columns = manifest.rows.column_names
+        if split == "train" and not {"speaker", "split"} & {*columns}:
+            logger.info(
+                f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
+                f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
+            )
         rows = np.flatnonzero(np.array(split_of_row) == split)
         return replace(manifest.take(rows), excluded=excluded)
     return _read_sources(knobs, _parse_manifest(knobs["manifest"])[split])

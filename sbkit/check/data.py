@@ -45,6 +45,9 @@ from sbkit.text.normalization import languages_with
 from sbkit.text.verbalize import languages_with_numbers
 
 TRAIN = "train"
+SPLIT_COLUMN = "split"
+ROLE_OF_PREFIX = {"train": "train", "dev": "valid", "valid": "valid", "validation": "valid"}
+ROLE_OF_PREFIX |= {"test": "test"}
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
 MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
 MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
@@ -265,8 +268,31 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
         "corpus states",
         fix="Download these clips again; they are used as they are.",
     )
+    yield from _check_split_column(planned)
     for shared in facts["shared"]:
         yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)
+
+
+def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
+    """Find rows whose column `split` names another split than they are in."""
+    splits = planned.prepare_splits()
+    roles = {"train": {TRAIN}, "valid": {*splits.valid}, "test": {*splits.test}}
+    for name, split in splits.named().items():
+        if SPLIT_COLUMN in split.column_names:
+            values = Counter(value for value in read_column(split, SPLIT_COLUMN) if value)
+            others = [
+                f"{count:,} {value}"
+                for value, count in values.items()
+                if name not in roles.get(ROLE_OF_PREFIX.get(value.split("-")[0], ""), {name})
+            ]
+            if others:
+                yield planned.finding(
+                    "data_folder",
+                    problem=f"{name} has rows of other splits, as their column `{SPLIT_COLUMN}` "
+                    f"says: {listed(others)}",
+                    fix="Pass --manifest all=FILE, which follows the column, or rename it.",
+                    stops=False,
+                )
 
 
 def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:

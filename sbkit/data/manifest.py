@@ -30,7 +30,10 @@ RESERVED_COLUMNS = (
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
 DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
-SPEAKER_COLUMNS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")
+SPEAKER_COLUMNS = (
+    *("speaker", "client_id", "speaker_id", "spk_id", "spk", "speakerid", "spkid"),
+    *("speaker_name", "reader_id", "user_id", "talker"),
+)
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
 _SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})

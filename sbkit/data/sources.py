@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import parse_errors_as_sbkit_errors, write_bytes_atomically
+from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
@@ -44,6 +45,7 @@ from sbkit.data.tables import (
     read_objects,
     read_table,
     to_manifest,
+    unused_time_columns,
 )
 from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
@@ -76,6 +78,11 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
     manifest = to_manifest(table, options, find_audio, folder)
+    if names := unused_time_columns(table.rows.column_names):
+        logger.info(
+            f"note: {source}: {listed(names)} are not used, so files are read whole. The times of "
+            "parts are start and end, or offset and duration, in seconds."
+        )
     return _without_cut_parts(manifest, source)
 
 

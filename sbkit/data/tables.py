@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,12 @@ MAX_LISTED_COLUMNS = 30  # in an error
 OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"
 START_COLUMN, END_COLUMN = "start", "end"
 STOP_COLUMN = "stop"  # of SpeechBrain: with it, the start and the end are counted in samples
+ONSET_COLUMN = "onset"  # of events (DCASE): with it, the offset is the end
+OTHER_STARTS = ("start_time", "start_sec", "start_seconds", "segment_start", "begin", "begin_time")
+OTHER_ENDS = ("end_time", "end_sec", "end_seconds", "segment_end", "stop_time")
+MILLISECONDS = "_ms"  # ends the name of a column of times in milliseconds
+TIME_COLUMN = re.compile(r"(start|begin|end|stop|onset|offset)(_\w+)?")
+DATE = r"^\s*\d{4}[-/]\d"  # of a recording: no time in a file
 INVALID_PART = "invalid times of a part"  # reason
 CHANNEL_COLUMNS = ("channel", "channel_selector")
 INVALID_CHANNEL = "invalid channel"  # reason
@@ -470,6 +477,8 @@ def to_manifest(
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
     start, length, end = find_part_columns(rows.column_names)
+    if start and pc.any(pc.match_substring_regex(rows[start], DATE)).as_py():
+        start = length = end = ""
     channel = find_column(rows.column_names, None, CHANNEL_COLUMNS) or ""
     if channel and not pc.any(pc.match_substring_regex(rows[channel], CHANNEL)).as_py():
         channel = ""  # of a platform, for example
@@ -514,15 +523,26 @@ def find_column(columns: Sequence[str], name: str | None, usual: Sequence[str]) 
 def find_part_columns(columns: Sequence[str]) -> tuple[str, str, str]:
     """Return the columns of the start, the length and the end of parts, "" for those missing.
 
-    Without offsets, a duration describes a whole file.
+    Without a start, a duration describes a whole file.
     """
-    lower = {column.lower(): column for column in columns}
-    if OFFSET_COLUMN in lower:
-        return lower[OFFSET_COLUMN], lower.get(LENGTH_COLUMN, ""), ""
-    for end in (END_COLUMN, STOP_COLUMN):
-        if START_COLUMN in lower and end in lower:
-            return lower[START_COLUMN], "", lower[end]
+    named = {column.lower().removesuffix(MILLISECONDS): column for column in columns}
+    length = named.get(LENGTH_COLUMN, "")
+    if ONSET_COLUMN in named and (OFFSET_COLUMN in named or length):
+        end = named.get(OFFSET_COLUMN, "")
+        return named[ONSET_COLUMN], "" if end else length, end
+    if OFFSET_COLUMN in named:
+        return named[OFFSET_COLUMN], length, ""
+    for start in (START_COLUMN, *OTHER_STARTS):
+        ends = [end for end in (END_COLUMN, *OTHER_ENDS, STOP_COLUMN) if end in named]
+        if start in named and (ends or length):
+            return named[start], "" if ends else length, named[ends[0]] if ends else ""
     return "", "", ""
+
+
+def unused_time_columns(columns: Sequence[str]) -> list[str]:
+    """Return the columns that look like times of parts, if there are no parts."""
+    is_used = any(find_part_columns(columns))
+    return [] if is_used else [name for name in columns if TIME_COLUMN.fullmatch(name.lower())]
 
 
 def _require_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
@@ -564,7 +584,7 @@ def _find_clips(
     ids: list[str] = []
     paths: list[bytes] = []
     parts: list[AudioPart] = []
-    fields = (read_text_column(table, column) for column in columns)
+    fields = (_read_position(table, column) for column in columns)
     parse = _parse_samples if columns[4].lower() == STOP_COLUMN else parse_part
     for index, (name, id, *position) in enumerate(zip(*fields, strict=True)):
         file = find_audio(name.strip())
@@ -584,6 +604,15 @@ def _find_clips(
     if not all(part.is_file for part in parts):
         clips |= part_columns(parts)
     return clips, rows
+
+
+def _read_position(table: Table, column: str) -> list[str]:
+    """Return the texts of a column, milliseconds as seconds."""
+    texts = read_text_column(table, column)
+    if not column.lower().endswith(MILLISECONDS):
+        return texts
+    is_number = re.compile(r"\s*-?\d+(\.\d*)?\s*").fullmatch
+    return [repr(float(text) / 1000) if is_number(text) else text for text in texts]
 
 
 def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:

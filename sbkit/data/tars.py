@@ -27,7 +27,6 @@ from sbkit.data.filesystem import iter_members, unpacking_errors_as_data_errors
 from sbkit.data.manifest import Excluded
 from sbkit.data.tables import (
     ID_COLUMNS,
-    OFFSET_COLUMN,
     PATH_COLUMNS,
     TEXT_COLUMNS,
     Row,
@@ -36,6 +35,7 @@ from sbkit.data.tables import (
     WriteAudio,
     collect_rows,
     find_column,
+    find_part_columns,
     read_objects,
     to_text,
 )
@@ -171,8 +171,9 @@ def _read_texts(sample: Sample, options: TableOptions) -> Row | Excluded:
     except (ValueError, TypeError) as error:
         return Excluded(name, "not a JSON object or UTF-8 text", str(error))
     row = {ID_COLUMNS[0]: name}
+    start, _, end = find_part_columns([*values])
     for key, value in values.items():
-        if key not in (*PATH_COLUMNS, OFFSET_COLUMN):  # of the file that the clip was cut from
+        if key not in (*PATH_COLUMNS, start, end):  # of the file that the clip was cut from
             row[key] = to_text(value)
     if options.text_column is False:
         return row

@@ -174,6 +174,18 @@ def test_check_data_finds_a_shared_speaker_unless_it_is_the_only_one(
     assert all("speaker" in finding.problem and not finding.stops for finding in findings)
 
 
+def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
+    stores = splits_of("ann", "bob", "cy")
+    column = ["train", "dev", "test-clean"]
+    train = stores.train.add_column("split", column)
+    dev = stores.valid["dev"].add_column("split", ["validation", "dev", ""])
+    splits = replace(stores, train=train, valid={"dev": dev})
+    with planned_on(splits, folder / "run") as planned:
+        (finding,) = check_data(planned)
+    assert "train has rows of other splits" in finding.problem
+    assert finding.problem.endswith("says: 1 dev, 1 test-clean")
+
+
 def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
     knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
     checks = (check_labels, check_alignment, check_data, check_silence)

@@ -179,6 +179,31 @@ def test_start_and_end_are_times_in_the_file_or_where_a_clip_was_cut_from(
     assert "each file lasts as long as its part" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("header", "times"),
+    [
+        ("start_time,end_time", "1.5,2.25"),
+        ("Begin,Duration", "1.5,0.75"),
+        ("start_ms,end_ms", "1500,2250"),
+        ("offset_ms,duration", "1500.0,0.75"),
+        ("onset,offset", "1.5,2.25"),
+        ("offset,duration,end", "1.5,0.75,2.25"),
+        ("start_time,end_time,split", "2024-05-01 10:00,2024-05-01 10:02,train"),  # of a recording
+        ("end,begin_frame", "2.25,150"),
+    ],
+)
+def test_times_of_a_part_have_several_names_or_are_named_as_unused(
+    header: str, times: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    row = f"{folder}/talk.flac,hi,{times}"
+    manifest = read(write_lines(tmp_path / "a.csv", [f"path,sentence,{header}", row]))
+    is_part = "split" not in header and "frame" not in header
+    expected = (1_500_000, 2_250_000, None) if is_part else (0, None, None)
+    assert [part[1:] for part in manifest.parts] == [expected]
+    assert ("end, begin_frame are not used" in caplog.text) == ("frame" in header)
+
+
 LEFT_OUT = [  # row, reason, detail
     ("talk.flac,-1,2,x", "invalid times of a part", "-1 to 1 s of talk.flac"),
     ("talk.flac,30,0,x", "invalid times of a part", "30 to 30 s of talk.flac"),
