@@ -59,7 +59,7 @@ MILLISECONDS = "_ms"  # ends the name of a column of times in milliseconds
 TIME_COLUMN = re.compile(r"(start|begin|end|stop|onset|offset)(_\w+)?")
 DATE = r"^\s*\d{4}[-/]\d"  # of a recording: no time in a file
 INVALID_PART = "invalid times of a part"  # reason
-CHANNEL_COLUMNS = ("channel", "channel_selector")
+CHANNEL_COLUMNS = ("channel", "channel_selector", "channel_id", "audio_channel")
 INVALID_CHANNEL = "invalid channel"  # reason
 CHANNEL_LETTERS = {"A": 0, "B": 1}  # of Kaldi
 CHANNEL = r"^\s*[\[(AB\d-][AB\d\s,.\])-]*$"  # a channel or several; other columns are data
@@ -493,6 +493,9 @@ def to_manifest(
     position = (start, length, end, channel)
     names = rename_columns(rows.column_names, (path, text, id, *position))
     columns = {new: rows[old] for old, new in names.items()}
+    if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
+        trimmed = pc.utf8_trim_whitespace(columns["speaker"])
+        columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
     columns["language"] = columns.get("language", no_text).fill_null(options.language)
     return Manifest(pa.table(clips | columns), tuple(excluded))
 

@@ -166,6 +166,18 @@ def test_values_that_are_no_texts_are_missing_or_refused(tmp_path: Path) -> None
         read(table)
 
 
+def test_a_speaker_is_one_however_the_number_is_written(tmp_path: Path) -> None:
+    """A column of pandas with a missing number has floats."""
+    rows = {"path": ["a.wav", "b.wav", "c.wav"], "text": ["hi"] * 3, "spk": [7, 7, None]}
+    pd.DataFrame(rows).to_csv(tmp_path / "a.csv", index=False)
+    pd.DataFrame(rows).to_parquet(tmp_path / "b.parquet")
+    pd.DataFrame(rows).to_json(tmp_path / "c.json", orient="records", lines=True)
+    (tmp_path / "d.csv").write_text("path, text, spk\na.wav, hi, 7\nb.wav, hi, 7 \nc.wav, hi,\n")
+    for file in tmp_path.iterdir():
+        speakers = [clip.columns["speaker"] for clip in read(file)]
+        assert speakers == ["7", "7", ""], file
+
+
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     text = "path;sentence\n" + "".join(f"{n}.wav;Привет, как дела\n" for n in range(5))
