@@ -164,8 +164,8 @@ class RunConfig:
             if difference is not None:
                 raise ConfigError(
                     "All processes must train the same model on the same data, but "
-                    f"{difference.name}: {_short(difference.before)} on rank 0, "
-                    f"{_short(difference.now)} on rank {index}. "
+                    f"{difference.name}: {short_value(difference.before)} on rank 0, "
+                    f"{short_value(difference.now)} on rank {index}. "
                     "Give every node the same files, and every process the same command."
                 )
 
@@ -282,10 +282,10 @@ def _first_key(difference: Difference) -> str:
 
 
 def _describe_change(change: Difference) -> str:
-    return f"{change.name}: {_short(change.before)} before, {_short(change.now)} now"
+    return f"{change.name}: {short_value(change.before)} before, {short_value(change.now)} now"
 
 
-def _short(value: Any) -> str:
+def short_value(value: Any) -> str:
     """Write a value in a few characters."""
     if value is MISSING:
         return "nothing"
