@@ -17,6 +17,7 @@ from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_fi
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 SUMMARY = "summary.json"  # of a run
+RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 SCORES = "scores.json"  # of `sbkit score --out`
 DATA_REPORT = "data_report.json"
 PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
@@ -88,7 +89,7 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
 
     Raises BundleError if there are no figures, DataError if the utterances cannot be read.
     """
-    test = _read_figures(folder) if test is None else test
+    test = read_figures(folder) if test is None else test
     files = {name: utterances_file(folder, name) for name in test}
     data_report = folder / DATA_REPORT
     return RunResults(
@@ -100,7 +101,8 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
     )
 
 
-def _read_figures(folder: Path) -> Mapping[str, FigureDict]:
+def read_figures(folder: Path) -> Mapping[str, FigureDict]:
+    """Return the figures of the test sets of a run or of scores; raises BundleError without any."""
     for file in (folder / SUMMARY, folder / SCORES):
         if file.exists():
             test: Mapping[str, FigureDict] = json.loads(file.read_bytes())["test"]

@@ -4,7 +4,8 @@ normalized text -> its words -> model of words
                 -> its tokens -> model of tokens -> one file of both
 
 The file is safetensors. Each model has a name, `words` or `tokens`; its arrays are `NAME.keys_2`,
-`NAME.log_probs_1` and so on, and its words are one text. Loading runs no code, and takes no more
+`NAME.log_probs_1` and so on, and its words are one text. `seen` has hashes of the sentences that
+they were trained on; an ARPA file does not tell. Loading runs no code, and takes no more
 memory than the file.
 """
 
@@ -33,6 +34,7 @@ from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
+from sbkit.lm.seen import SEEN, SeenSentences
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     Orthography,
@@ -51,6 +53,7 @@ MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 # A model of words without case and punctuation may have a few abbreviations with them.
 MAX_MARKED_SHARE = 0.02
+SEEN_HASHES = "seen"  # the array of `SeenSentences`
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SUBJECT = "The text of a language model"  # in errors
 TABLE_DIALECTS: Mapping[str, Any] = {
@@ -62,10 +65,19 @@ SENTENCE_COLUMN = "sentence"  # of a table, such as Common Voice's validated_sen
 
 @dataclass(frozen=True)
 class LanguageModels:
-    """The language models of a decoder, of words and of tokens; None for no model."""
+    """The language models of a decoder, of words and of tokens; None for no model.
+
+    seen: the sentences that they were trained on; None if they are not known.
+    """
 
     words: NgramModel | None
     tokens: NgramModel | None
+    seen: SeenSentences | None = None
+
+    def count_seen(self, texts: Iterable[str], table: Orthography) -> dict[str, Any]:
+        """Return the figure SEEN of the normalized texts of a test set; {} if it is not known."""
+        to_plain = _plain_normalizer(table)
+        return {} if self.seen is None else {SEEN: self.seen.count(map(to_plain, texts))}
 
 
 class LmText(NamedTuple):
@@ -92,9 +104,15 @@ class LmText(NamedTuple):
 # ---- the file
 
 
-def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:
+def save(
+    models: Mapping[str, NgramModel],
+    file: Path,
+    *,
+    metadata: Mapping[str, str],
+    seen: SeenSentences | None = None,
+) -> None:
     """Write models and their metadata; equal models and metadata give equal bytes."""
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Array] = {} if seen is None else {SEEN_HASHES: seen.hashes}
     for name, model in models.items():
         arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
         for order, grams in enumerate(model.grams, start=1):
@@ -118,8 +136,13 @@ def _sort_metadata(content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
-def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and metadata, from ``content`` if known; raise BundleError for a damaged file."""
+def load(
+    file: Path, content: bytes | None = None
+) -> tuple[dict[str, NgramModel], dict[str, str], SeenSentences | None]:
+    """Read models, metadata and the seen sentences, from ``content`` if known.
+
+    Raises BundleError for a damaged file.
+    """
     if content is None:
         subject = "A file of language models"
         content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
@@ -134,7 +157,8 @@ def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel
         if WORD_TABLE in metadata:
             _, table = table_from_stored(json.loads(metadata[WORD_TABLE]))
             models[WORDS] = replace(models[WORDS], table=table)
-        return models, metadata
+        seen = SeenSentences(arrays[SEEN_HASHES]) if SEEN_HASHES in arrays else None
+        return models, metadata, seen
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BundleError(
             f"{file} is not a file of language models, or is damaged ({type(error).__name__}: "
@@ -178,14 +202,14 @@ def load_language_models(
 
     Raises BundleError if the file belongs to another tokenizer, SbkitError if it cannot be read.
     """
-    models, metadata = load(file, content)
+    models, metadata, seen = load(file, content)
     digest = metadata.get("tokenizer")
     if digest != digest_of(tokenizer):
         raise BundleError(
             f"The language models in {file} belong to another tokenizer ({str(digest)[:12]}...). "
             "Train them again."
         )
-    return LanguageModels(models.get(WORDS), models.get(TOKENS))
+    return LanguageModels(models.get(WORDS), models.get(TOKENS), seen)
 
 
 def digest_of(tokenizer: Tokenizer) -> str:
@@ -226,9 +250,8 @@ def ensure_language_models(
     Raises:
         SbkitError: the ARPA file cannot be read, or has another order or another spelling.
     """
-    plain_table = None if table is None or table.is_plain else table.plain
-    word_table = plain_table if plain_words else None
-    to_plain = _normalizer(plain_table)
+    word_table = table.plain if plain_words and table and not table.is_plain else None
+    to_plain = _plain_normalizer(table)
     excluded = set(map(to_plain, chain.from_iterable(held_out.values())))
     source += hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
     metadata = {
@@ -256,7 +279,8 @@ def ensure_language_models(
         messages.append(_describe(name, trained))
     if WORDS in models and models[WORDS].table is not None:
         messages.append("words of the language model: without case and punctuation")
-    save(models, file, metadata=metadata)
+    seen = SeenSentences.of(map(to_plain, sentences)) if models and arpa is None else None
+    save(models, file, metadata=metadata, seen=seen)
     return messages + spelling_notes
 
 
@@ -277,6 +301,11 @@ def _train_models(
 
 def _normalizer(table: Orthography | None) -> Callable[[str], str]:
     return str if table is None else partial(normalize, language="", table=table)
+
+
+def _plain_normalizer(table: Orthography | None) -> Callable[[str], str]:
+    """Return what removes case and punctuation from normalized texts that keep them."""
+    return _normalizer(None if table is None or table.is_plain else table.plain)
 
 
 def replace_language_models(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.messages import listed
+from sbkit.base.messages import listed, short_value
 from sbkit.bundle.config import WEIGHTS_FILE, BundleFiles, Plain
 from sbkit.bundle.module_spec import (
     ARGUMENTS_KEY,
@@ -26,7 +26,7 @@ from sbkit.bundle.module_spec import (
     build_from_spec,
     node_to_comparable,
 )
-from sbkit.checkpoint.run_config import RESOLVED_YAML, short_value
+from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import dotted, read_document
 from sbkit.tasks.task import Task, import_object
 from sbkit.text.normalization import Orthography, orthography, text_table
