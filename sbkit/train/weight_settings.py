@@ -134,7 +134,7 @@ def _model_parts(task: Task) -> set[str]:
     """Name the parts that the model of a task is made of."""
     if task.export is None:
         return set()
-    return {*inspect.signature(task.export.import_model_class()).parameters}
+    return {*inspect.signature(task.export.import_model_class()).parameters} - {"model"}
 
 
 def _text_differences(theirs: Settings, ours: Settings) -> Iterator[Difference]:
@@ -149,13 +149,17 @@ def _text_differences(theirs: Settings, ours: Settings) -> Iterator[Difference]:
 
 
 def _part_differences(name: str, theirs: Plain, ours: Plain) -> Iterator[Difference]:
-    """Yield the differences that matter; of a part with tensors, those that change no shape."""
+    """Yield the differences that matter: all but numbers that change the shape of a tensor."""
     shapes: object = None
     for difference in _differences((name,), theirs, ours):
         if any(map(TRAINING_ONLY.fullmatch, difference.path)):
             continue
-        if name != FEATURES and isinstance(ours, dict):
-            modules = frozenset(re.findall(r'"(?:new|name)": "([\w.]+)\.\w+"', json.dumps(ours)))
+        values = (difference.theirs, difference.ours)
+        is_size = not any(isinstance(value, str | bool | dict) for value in values)
+        if is_size and name != FEATURES and isinstance(ours, dict):
+            modules = frozenset(
+                re.findall(r'"(?:new|name)": "([\w.]+)\.\w+"', json.dumps(ours, default=str))
+            )
             shapes = shapes or _shapes(ours, modules)
             if shapes and (_shapes(difference.changed, modules) or shapes) != shapes:
                 continue

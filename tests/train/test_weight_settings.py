@@ -31,6 +31,7 @@ def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer
         ("ctc", "--nhead=8", "`Transformer.nhead` is 4 there and 8 here"),
         ("ctc_streaming", "--streaming.left_ms=640", "left_ms` is 2560 there and 640 here"),
         ("ctc_speechbrain", "--Transformer.causal=True", "`Transformer.causal` is false there"),
+        ("ctc_speechbrain", "--Transformer.attention_type=RoPEMHA", "is RelPosMHAXL there and Ro"),
         ("tts", "--hop=160", "`compute_features.hop` is 200 there and 160 here"),
     ],
 )
@@ -48,14 +49,10 @@ def test_difference_that_is_not_declared_is_an_error(
     "override",
     [
         *("--dropout=0.5", "--gradient_checkpointing=True", "--time_masks=9", "--lr=0.1"),
-        # These change names or shapes of tensors, which are listed.
-        *(
-            "--num_encoder_layers=3",
-            "--d_ffn=96",
-            "--kernel_size=31",
-            "--encoder_module=transformer",
-        ),
-        *("--subsampling=8", "--text.case=keep"),  # of parts that are not loaded
+        # Sizes change names or shapes of tensors, which are listed.
+        *("--num_encoder_layers=3", "--d_ffn=96", "--kernel_size=31"),
+        # Of parts that are not loaded.
+        *("--subsampling=8", "--CNN.normalize.n_mels=40", "--text.case=keep"),
     ],
 )
 def test_other_settings_may_differ(tmp_path: Path, override: str) -> None:
