@@ -167,23 +167,6 @@ def node_to_comparable(node: object) -> Plain:
     return COMPUTED if keyword else value
 
 
-def spec_settings(path: str, spec: Plain) -> dict[str, Plain]:
-    """Return the values in a specification by dotted path.
-
-    >>> spec_settings("lin", {"new": "torch.nn.Linear", "arguments": {"in_features": 2}})
-    {'lin.in_features': 2}
-    """
-    children = spec.get(ARGUMENTS_KEY, spec) if isinstance(spec, dict) else spec
-    if not isinstance(children, dict | list) or not children:
-        return {path: spec}
-    items = children.items() if isinstance(children, dict) else enumerate(children)
-    return {
-        name: value
-        for key, child in items
-        for name, value in spec_settings(f"{path}.{key}", child).items()
-    }
-
-
 # ---- loading
 
 

@@ -30,7 +30,7 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.bundle.module_spec import spec_settings
+from sbkit.bundle.module_spec import ARGUMENTS_KEY
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import read_document
@@ -44,7 +44,7 @@ from sbkit.data.tables import TableOptions, read_release
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
-from sbkit.evaluate.settings import SETTINGS, read_settings
+from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -177,17 +177,22 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
 
 
 def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
-    """Return the settings of a run or a bundle by dotted path, and those of the decoding."""
+    """Return the settings of a run, or what is known of them from a bundle, and its decoding."""
+    config = bundle.config
+    built = {name: part.get(ARGUMENTS_KEY) for name, part in config.parts.items()}
+    settings = read_records(model).get(SETTINGS) or {
+        "sample_rate": config.sample_rate,
+        "language": config.language,
+        **{
+            f"{name}.{key}": value
+            for name, arguments in built.items()
+            if isinstance(arguments, dict)
+            for key, value in arguments.items()
+            if not isinstance(value, dict | list)
+        },
+    }
     decoding = describe_decoding(bundle)
-    settings = dict(read_settings(model))
-    if not settings:
-        config = bundle.config
-        settings = {"sample_rate": config.sample_rate, "language": config.language}
-        for name, part in config.parts.items():
-            settings |= spec_settings(name, part)
-    if "decoder" in decoding:
-        settings["decoder_type"] = decoding["decoder"]
-    return {**settings, **{name: decoding[name] for name in ("hotwords",) if name in decoding}}
+    return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
 
 
 def provenance_of_bundle(bundle: TorchBundle) -> Provenance:

@@ -11,18 +11,18 @@ An interval is valid for one pair of runs. Among many runs, one is the best by c
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from sbkit.base.errors import BundleError, DataError
+from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of
 from sbkit.evaluate.report import REPORT, write_report
-from sbkit.evaluate.run_results import RunResults, read_clips, read_figures, read_results
-from sbkit.evaluate.settings import describe_settings, differing_settings, read_settings
+from sbkit.evaluate.run_results import RunResults, read_clips, read_results
+from sbkit.evaluate.settings import SETTINGS, describe_settings, differing_settings, read_records
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
@@ -84,27 +84,22 @@ def compare_runs(folders: Sequence[Path]) -> FigureDict:
             f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
         )
     test: FigureDict = {}
+    records = [read_records(folder) for folder in folders]
     for name in common:
         files = [utterances_file(folder, name) for folder in folders]
         test[name] = compare(
             name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
         )
-        for row, figures in zip(test[name]["rows"], map(_figures, folders), strict=True):
-            row[SEEN] = figures.get(name, {}).get(SEEN)
-    settings = zip(_letters(len(folders)), map(read_settings, folders), strict=True)
+        for row, record in zip(test[name]["rows"], records, strict=True):
+            row[SEEN] = record.get("test", {}).get(name, {}).get(SEEN)
+    letters = _letters(len(folders))
+    settings = {x: record.get(SETTINGS, {}) for x, record in zip(letters, records, strict=True)}
     return {
         "runs": [str(folder) for folder in folders],
         "not_in_all": [name for name in names if name not in common],
         "test": test,
-        "settings": differing_settings(dict(settings)),
+        "settings": differing_settings(settings),
     }
-
-
-def _figures(folder: Path) -> Mapping[str, FigureDict]:
-    try:
-        return read_figures(folder)
-    except BundleError:  # the utterances are enough to compare errors
-        return {}
 
 
 def _letters(count: int) -> list[str]:

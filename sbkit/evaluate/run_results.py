@@ -89,7 +89,7 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
 
     Raises BundleError if there are no figures, DataError if the utterances cannot be read.
     """
-    test = read_figures(folder) if test is None else test
+    test = _read_figures(folder) if test is None else test
     files = {name: utterances_file(folder, name) for name in test}
     data_report = folder / DATA_REPORT
     return RunResults(
@@ -101,8 +101,7 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
     )
 
 
-def read_figures(folder: Path) -> Mapping[str, FigureDict]:
-    """Return the figures of the test sets of a run or of scores; raises BundleError without any."""
+def _read_figures(folder: Path) -> Mapping[str, FigureDict]:
     for file in (folder / SUMMARY, folder / SCORES):
         if file.exists():
             test: Mapping[str, FigureDict] = json.loads(file.read_bytes())["test"]

@@ -1,7 +1,4 @@
-"""The settings of compared runs, and those that differ.
-
-A run has the values of its YAML by dotted path; `sbkit score --out` records those of its model.
-"""
+"""What runs and folders of scores record about themselves, and the settings that differ."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,53 +7,44 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.messages import short_value
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SCORES
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SCORES, SUMMARY
+from sbkit.evaluate.wer import FigureDict
 
-SETTINGS = "settings"  # in SCORES
+SETTINGS = "values"  # in RUN_CONFIG_FILE and SCORES: the values of a YAML by dotted path
 OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
 NO_SETTING = ("<", "!apply:")  # the beginnings of paths in the run folder, and of computed values
 
-Settings = Mapping[str, Any]  # by dotted path
+Settings = Mapping[str, Any]
 
 
-def read_settings(folder: Path) -> Settings:
-    """Return the settings of a run or of the model of scores; {} if they are not known."""
-    for name, key in ((RUN_CONFIG_FILE, "values"), (SCORES, SETTINGS)):
-        if (folder / name).exists():
-            settings: Settings = json.loads((folder / name).read_bytes()).get(key, {})
-            return settings
-    return {}
+def read_records(folder: Path) -> FigureDict:
+    """Return all that a run or a folder of scores records in JSON; {} without any such file."""
+    files = [folder / name for name in (RUN_CONFIG_FILE, SUMMARY, SCORES)]
+    records = [json.loads(file.read_bytes()) for file in files if file.exists()]
+    return {name: value for record in records for name, value in record.items()}
 
 
-def differing_settings(runs: Mapping[str, Settings]) -> dict[str, dict[str, Any]]:
-    """Return the value of each differing setting in each run that has it, by the runs' names.
+def differing_settings(runs: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Return the value of each differing setting in each run, by the runs' names; null if missing.
 
     A value within an object that follows from a setting is left out: `CNN.d_model` of `d_model`.
     """
-    have_knobs = all(OUTPUT_FOLDER in settings for settings in runs.values())
-    differing: dict[str, dict[str, Any]] = {}
+    are_runs = all(OUTPUT_FOLDER in settings for settings in runs.values())
+    shared = set.intersection(*map(set, runs.values()))
+    differing: dict[str, Settings] = {}
     for name in dict.fromkeys(chain.from_iterable(runs.values())):
-        values = {run: settings[name] for run, settings in runs.items() if name in settings}
-        is_everywhere = len(values) == len(runs)
-        is_comparable = is_everywhere or len(values) > 1 or have_knobs
-        is_equal = all(value == next(iter(values.values())) for value in values.values())
-        if (is_equal and (is_everywhere or not have_knobs)) or not is_comparable:
+        values = {run: settings.get(name) for run, settings in runs.items()}
+        first, *others = values.values()
+        is_known = name in shared or (are_runs and "." not in name)
+        if not is_known or name == OUTPUT_FOLDER or others == [first] * len(others):
             continue
-        if name == OUTPUT_FOLDER or any(str(v).startswith(NO_SETTING) for v in values.values()):
+        if any(str(value).startswith(NO_SETTING) for value in values.values()):
             continue
-        if "." not in name or (is_everywhere and not _follows(name, values, differing)):
+        # Two settings may well change from false to true, but not from 144 to 96.
+        is_telling = not any(value in (True, False, None) for value in values.values())
+        if "." not in name or not is_telling or values not in differing.values():
             differing[name] = values
     return differing
-
-
-def _follows(name: str, values: Settings, differing: Mapping[str, Settings]) -> bool:
-    """Return whether a setting has the values of another that differs, by a reference to it."""
-    is_telling = not any(isinstance(value, bool | None) for value in values.values())
-    last = name.rpartition(".")[2]
-    return any(
-        values == others and (is_telling or last == other.rpartition(".")[2])
-        for other, others in differing.items()
-    )
 
 
 def describe_settings(differing: Mapping[str, Settings]) -> Iterator[str]:

@@ -34,7 +34,7 @@ from sbkit.base.messages import listed, plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
-from sbkit.lm.seen import SEEN, SeenSentences
+from sbkit.lm.seen import SEEN, count_seen, draw_hashes
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     Orthography,
@@ -53,7 +53,7 @@ MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 # A model of words without case and punctuation may have a few abbreviations with them.
 MAX_MARKED_SHARE = 0.02
-SEEN_HASHES = "seen"  # the array of `SeenSentences`
+SEEN_HASHES = "seen"  # the array of `draw_hashes`
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SUBJECT = "The text of a language model"  # in errors
 TABLE_DIALECTS: Mapping[str, Any] = {
@@ -67,17 +67,17 @@ SENTENCE_COLUMN = "sentence"  # of a table, such as Common Voice's validated_sen
 class LanguageModels:
     """The language models of a decoder, of words and of tokens; None for no model.
 
-    seen: the sentences that they were trained on; None if they are not known.
+    seen: hashes of the sentences that they were trained on; None if these are not known.
     """
 
     words: NgramModel | None
     tokens: NgramModel | None
-    seen: SeenSentences | None = None
+    seen: Array | None = None
 
     def count_seen(self, texts: Iterable[str], table: Orthography) -> dict[str, Any]:
         """Return the figure SEEN of the normalized texts of a test set; {} if it is not known."""
-        to_plain = _plain_normalizer(table)
-        return {} if self.seen is None else {SEEN: self.seen.count(map(to_plain, texts))}
+        plain = map(_plain_normalizer(table), texts)
+        return {} if self.seen is None else {SEEN: count_seen(self.seen, plain)}
 
 
 class LmText(NamedTuple):
@@ -109,10 +109,10 @@ def save(
     file: Path,
     *,
     metadata: Mapping[str, str],
-    seen: SeenSentences | None = None,
+    seen: Array | None = None,
 ) -> None:
     """Write models and their metadata; equal models and metadata give equal bytes."""
-    arrays: dict[str, Array] = {} if seen is None else {SEEN_HASHES: seen.hashes}
+    arrays: dict[str, Array] = {} if seen is None else {SEEN_HASHES: seen}
     for name, model in models.items():
         arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
         for order, grams in enumerate(model.grams, start=1):
@@ -138,8 +138,8 @@ def _sort_metadata(content: bytes) -> bytes:
 
 def load(
     file: Path, content: bytes | None = None
-) -> tuple[dict[str, NgramModel], dict[str, str], SeenSentences | None]:
-    """Read models, metadata and the seen sentences, from ``content`` if known.
+) -> tuple[dict[str, NgramModel], dict[str, str], Array | None]:
+    """Read models, metadata and the hashes of sentences, from ``content`` if known.
 
     Raises BundleError for a damaged file.
     """
@@ -157,7 +157,9 @@ def load(
         if WORD_TABLE in metadata:
             _, table = table_from_stored(json.loads(metadata[WORD_TABLE]))
             models[WORDS] = replace(models[WORDS], table=table)
-        seen = SeenSentences(arrays[SEEN_HASHES]) if SEEN_HASHES in arrays else None
+        seen = arrays.get(SEEN_HASHES)
+        if seen is not None and (seen.dtype != np.uint64 or seen.ndim != 1):
+            raise ValueError("the hashes of its sentences are damaged")
         return models, metadata, seen
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BundleError(
@@ -279,7 +281,7 @@ def ensure_language_models(
         messages.append(_describe(name, trained))
     if WORDS in models and models[WORDS].table is not None:
         messages.append("words of the language model: without case and punctuation")
-    seen = SeenSentences.of(map(to_plain, sentences)) if models and arpa is None else None
+    seen = draw_hashes(map(to_plain, sentences)) if models and arpa is None else None
     save(models, file, metadata=metadata, seen=seen)
     return messages + spelling_notes
 

@@ -1,15 +1,19 @@
 """The settings that decide what weights mean: compared before the weights of another run are used.
 
-A setting that changes the shape of a tensor is listed by that tensor. Another one, such as the
-sample rate, the number of heads or an activation, changes what the same numbers compute, and only
-the YAML shows it. So these are compared: features, how each part with loaded tensors was built, and
-the text table if the outputs are loaded.
+A number that changes the shape of a tensor is listed by that tensor. Another setting, such as the
+sample rate, the number of heads or an activation, changes what the same weights compute, and only
+the YAML shows it. Compared are the features, how each part with loaded tensors is built and, if
+output layers are loaded, the text table.
 """
 
 import inspect
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +26,13 @@ from sbkit.bundle.module_spec import (
     ARGUMENTS_KEY,
     COMPUTED,
     TAG_KEYS,
-    TUPLE_KEY,
     build_from_spec,
     node_to_comparable,
 )
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import dotted, read_document
-from sbkit.tasks.task import Task, import_object
-from sbkit.text.normalization import Orthography, orthography, text_table
+from sbkit.tasks.task import Task
+from sbkit.text.normalization import CASES, NUMBERS, Orthography, orthography, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
 
 FEATURES = "compute_features"
@@ -38,55 +41,47 @@ DIFFERS = "init_from_differs"  # the key of the YAML
 TRAINING_ONLY = re.compile(
     ".*drop.*|mask_(time|channel)_.*|gradient_checkpointing|lora|intermediate_layer|momentum|source"
 )
+CLASS_MODULES = re.compile(r'"(?:new|name)": "([\w.]+)\.\w+"')  # in the JSON of a specification
 
 Settings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
 
 
 class Difference(NamedTuple):
-    """A setting that differs between two models.
+    """A setting that differs; ``path`` leads to it, such as Transformer, arguments, nhead."""
 
-    path: the keys that lead to it, such as Transformer, nhead.
-    changed: our part, built with their value of this setting.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     theirs: Plain
     ours: Plain
-    changed: Plain
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(key for key in self.path if isinstance(key, str) and key != ARGUMENTS_KEY)
 
     def __str__(self) -> str:
-        theirs, ours = (short_value(value) for value in (self.theirs, self.ours))
-        return f"`{dotted(self.path)}` is {theirs} there and {ours} here"
+        theirs, ours = short_value(self.theirs), short_value(self.ours)
+        return f"`{dotted(self.names)}` is {theirs} there and {ours} here"
 
 
 def settings_of_yaml(root: Mapping[str, Any]) -> Settings:
     """Return the settings of a run from its resolved YAML."""
     settings = {str(key): node_to_comparable(node) for key, node in root.items()}
     if "language" in root:
-        table = text_table(str(root["language"]), settings.get("text"))
-        settings["text"] = _text_settings(table)
+        settings["text"] = _text(text_table(str(root["language"]), settings.get("text")))
     return settings
 
 
-def settings_of_source(source: Path) -> Settings:
+def _settings_of_source(source: Path) -> Settings:
     """Return the settings of a bundle, or of a run; raises SbkitError if they cannot be read."""
     if not (source / WEIGHTS_FILE).is_file():
         return settings_of_yaml(read_document(source / RESOLVED_YAML).root)
     config = BundleFiles(source).config
-    return {
-        **config.parts,
-        "sample_rate": config.sample_rate,
-        "language": config.language,
-        "text": _text_settings(config.text_table),
-    }
+    facts = {"sample_rate": config.sample_rate, "language": config.language}
+    return {**config.parts, **facts, "text": _text(config.text_table)}
 
 
-def _text_settings(table: Orthography) -> dict[str, Plain]:
-    return {
-        "case": "keep" if table.keep_case else "lower",
-        "punctuation": sorted(table.punctuation),
-        "numbers": "spell" if table.numbers else "keep",
-    }
+def _text(table: Orthography) -> dict[str, Plain]:
+    case, numbers = CASES[table.keep_case], NUMBERS[bool(table.numbers)]
+    return {"case": case, "punctuation": [*table.punctuation], "numbers": numbers}
 
 
 def check_same_meaning(
@@ -96,25 +91,22 @@ def check_same_meaning(
 
     tensors, loaded: the names of our tensors, and of those that are loaded.
 
-    Raises:
-        ConfigError: a setting differs that `init_from_differs` does not list.
+    Raises ConfigError if a setting differs that `init_from_differs` does not list.
     """
-    theirs = settings_of_source(source)
     names = ours.get(DIFFERS) or []
     declared = {names} if isinstance(names, str) else {*names}
-    loaded_parts = {_part(name) for name in loaded}
-    without_tensors = _model_parts(task) - {_part(name) for name in tensors}
-    differences = [
-        difference
-        for name in ["sample_rate", FEATURES, *sorted(loaded_parts | without_tensors - {FEATURES})]
-        if name in ours and name in theirs
-        for difference in _part_differences(name, theirs[name], ours[name])
-    ]
-    has_texts = task.label_file == TOKENIZER_FILE and "language" in ours and "language" in theirs
-    if has_texts and loaded_parts & {*task.heads}:
-        differences += _text_differences(theirs, ours)
-    by_name = {difference.path[-1]: difference for difference in reversed(differences)}
-    undeclared = [n for n, d in reversed(by_name.items()) if declared.isdisjoint(d.path)]
+    with_tensors, loaded_parts = ({name.partition(".")[0] for name in n} for n in (tensors, loaded))
+    export = task.export
+    model_parts = inspect.signature(export.import_model_class()).parameters if export else {}
+    compared = {
+        "sample_rate",
+        FEATURES,
+        *loaded_parts,
+        *({*model_parts} - with_tensors - {"model"}),
+    }
+    differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
+    by_name = {difference.names[-1]: difference for difference in reversed(differences)}
+    undeclared = [n for n, d in reversed(by_name.items()) if declared.isdisjoint(d.names)]
     if undeclared:
         described = listed((str(by_name[name]) for name in undeclared), separator="; ")
         raise ConfigError(
@@ -122,107 +114,91 @@ def check_same_meaning(
             f"their values, or declare the difference: --{DIFFERS}=[{','.join(undeclared)}]."
         )
     lines = [f"{DIFFERS}: {difference}" for difference in reversed(by_name.values())]
-    named = {key for difference in differences for key in difference.path}
-    return lines + [f"{DIFFERS}: `{name}` does not differ" for name in sorted(declared - named)]
+    unused = declared.difference(*(difference.names for difference in differences))
+    return lines + [f"{DIFFERS}: `{name}` does not differ" for name in sorted(unused)]
 
 
-def _part(tensor: str) -> str:
-    return tensor.partition(".")[0]
+def _all_differences(
+    theirs: Settings, ours: Settings, compared: Collection[str], task: Task
+) -> Iterator[Difference]:
+    for name in [name for name in ours if name in compared and name in theirs]:
+        for difference in _differences((name,), theirs[name], ours[name]):
+            is_of_training = any(map(TRAINING_ONLY.fullmatch, difference.names))
+            if not is_of_training and not _is_size(ours, difference):
+                yield difference
+    has_texts = task.label_file == TOKENIZER_FILE and "language" in ours and "language" in theirs
+    if has_texts and not {*task.heads}.isdisjoint(compared):
+        languages = [str(settings["language"] or "und") for settings in (theirs, ours)]
+        if orthography(languages[0]) != orthography(languages[1]):
+            yield Difference(("language",), languages[0], languages[1])
+        yield from _differences(("text",), theirs["text"], ours["text"])
 
 
-def _model_parts(task: Task) -> set[str]:
-    """Name the parts that the model of a task is made of."""
-    if task.export is None:
-        return set()
-    return {*inspect.signature(task.export.import_model_class()).parameters} - {"model"}
+def _is_size(ours: Settings, difference: Difference) -> bool:
+    """Return whether a setting is a number that changes the shapes of a part's tensors."""
+    name = str(difference.path[0])
+    is_number = not any(isinstance(v, str | bool | dict) for v in difference[1:])
+    if name == FEATURES or not isinstance(ours[name], dict) or not is_number:
+        return False
+    shapes, others = _shapes(ours, name), _shapes(_changed(ours, difference), name)
+    return shapes is not None and others is not None and shapes != others
 
 
-def _text_differences(theirs: Settings, ours: Settings) -> Iterator[Difference]:
-    """Yield the differences of the text tables: the language and the keys of `text`."""
-    languages = [str(settings.get("language") or "und") for settings in (theirs, ours)]
-    if orthography(languages[0]) != orthography(languages[1]):
-        yield Difference(("language",), languages[0], languages[1], None)
-    yield from _differences(("text",), theirs.get("text"), ours.get("text"))
-
-
-# ---- how a part is built
-
-
-def _part_differences(name: str, theirs: Plain, ours: Plain) -> Iterator[Difference]:
-    """Yield the differences that matter: all but numbers that change the shape of a tensor."""
-    shapes: object = None
-    for difference in _differences((name,), theirs, ours):
-        if any(map(TRAINING_ONLY.fullmatch, difference.path)):
-            continue
-        values = (difference.theirs, difference.ours)
-        is_size = not any(isinstance(value, str | bool | dict) for value in values)
-        if is_size and name != FEATURES and isinstance(ours, dict):
-            modules = frozenset(
-                re.findall(r'"(?:new|name)": "([\w.]+)\.\w+"', json.dumps(ours, default=str))
-            )
-            shapes = shapes or _shapes(ours, modules)
-            if shapes and (_shapes(difference.changed, modules) or shapes) != shapes:
-                continue
-        yield difference
-
-
-def _shapes(spec: Plain, user_modules: frozenset[str]) -> Mapping[str, torch.Size] | None:
+def _shapes(settings: Settings, name: str) -> Mapping[str, torch.Size] | None:
     """Return the shapes of a part's tensors; None if it cannot be built without memory."""
+    modules = frozenset(CLASS_MODULES.findall(json.dumps(settings[name], default=str)))
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            part = build_from_spec(spec, user_modules=user_modules)
+            part = build_from_spec(settings[name], user_modules=modules)
         return {name: tensor.shape for name, tensor in part.state_dict().items()}
     except Exception:  # whatever a class raises for values that do not go together
         return None
 
 
-def _differences(path: tuple[str, ...], theirs: Plain, ours: Plain) -> Iterator[Difference]:
+def _changed(ours: Settings, difference: Difference) -> Settings:
+    """Return our settings with their value of one."""
+    settings = deepcopy(dict(ours))
+    *parents, last = difference.path
+    reduce(getitem, parents, settings)[last] = difference.theirs  # type: ignore[index, arg-type]
+    return settings
+
+
+def _differences(path: tuple[str | int, ...], theirs: Plain, ours: Plain) -> Iterator[Difference]:
     """Yield where two values differ, down to the arguments of objects and the keys of mappings."""
+    are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
     if theirs is COMPUTED or ours is COMPUTED or theirs == ours:
         return
-    are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
     if are_lists and any(isinstance(item, dict) for item in ours):
-        for index, (their_item, our_item) in enumerate(zip(theirs, ours, strict=True)):
-            for difference in _differences(path, their_item, our_item):
-                changed = [*ours[:index], difference.changed, *ours[index + 1 :]]
-                yield difference._replace(changed=changed)
+        for index, items in enumerate(zip(theirs, ours, strict=True)):
+            yield from _differences((*path, index), *items)
     elif not isinstance(theirs, dict) or not isinstance(ours, dict):
-        yield Difference(path, theirs, ours, theirs)
-    elif ARGUMENTS_KEY not in ours or ARGUMENTS_KEY not in theirs:
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
-            for difference in _differences((*path, key), theirs.get(key), ours.get(key)):
-                yield difference._replace(changed={**ours, key: difference.changed})
-    elif _class(theirs) != _class(ours):
-        yield Difference(path, _class(theirs), _class(ours), theirs)
+        yield Difference(path, theirs, ours)
+    elif _class_name(theirs) != _class_name(ours):
+        yield Difference(path, _class_name(theirs), _class_name(ours))
+    elif (name := _class_name(ours)) is not None:
+        arguments = (theirs[ARGUMENTS_KEY], ours[ARGUMENTS_KEY])
+        yield from _differences((*path, ARGUMENTS_KEY), *_with_defaults(name, *arguments))
     else:
-        for difference in _differences(path, *_arguments(_class(ours), theirs, ours)):
-            yield difference._replace(changed={**ours, ARGUMENTS_KEY: difference.changed})
+        for key in {**ours, **theirs}:
+            yield from _differences((*path, key), theirs.get(key), ours.get(key))
 
 
-def _class(spec: Mapping[str, Plain]) -> str:
-    return next(str(spec[key]) for key in TAG_KEYS if key in spec)
+def _class_name(spec: Mapping[str, Plain]) -> str | None:
+    return next((str(spec[key]) for key in TAG_KEYS if ARGUMENTS_KEY in spec and key in spec), None)
 
 
-def _arguments(class_name: str, *specs: Mapping[str, Plain]) -> list[Plain]:
-    """Return the arguments by name; where one specification leaves one out, its default."""
-    parameters = inspect.signature(import_object(class_name)).parameters
-    by_name: list[dict[str, Plain]] = []
-    for written in (spec[ARGUMENTS_KEY] for spec in specs):
-        if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters.values()):
-            return [spec[ARGUMENTS_KEY] for spec in specs]
-        is_list = isinstance(written, list)
-        by_name.append(dict(zip(parameters, written, strict=False)) if is_list else written)
+def _with_defaults(class_name: str, *arguments: Plain) -> Sequence[Plain]:
+    """Return arguments by name, with defaults for those that only another list writes."""
+    if all(isinstance(written, list) for written in arguments):
+        return arguments
+    module, _, name = class_name.rpartition(".")
+    class_ = getattr(sys.modules.get(module), name, None)  # our part is built: it is imported
+    parameters = inspect.signature(class_).parameters if inspect.isclass(class_) else {}
+    named = [
+        a if isinstance(a, dict) else dict(zip(parameters, a, strict=False)) for a in arguments
+    ]
+    missing = named[0].keys() ^ named[1].keys()
     defaults = {
-        name: _plain(parameters[name].default)
-        for name in by_name[0].keys() ^ by_name[1].keys()
-        if name in parameters and parameters[name].default is not inspect.Parameter.empty
+        n: p.default for n, p in parameters.items() if n in missing and p.default != p.empty
     }
-    return [{**defaults, **arguments} for arguments in by_name]
-
-
-def _plain(default: Any) -> Plain:
-    if isinstance(default, tuple):
-        return {TUPLE_KEY: [*default]}
-    if callable(default):
-        return {"name": f"{default.__module__}.{default.__qualname__}", ARGUMENTS_KEY: {}}
-    return default
+    return [{**defaults, **written} for written in named]

@@ -103,7 +103,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
         record = {"values": settings | change}
         (folder / "run_config.json").write_text(json.dumps(record))
     (folders[2] / "run_config.json").unlink()
-    scores = json.loads((folders[2] / "summary.json").read_text()) | {"settings": record["values"]}
+    scores = json.loads((folders[2] / "summary.json").read_text()) | record
     (folders[2] / "scores.json").write_text(json.dumps(scores))
     (folders[2] / "summary.json").unlink()
     assert sbkit(["compare", *map(str, folders)]) == 0
@@ -115,7 +115,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
         "  d_model: 144 in A and C, 96 in B",
         "  amsgrad: false in A and C, true in B",
         "  CNN.causal: false in A and C, true in B",
-        '  text: {"case": "keep"} in C',
+        '  text: null in A and B, {"case": "keep"} in C',
     ]
 
 

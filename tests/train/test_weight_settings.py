@@ -20,7 +20,9 @@ def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer
     save_resolved(folder / "hyperparams.yaml", yaml_file, {})
     ours = settings_of_yaml(resolve(yaml_file, parse_overrides(overrides)).tree)
     task = SYNTHESIS if name == "tts" else SPEECH_RECOGNITION
-    return check_same_meaning(folder, ours, task, ["CNN.x", "ctc_lin.x", loaded], [loaded])
+    return check_same_meaning(
+        folder, ours, task, ["CNN.x", "ctc_lin.x", "seq_lin.x", loaded], [loaded]
+    )
 
 
 @pytest.mark.parametrize(
