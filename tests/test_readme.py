@@ -256,7 +256,7 @@ def execute(words: list[str]) -> int:
 
 
 def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> None:
-    """Run the commands of a README in order; do not train twice with the same options."""
+    """Run the commands of a README in order; do not train twice what later commands do not name."""
     for command in filter(None, commands(readme)):
         if not command.startswith(NOT_RUN_HERE):
             # `check` exits with 1 because a corpus this small does not fill eight GPUs.
@@ -264,10 +264,10 @@ def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> Non
             expected = {"broken.yaml": (1,), "first.yaml": (0,)}.get(command.split()[-1], expected)
             words = adapt(command, data)
             options = frozenset(word for word in words if not word.startswith("--output_folder="))
-            if "train.py" in words and options in executed:
+            has_folder = "--output_folder" in command or "first.yaml" in words
+            if "train.py" in words and options in executed and not has_folder:
                 continue
             executed.add(options)
-            has_folder = "--output_folder" in command or "first.yaml" in words
             if "train.py" in words and readme != READMES[0] and not has_folder:
                 base = "_pretrained" if "hparams/ctc_pretrained.yaml" in words else ""
                 words.append(f"--output_folder=results/{name_of(readme)}{base}")
