@@ -1,4 +1,4 @@
-"""Train what a YAML declares: ``torchrun train.py hparams/ctc.yaml [--key=value ...]``."""
+"""Train what a YAML declares: ``python train.py hparams/ctc.yaml [--key=value ...]``."""
 
 import sys
 

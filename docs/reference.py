@@ -110,7 +110,7 @@ def cli() -> str:
     """Write the page of commands."""
     (action,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
     text = f"# Commands{NOTE}`sbkit COMMAND --help` prints the same. In the name of an option, "
-    text += "`_` means `-`.\nTraining is not one of them: `torchrun train.py YAML --KEY=VALUE`.\n"
+    text += "`_` means `-`.\nTraining is not one of them: `python train.py YAML --KEY=VALUE`.\n"
     for choice in action._choices_actions:
         rows = [*_arguments(action.choices[choice.dest])]
         if choice.dest in TAKES_OVERRIDES:

@@ -52,6 +52,9 @@ def test_run_starts_from_a_bundle_with_another_head(
     name = next(key for key in theirs if key.startswith("1.") and key.endswith("weight"))
     assert not torch.equal(theirs[name], ours[name])
 
+    assert workplace.train_here(tmp_path / "x", *ONE_EPOCH, *options, "--nhead=4") == BAD_INPUT
+    assert "`Transformer.nhead` is 2 there and 4 here" in capsys.readouterr().err
+
     # The run resumes without the bundle, and with its frozen part.
     bundle.rename(tmp_path / "gone")
     more_epochs = ("--check=False", "--number_of_epochs=2", *options, *tokens)

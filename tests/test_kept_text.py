@@ -64,6 +64,9 @@ def test_bundle_writes_and_scores_texts_as_written(
     page = (tmp_path / "scores/report.html").read_text("utf-8")
     assert f"normalized by {scored['normalized']['normalizer']}" in page
     assert "<tr><td>capitals" in page
+    seen = "test: The language model has seen 8 of 8 test sentences (100.0 %)"
+    assert seen in capsys.readouterr().out and seen in page
+    assert seen in (run / "report.html").read_text("utf-8")
     card = (bundle / "README.md").read_text("utf-8")
     assert f"beam, {scored['normalized']['normalizer']} | WER" in card
     clip = str(min((overfitted / "release/clips").iterdir()))

@@ -58,11 +58,11 @@ NOT_RUN_HERE = (
         "python -m tools.show row",
         "python -m recipes.asr.little_speech.compare",
     ),
-    "torchrun train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
-    "torchrun train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
-    *("lhotse prepare ", "torchrun train.py hparams/ctc.yaml --data_folder=manifests"),
-    "torchrun train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
-    "torchrun train.py hparams/tts.yaml --symbols=phonemes",
+    "python train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
+    "python train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
+    *("lhotse prepare ", "python train.py hparams/ctc.yaml --data_folder=manifests"),
+    "python train.py hparams/tts.yaml --corpus=recipes.FestvoxRu.corpus",
+    "python train.py hparams/tts.yaml --symbols=phonemes",
     *(
         "sbkit new my-project",
         "sbkit completion bash",
@@ -74,8 +74,8 @@ NOT_RUN_HERE = (
     *("sbkit transcribe my-model talks --format manifest", "sbkit segment chapter.mp3"),
     "sbkit transcribe my-formats talk.mp3 --runtime onnx",
     "torchrun --nproc_per_node=8 -m sbkit transcribe",
-    "torchrun train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
-    "torchrun train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=book",
+    "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
+    "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=book",
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
     *("sbkit check YAML --learn", "sbkit score RUN"),
     "sbkit score my-model test.csv --normalizer whisper-english",
@@ -108,7 +108,7 @@ SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
         *("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
     ),
 }
-FORMS = ("torchrun --standalone train.py ...", "torchrun --nproc_per_node=8 train.py ...")
+FORMS = ("torchrun train.py hparams/ctc.yaml", "torchrun --nproc_per_node=8 train.py ...")
 COMMAND = re.compile(r"(torchrun|python|sbkit|sbatch|tools/(demo|test|launch/\w+\.sh))( |$)")
 
 
@@ -256,7 +256,7 @@ def execute(words: list[str]) -> int:
 
 
 def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> None:
-    """Run the commands of a README in order; do not train twice with the same options."""
+    """Run the commands of a README in order; do not train twice what later commands do not name."""
     for command in filter(None, commands(readme)):
         if not command.startswith(NOT_RUN_HERE):
             # `check` exits with 1 because a corpus this small does not fill eight GPUs.
@@ -264,10 +264,10 @@ def run_commands(readme: Path, data: Path, executed: set[frozenset[str]]) -> Non
             expected = {"broken.yaml": (1,), "first.yaml": (0,)}.get(command.split()[-1], expected)
             words = adapt(command, data)
             options = frozenset(word for word in words if not word.startswith("--output_folder="))
-            if "train.py" in words and options in executed:
+            has_folder = "--output_folder" in command or "first.yaml" in words
+            if "train.py" in words and options in executed and not has_folder:
                 continue
             executed.add(options)
-            has_folder = "--output_folder" in command or "first.yaml" in words
             if "train.py" in words and readme != READMES[0] and not has_folder:
                 base = "_pretrained" if "hparams/ctc_pretrained.yaml" in words else ""
                 words.append(f"--output_folder=results/{name_of(readme)}{base}")

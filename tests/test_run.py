@@ -48,6 +48,8 @@ def finished(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> 
     assert "16 utterances" in process.stdout
     assert f"run folder: {folder}" in process.stdout.splitlines()
     assert "\ntest: CER " in process.stdout
+    next_steps = [f"report: {folder}/report.html", f"next: sbkit export {folder} --out my-model"]
+    assert process.stdout.splitlines()[-2:] == next_steps
     return folder
 
 
@@ -278,7 +280,7 @@ def test_tuned_run_gets_another_decoder(
     monkeypatch.setattr(wer_report, "MAX_SILENT_SHARE", 9)  # a model this small babbles
     assert workplace.train_here(run, *ONE_EPOCH, *joint) == 0
     note = "of 4 utterances; the beam's words come from its language model"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(note)
+    assert f"{note}\n" in capsys.readouterr().out
     assert note.replace("'", "&#39;") in (run / "report.html").read_text("utf-8")
     decoder = read_json(run / "decoder.json")
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])

@@ -21,6 +21,7 @@ from sbkit.evaluate.wer import (
     total_scores,
 )
 from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
+from sbkit.lm.seen import describe_seen
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
@@ -162,8 +163,11 @@ class AsrBrain(Brain):
     ) -> Mapping[str, Any]:
         """Write every utterance with its errors; return the figures and notes."""
         figures = write_results(folder, split, results)
-        notes = [*self.decoding.notes, *figures["notes"]]
-        return {**figures, "decoder": self.decoding.decoder_type, "notes": notes}
+        decoder, texts = self.decoding.decoder, [utterance.reference for utterance in results]
+        models = None if decoder is None else decoder.language_models
+        seen = {} if models is None else models.count_seen(texts, self.decoding.table)
+        notes = [*self.decoding.notes, *figures["notes"], *map(describe_seen, seen.values())]
+        return {**figures, **seen, "decoder": self.decoding.decoder_type, "notes": notes}
 
 
 ASR = Recipe(

@@ -5,6 +5,7 @@ import unicodedata
 from collections.abc import Iterable
 
 MAX_LISTED_NAMES = 3
+MAX_VALUE_CHARACTERS = 60
 JOINERS = "\u200c\u200d"  # invisible parts of words in Persian and Hindi
 HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -29,6 +30,16 @@ def listed(
     texts = list(map(str, names))
     more = f" and {len(texts) - max_names:,} more" if len(texts) > max_names else ""
     return separator.join(texts[:max_names]) + more
+
+
+def short_value(value: object) -> str:
+    """Write a value of a YAML in a few characters.
+
+    >>> short_value({"case": "keep"}), short_value(None)
+    ('{"case": "keep"}', 'null')
+    """
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."
 
 
 def printable(text: str) -> str:

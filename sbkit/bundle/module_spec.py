@@ -18,6 +18,8 @@ which names the class by the module that defines it. This is the grammar of a sp
 NAME must be on the list of `sbkit.bundle.allowed`, and at most MAX_DEPTH lists and mappings may be
 nested. Reading and building are one traversal. Only `find_allowed` turns a name into an object.
 Export and loading both refuse anything outside the grammar.
+
+`node_to_comparable` writes what it can of any node, to compare how two parts are built.
 """
 
 import math
@@ -138,6 +140,31 @@ def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, bool | int | str)
+
+
+# ---- comparing
+
+
+class Computed(int):
+    """Stands for a value that only running code knows, such as the number of labels."""
+
+
+COMPUTED = Computed(8)  # a size: any will do to build a part
+
+
+def node_to_comparable(node: object) -> Plain:
+    """Turn a node of a resolved YAML into a specification, whatever it holds; run no code."""
+    value = getattr(node, "value", node)
+    if isinstance(value, str) and TUPLE.fullmatch(value):
+        return {TUPLE_KEY: list(read_tuple(value))}
+    if isinstance(value, dict):
+        value = {str(name): node_to_comparable(child) for name, child in value.items()}
+    elif isinstance(value, list):
+        value = [node_to_comparable(child) for child in value]
+    keyword, _, name = tag_of(node)[1:].partition(":")
+    if keyword in TAG_KEYS:
+        return {keyword: canonical(name), ARGUMENTS_KEY: value or {}}
+    return COMPUTED if keyword else value
 
 
 # ---- loading

@@ -15,13 +15,13 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
-from sbkit.base.messages import listed, plural
+from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import resolve
 from sbkit.distributed.ranks import gather_over_ranks
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
-RUN_CONFIG_FILE = "run_config.json"
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 RESOLVED_YAML = "hyperparams.yaml"
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
@@ -79,7 +79,6 @@ OPTIMIZER_KEY = "opt_class"
 DATA_KNOBS = frozenset({"data_folder", "corpus", "manifest"})
 MAX_LISTED_DIFFERENCES = 8
 NUM_HASH_DIGITS = 12
-MAX_VALUE_CHARACTERS = 60
 MISSING = object()  # the value of a key that one of two configurations lacks
 
 
@@ -286,8 +285,4 @@ def _describe_change(change: Difference) -> str:
 
 
 def _short(value: Any) -> str:
-    """Write a value in a few characters."""
-    if value is MISSING:
-        return "nothing"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 3]}..."
+    return "nothing" if value is MISSING else short_value(value)

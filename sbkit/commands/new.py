@@ -23,7 +23,7 @@ README = """# {name}
 Made by `sbkit new`, version {version}. The recipes and the YAMLs are yours to edit.
 
     sbkit check {yaml}
-    torchrun train.py {yaml}
+    python train.py {yaml}
     sbkit export RUN --out my-model
     sbkit serve my-model
 
@@ -54,7 +54,7 @@ def _make(folder: Path, recipe: str | None) -> None:
     text = README.format(name=folder.resolve().name, version=__version__, yaml=yaml)
     (folder / "README.md").write_text(text, encoding="utf-8")
     (folder / ".gitignore").write_text(IGNORED, encoding="utf-8")
-    print(f"{folder}: {len(names)} files. Next: cd {folder} && torchrun train.py {yaml}")
+    print(f"{folder}: {len(names)} files. Next: cd {folder} && python train.py {yaml}")
 
 
 def project_source() -> Path:

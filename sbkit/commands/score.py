@@ -32,6 +32,7 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
+from sbkit.bundle.module_spec import ARGUMENTS_KEY
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import read_document
@@ -39,17 +40,19 @@ from sbkit.data.batch import user_columns
 from sbkit.data.cache import default_cache
 from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
-from sbkit.data.splits import filled_rows, prepare_split, sample_counts
+from sbkit.data.splits import filled_rows, prepare_split, read_column, sample_counts
 from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
 from sbkit.data.tables import COLUMN_KEYS, TableOptions, read_release
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
+from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
 from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
+from sbkit.lm.seen import SEEN, describe_seen
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
@@ -93,13 +96,15 @@ def score(options: Namespace) -> None:
             note = f", without {num_empty} whose {label} is empty" if num_empty else ""
             line = f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{note}"
             print(printable(line), flush=True)
-            for text in entries.get(name, {}).get("notes", []):
+            entry = entries.get(name) or with_seen({}, bundle, rows)
+            for text in entry.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
     if options.out is not None:
         _write_page(options.out, entries, scored, bundle, options.model)
         scores = {
             "model": str(options.model),
             **describe_decoding(bundle),
+            SETTINGS: settings_of_model(bundle, options.model),
             PROVENANCE: provenance_of_bundle(bundle),
             "test": entries,
         }
@@ -141,6 +146,7 @@ def _report(
     """Write the reports of a source, and return its figures."""
     report_by: list[str] = options.report_by
     entry: FigureDict = {"utterances": len(rows), **scorer.report(options.out, name, results)}
+    entry = with_seen(entry, bundle, rows)
     if report_by:
         values = {column: rows[column][:] for column in report_by if column in rows.column_names}
         rate = bundle.config.sample_rate
@@ -149,6 +155,16 @@ def _report(
         entry["report_by"] = measure_slices(report_by, columns, results, scorer.measure)
         write_slices(options.out / f"report_by_{name}.tsv", entry["report_by"])
     return entry
+
+
+def with_seen(entry: FigureDict, bundle: TorchBundle, rows: datasets.Dataset) -> FigureDict:
+    """Add the test sentences that the decoder's language models have seen, if that is known."""
+    if bundle.decoder is None:
+        return entry
+    models = bundle.decoder.language_models
+    seen = models.count_seen(read_column(rows, "text"), bundle.config.text_table)
+    notes = [*entry.get("notes", []), *map(describe_seen, seen.values())]
+    return {**entry, **seen, "notes": notes}
 
 
 def describe_decoding(bundle: TorchBundle) -> FigureDict:
@@ -162,6 +178,25 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
         description["hotwords"] = bundle.decoder.phrases
         description["refused_hotwords"] = bundle.refused_hotwords
     return description
+
+
+def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
+    """Return the settings of a run, or what is known of them from a bundle, and its decoding."""
+    config = bundle.config
+    built = {name: part.get(ARGUMENTS_KEY) for name, part in config.parts.items()}
+    settings = read_records(model).get(SETTINGS) or {
+        "sample_rate": config.sample_rate,
+        "language": config.language,
+        **{
+            f"{name}.{key}": value
+            for name, arguments in built.items()
+            if isinstance(arguments, dict)
+            for key, value in arguments.items()
+            if not isinstance(value, dict | list)
+        },
+    }
+    decoding = describe_decoding(bundle)
+    return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
 
 
 def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
@@ -180,13 +215,14 @@ def _write_page(
     words = None if bundle.decoder is None else bundle.decoder.language_models.words
     source = "the words of the language model"
     version = f"{model.name}, sbkit {__version__}"
+    seen = [f"{name}: {describe_seen(e[SEEN])}" for name, e in entries.items() if SEEN in e]
     write_report(
         out / REPORT,
         [read_results(out, entries)],
         metrics=bundle.task.metrics,
         clips=partial(clips_of, scored, bundle.config.sample_rate),
         known_words=None if words is None else KnownWords(words=words, source=source),
-        notes=[version, describe_provenance(provenance_of_bundle(bundle))],
+        notes=[*seen, version, describe_provenance(provenance_of_bundle(bundle))],
     )
 
 

@@ -35,6 +35,7 @@ from sbkit.data.sources import TableFolders
 from sbkit.data.splits import shard_numbers
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.handlers import TextLog
 from sbkit.train.brain import Brain
@@ -117,7 +118,10 @@ def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
 
 
 def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
-    """Test the best weights, unless nothing was trained and the results are there."""
+    """Test the best weights, unless nothing was trained and the results are there.
+
+    At the end, name the report and the command that follows.
+    """
     logger.info(f"run folder: {run.folder}")
     if was_finished and (run.folder / SUMMARY).is_file():
         logger.info(
@@ -125,6 +129,10 @@ def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
         )
     else:
         brain.evaluate(run.make_loaders().test)
+    if (report := run.folder / REPORT).is_file():
+        logger.info(f"report: {report}")
+    if run.load_recipe().task.export is not None:
+        logger.info(f"next: sbkit export {shlex.quote(str(run.folder))} --out my-model")
 
 
 def prepare_data(options: Namespace) -> None:

@@ -69,7 +69,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
     if not arguments or arguments[0].startswith("-"):
         first = f", not `{arguments[0]}`" if arguments else ""
         raise ConfigError(
-            f"The first argument must be a YAML file{first}. Write: torchrun train.py "
+            f"The first argument must be a YAML file{first}. Write: python train.py "
             "hparams/ctc.yaml [--key=value ...]"
         )
     return Path(arguments[0]), parse_overrides(arguments[1:])

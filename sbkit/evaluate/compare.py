@@ -1,7 +1,8 @@
 """Compare runs: which makes the fewest errors, and does each of the others make more?
 
 run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
--> for each run its rates and their distance from the best run's, with intervals -> plain data
+-> for each run its rates and their distance from the best run's, with intervals; the sentences that
+its language model has seen, and the settings that differ -> plain data
 -> a table, and a page of two runs
 
 Runs that keep case and punctuation are compared with others by their normalized texts.
@@ -21,6 +22,7 @@ from sbkit.base.errors import DataError
 from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import RunResults, read_clips, read_results
+from sbkit.evaluate.settings import SETTINGS, describe_settings, differing_settings, read_records
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
@@ -34,6 +36,7 @@ from sbkit.evaluate.wer_report import (
     read_utterances,
     utterances_file,
 )
+from sbkit.lm.seen import SEEN, describe_seen
 
 MAX_CHANGED = 10  # utterances that are listed
 
@@ -81,13 +84,26 @@ def compare_runs(folders: Sequence[Path]) -> FigureDict:
             f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
         )
     test: FigureDict = {}
+    records = [read_records(folder) for folder in folders]
     for name in common:
         files = [utterances_file(folder, name) for folder in folders]
         test[name] = compare(
             name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
         )
-    not_in_all = [name for name in names if name not in common]
-    return {"runs": [str(folder) for folder in folders], "not_in_all": not_in_all, "test": test}
+        for row, record in zip(test[name]["rows"], records, strict=True):
+            row[SEEN] = record.get("test", {}).get(name, {}).get(SEEN)
+    letters = _letters(len(folders))
+    settings = {x: record.get(SETTINGS, {}) for x, record in zip(letters, records, strict=True)}
+    return {
+        "runs": [str(folder) for folder in folders],
+        "not_in_all": [name for name in names if name not in common],
+        "test": test,
+        "settings": differing_settings(settings),
+    }
+
+
+def _letters(count: int) -> list[str]:
+    return [*ascii_uppercase, *map(str, range(27, count + 1))][:count]
 
 
 def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
@@ -113,7 +129,6 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
         for of_runs in zip(*(run.utterances for run in runs), strict=True)
     ]
     grouping = group_by_speaker([utterance.id for utterance in best.utterances], speakers)
-    letters = [*ascii_uppercase, *map(str, range(27, len(runs) + 1))]
     return {
         "utterances": len(best.utterances),
         "normalized": is_normalized,
@@ -126,7 +141,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
                 **_rates(run, rates, grouping),
                 **({} if run is best else {"above_best": _above(run, best, rates, grouping)}),
             }
-            for letter, run in zip(letters, runs, strict=False)
+            for letter, run in zip(_letters(len(runs)), runs, strict=True)
         ],
         "changed": _most_changed(*runs) if len(runs) == 2 else [],
     }
@@ -206,6 +221,9 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
         above = [f"{rate} above the best" for rate in rates]
         head = (" ", *(f"{rate} %" for rate in rates), *above, "run")
         yield from _align_columns([head, *(_cells(row, rates) for row in rows)])
+        for row in rows:
+            if row.get(SEEN) is not None:
+                yield f"  {row['letter']}: {describe_seen(row[SEEN])}"
         if figures["changed"]:
             yield f"  changed most, in {UNIT_OF_RATE[rates[0]].removesuffix('s')} errors:"
         for change in figures["changed"]:
@@ -214,6 +232,7 @@ def describe_comparison(comparison: FigureDict) -> Iterator[str]:
             texts = [change["reference"], *change["hypotheses"]]
             for label, text in zip(("reference", "A", "B"), texts, strict=True):
                 yield f"      {label:<9}  {text}".rstrip()
+    yield from describe_settings(comparison["settings"])
 
 
 def _cells(row: FigureDict, rates: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_fi
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
 SUMMARY = "summary.json"  # of a run
+RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
 SCORES = "scores.json"  # of `sbkit score --out`
 DATA_REPORT = "data_report.json"
 PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)

@@ -294,7 +294,7 @@ def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
         raise BundleError(
-            f"{folder} has no undamaged checkpoint to export. Train the run first: torchrun "
+            f"{folder} has no undamaged checkpoint to export. Train the run first: python "
             "train.py hparams/ctc.yaml"
         )
     best = checkpoints[0]

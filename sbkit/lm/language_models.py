@@ -4,7 +4,8 @@ normalized text -> its words -> model of words
                 -> its tokens -> model of tokens -> one file of both
 
 The file is safetensors. Each model has a name, `words` or `tokens`; its arrays are `NAME.keys_2`,
-`NAME.log_probs_1` and so on, and its words are one text. Loading runs no code, and takes no more
+`NAME.log_probs_1` and so on, and its words are one text. `seen` has hashes of the sentences that
+they were trained on; an ARPA file does not tell. Loading runs no code, and takes no more
 memory than the file.
 """
 
@@ -32,6 +33,7 @@ from sbkit.base.messages import plural
 from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
+from sbkit.lm.seen import SEEN, count_seen, draw_hashes
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     Orthography,
@@ -49,6 +51,7 @@ MAX_PREAMBLE_LINES = 1000  # above the data of an ARPA file, such as IRSTLM's
 MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 # A model of words without case and punctuation may have a few abbreviations with them.
 MAX_MARKED_SHARE = 0.02
+SEEN_HASHES = "seen"  # the array of `draw_hashes`
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SUBJECT = "The text of a language model"  # in errors
 KENLM_HEADER = b"mmap lm http://kheafield.com/code"  # of a binary file of KenLM
@@ -56,10 +59,19 @@ KENLM_HEADER = b"mmap lm http://kheafield.com/code"  # of a binary file of KenLM
 
 @dataclass(frozen=True)
 class LanguageModels:
-    """The language models of a decoder, of words and of tokens; None for no model."""
+    """The language models of a decoder, of words and of tokens; None for no model.
+
+    seen: hashes of the sentences that they were trained on; None if these are not known.
+    """
 
     words: NgramModel | None
     tokens: NgramModel | None
+    seen: Array | None = None
+
+    def count_seen(self, texts: Iterable[str], table: Orthography) -> dict[str, Any]:
+        """Return the figure SEEN of the normalized texts of a test set; {} if it is not known."""
+        plain = map(_plain_normalizer(table), texts)
+        return {} if self.seen is None else {SEEN: count_seen(self.seen, plain)}
 
 
 class LmText(NamedTuple):
@@ -86,9 +98,15 @@ class LmText(NamedTuple):
 # ---- the file
 
 
-def save(models: Mapping[str, NgramModel], file: Path, *, metadata: Mapping[str, str]) -> None:
+def save(
+    models: Mapping[str, NgramModel],
+    file: Path,
+    *,
+    metadata: Mapping[str, str],
+    seen: Array | None = None,
+) -> None:
     """Write models and their metadata; equal models and metadata give equal bytes."""
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Array] = {} if seen is None else {SEEN_HASHES: seen}
     for name, model in models.items():
         arrays[f"{name}.words"] = np.frombuffer("\n".join(model.words).encode(), np.uint8)
         for order, grams in enumerate(model.grams, start=1):
@@ -112,8 +130,13 @@ def _sort_metadata(content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
-def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel], dict[str, str]]:
-    """Read models and metadata, from ``content`` if known; raise BundleError for a damaged file."""
+def load(
+    file: Path, content: bytes | None = None
+) -> tuple[dict[str, NgramModel], dict[str, str], Array | None]:
+    """Read models, metadata and the hashes of sentences, from ``content`` if known.
+
+    Raises BundleError for a damaged file.
+    """
     if content is None:
         subject = "A file of language models"
         content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=subject)
@@ -128,7 +151,10 @@ def load(file: Path, content: bytes | None = None) -> tuple[dict[str, NgramModel
         if WORD_TABLE in metadata:
             _, table = table_from_stored(json.loads(metadata[WORD_TABLE]))
             models[WORDS] = replace(models[WORDS], table=table)
-        return models, metadata
+        seen = arrays.get(SEEN_HASHES)
+        if seen is not None and (seen.dtype != np.uint64 or seen.ndim != 1):
+            raise ValueError("the hashes of its sentences are damaged")
+        return models, metadata, seen
     except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BundleError(
             f"{file} is not a file of language models, or is damaged ({type(error).__name__}: "
@@ -172,14 +198,14 @@ def load_language_models(
 
     Raises BundleError if the file belongs to another tokenizer, SbkitError if it cannot be read.
     """
-    models, metadata = load(file, content)
+    models, metadata, seen = load(file, content)
     digest = metadata.get("tokenizer")
     if digest != digest_of(tokenizer):
         raise BundleError(
             f"The language models in {file} belong to another tokenizer ({str(digest)[:12]}...). "
             "Train them again."
         )
-    return LanguageModels(models.get(WORDS), models.get(TOKENS))
+    return LanguageModels(models.get(WORDS), models.get(TOKENS), seen)
 
 
 def digest_of(tokenizer: Tokenizer) -> str:
@@ -220,9 +246,8 @@ def ensure_language_models(
     Raises:
         SbkitError: the ARPA file cannot be read, or has another order or another spelling.
     """
-    plain_table = None if table is None or table.is_plain else table.plain
-    word_table = plain_table if plain_words else None
-    to_plain = _normalizer(plain_table)
+    word_table = table.plain if plain_words and table and not table.is_plain else None
+    to_plain = _plain_normalizer(table)
     excluded = set(map(to_plain, chain.from_iterable(held_out.values())))
     source += hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
     metadata = {
@@ -250,7 +275,8 @@ def ensure_language_models(
         messages.append(_describe(name, trained))
     if WORDS in models and models[WORDS].table is not None:
         messages.append("words of the language model: without case and punctuation")
-    save(models, file, metadata=metadata)
+    seen = draw_hashes(map(to_plain, sentences)) if models and arpa is None else None
+    save(models, file, metadata=metadata, seen=seen)
     return messages + spelling_notes
 
 
@@ -271,6 +297,11 @@ def _train_models(
 
 def _normalizer(table: Orthography | None) -> Callable[[str], str]:
     return str if table is None else partial(normalize, language="", table=table)
+
+
+def _plain_normalizer(table: Orthography | None) -> Callable[[str], str]:
+    """Return what removes case and punctuation from normalized texts that keep them."""
+    return _normalizer(None if table is None or table.is_plain else table.plain)
 
 
 def replace_language_models(

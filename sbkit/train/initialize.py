@@ -44,6 +44,7 @@ from sbkit.models.pretrained.folder import (
 )
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.tasks.task import Task
+from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
 
 SOURCE = "be a run folder or a bundle for `init_from`"
 FIX = "Name another, or null to start without."
@@ -51,12 +52,17 @@ MAX_LISTED_NAMES = 4
 PRETRAINED, ENCODER_CONFIG = "pretrained", "encoder_config"  # keys of the YAML
 
 
-def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> list[str]:
+def initialize_from(
+    source: Path, hparams: Mapping[str, Any], task: Task, root: Mapping[str, Any]
+) -> list[str]:
     """Load the weights of a run or a bundle into the model of a task, as far as they fit.
+
+    root: the resolved YAML of this run.
 
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
     which of the source's are not used. Call it only for a run without a checkpoint of its own.
-    Raises BundleError if the folder is neither, or if nothing in it fits.
+    Raises BundleError if the folder is neither, or if nothing in it fits, and ConfigError if a
+    setting without a shape differs that `init_from_differs` does not list.
     """
     theirs = read_named_weights(source)
     ours = tensors_by_part(hparams)
@@ -86,13 +92,16 @@ def initialize_from(source: Path, hparams: Mapping[str, Any], task: Task) -> lis
             f"and shape ({', '.join([*theirs][:MAX_LISTED_NAMES])}). Give the parts the names that "
             "they have there."
         )
+    declared = check_same_meaning(
+        source, settings_of_yaml(root), task, tensors=[*ours], loaded=[*loaded, *by_token]
+    )
     lines = [f"init_from {source}: {len(loaded)} tensors are loaded{_names(loaded)}"]
     if by_token:
         count = f"{len(rows)} of {len(our_tokens)} rows"
         lines.append(f"init_from: {count} by token{_names(by_token)}")
     lines.append(f"init_from: {len(new)} tensors are new{_names(new)}")
     lines.append(f"init_from: {len(unused)} tensors there are not used{_names(unused)}")
-    return lines
+    return lines + declared
 
 
 def _misfits(theirs: Mapping[str, Any], ours: Mapping[str, Tensor]) -> dict[str, str | None]:

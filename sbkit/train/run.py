@@ -54,6 +54,7 @@ from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig
 from sbkit.config.hparams import Knobs, load_hparams, read_knobs
+from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.corpus import describe_corpus
@@ -225,7 +226,8 @@ class Run:
             lines.append(load_weights(find_folder(name), self.build_hparams().values()))
         if source := self.knobs.get("init_from"):
             task = self.load_recipe().task
-            lines += initialize_from(Path(source), self.build_hparams(), task)
+            root = resolve_yaml(self.yaml_file, self.overrides).tree
+            lines += initialize_from(Path(source), self.build_hparams(), task, root)
         return lines
 
     # -- the run folder -------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import RESOLVED_YAML, RUN_CONFIG_FILE, RunConfig
+from sbkit.checkpoint.run_config import RESOLVED_YAML, RunConfig
 from sbkit.config.hparams import resolve
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
 YAML = """
 seed: 1

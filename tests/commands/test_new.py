@@ -18,7 +18,7 @@ def test_new_writes_only_the_files_of_a_recipe(
     assert (project / "recipes/synthesis/recipe.py").exists()
     assert not (project / "recipes/asr").exists()
     assert len((project / "README.md").read_text().splitlines()) <= 12
-    assert "torchrun train.py hparams/tts.yaml" in capsys.readouterr().out
+    assert "python train.py hparams/tts.yaml" in capsys.readouterr().out
 
 
 def test_new_diff_shows_upstream_changes_but_not_edits(

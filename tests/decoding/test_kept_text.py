@@ -12,6 +12,7 @@ from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models, load_language_models
 from sbkit.lm.ngram import NgramModel
+from sbkit.lm.seen import describe_seen
 from sbkit.text.normalization import orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import TEXTS, char_tokenizer, spoken, transcribe
@@ -44,6 +45,19 @@ def word_model(
     model = load_language_models(file, tokenizer).words
     assert model is not None
     return model, file
+
+
+def test_test_sentence_was_seen_however_it_is_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    _, file = word_model(tokenizer, plain_words=False)
+    models = load_language_models(file, tokenizer)
+    (seen,) = models.count_seen(
+        ["Cold cold, north.", "is Bo in?", "Press one.", ""], TABLE
+    ).values()
+    assert describe_seen(seen) == "The language model has seen 2 of 3 test sentences (66.7 %)"
+    arpa = tmp_path / "words.arpa"
+    write_arpa(train([["cold", "north"]], order=2).model, arpa)
+    _, file = word_model(tokenizer, plain_words=True, arpa=arpa)
+    assert load_language_models(file, tokenizer).count_seen(["cold north"], TABLE) == {}
 
 
 def test_words_of_the_model_are_those_it_is_configured_for(tokenizer: Tokenizer) -> None:

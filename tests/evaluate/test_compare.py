@@ -21,6 +21,7 @@ from sbkit.evaluate.compare import (
 )
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import write_results
+from sbkit.lm.seen import SEEN
 from tests.runs import read_json
 
 DATA = Path(__file__).parent / "data"
@@ -71,6 +72,50 @@ def test_compare_prints_a_table_and_the_largest_changes(
         "    u09: 9 in A, 2 in B",
         "      reference  four message you leave it answered call calling will",
         "      A",
+    ]
+
+
+def test_compare_names_differing_settings_and_seen_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three runs, one has a key that the others lack; the last is a folder of scores."""
+    settings = {
+        "output_folder": "a",
+        "lr": 0.1,
+        "d_model": 144,
+        "amsgrad": False,
+        "lin.in_features": 144,
+        "CNN.causal": False,
+        "tokenizer.file": "<output_folder>/x",
+    }
+    changes = [
+        {},
+        {"d_model": 96, "lin.in_features": 96, "CNN.causal": True, "amsgrad": True},
+        {"lr": 0.2, "text": {"case": "keep"}, "output_folder": "c"},
+    ]
+    folders = [tmp_path / name for name in "abc"]
+    for folder, change in zip(folders, changes, strict=True):
+        write_run(folder, {"test": [A, B]})
+        summary = read_json(folder / "summary.json")
+        seen = {"seen": 1, "of": 2, "sentences": 2, "is_estimate": False}
+        summary["test"]["test"][SEEN] = seen if change else None
+        (folder / "summary.json").write_text(json.dumps(summary))
+        record = {"values": settings | change}
+        (folder / "run_config.json").write_text(json.dumps(record))
+    (folders[2] / "run_config.json").unlink()
+    scores = json.loads((folders[2] / "summary.json").read_text()) | record
+    (folders[2] / "scores.json").write_text(json.dumps(scores))
+    (folders[2] / "summary.json").unlink()
+    assert sbkit(["compare", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    seen_line = "The language model has seen 1 of 2 test sentences (50.0 %)"
+    assert [line for line in lines if "seen" in line] == [f"  {x}: {seen_line}" for x in "BC"]
+    assert lines[lines.index("settings that differ:") + 1 :] == [
+        "  lr: 0.1 in A and B, 0.2 in C",
+        "  d_model: 144 in A and C, 96 in B",
+        "  amsgrad: false in A and C, true in B",
+        "  CNN.causal: false in A and C, true in B",
+        '  text: null in A and B, {"case": "keep"} in C',
     ]
 
 

@@ -15,6 +15,7 @@ from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import is_arpa, load, load_language_models, save
 from sbkit.lm.ngram import NgramModel
+from sbkit.lm.seen import count_seen, describe_seen, draw_hashes
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import sentence_log_prob
 from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
@@ -159,12 +160,23 @@ def models() -> dict[str, NgramModel]:
 
 def test_save_and_load_keep_the_models(file: Path, models: dict[str, NgramModel]) -> None:
     save(models, file, metadata={"tokenizer": "x"})
-    loaded, metadata = load(file)
+    loaded, metadata, _ = load(file)
     assert metadata["tokenizer"] == "x"
     assert {name: model.order for name, model in loaded.items()} == {"words": 3, "tokens": 2}
     for words in SENTENCES:
         expected = sentence_log_prob(models["words"], words)
         assert sentence_log_prob(loaded["words"], words) == expected
+
+
+def test_sentences_of_a_large_text_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth is kept; the half of the test set that was seen is estimated from a tenth of it."""
+    monkeypatch.setattr("sbkit.lm.seen.MAX_HASHES", 1000)
+    learned = draw_hashes(map(str, range(10_000)))
+    assert learned.nbytes == 8000
+    counts = count_seen(learned, map(str, range(9000, 11_000)))
+    share = counts["seen"] / counts["of"]
+    assert 150 < counts["of"] < 250 and 0.4 < share < 0.6
+    assert f"an estimate of {100 * share:.1f} % for all 2000" in describe_seen(counts)
 
 
 def test_equal_models_give_equal_bytes(file: Path, models: dict[str, NgramModel]) -> None:
