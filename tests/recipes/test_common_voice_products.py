@@ -113,6 +113,14 @@ def test_row_without_split_follows_its_speaker_and_first_releases_are_read(table
     assert len(read(table.parent, "dev")) == sum(row["split"] == "dev" for row in rows)
 
 
+def test_newest_release_in_a_folder_is_read(table: Path) -> None:
+    for version, sentence in (("9.0-2026-04-01", "old"), ("10.0-2026-07-01", "new")):
+        release = shutil.copytree(table.parent, table.parents[1] / f"sps-corpus-{version}-en")
+        change(release / table.name, transcription=sentence)
+    table.unlink()
+    assert {*read(table.parents[1], "train").sentences} == {"new"}
+
+
 def test_wrong_languages_and_splits_are_named(releases: Path) -> None:
     with pytest.raises(SbkitError, match=r"no ss-corpus-fr\.tsv, but ss-corpus-en\.tsv"):
         read(releases / SPONTANEOUS, "train", language="fr")
