@@ -277,6 +277,7 @@ def _time(
     end = output.starts[[utterance.end - 1 for utterance in utterances]] + frame_seconds
     spans = frame_seconds * offsets.extend(first / frame_seconds, end / frame_seconds)
     spans = spans.clip(0, output.seconds)
+    spoken = spans.copy()
     for span in spans:
         before = _nearest_pause(output.pauses, span[0], edge=1)
         after = _nearest_pause(output.pauses, span[1], edge=0)
@@ -285,7 +286,8 @@ def _time(
         if after is not None:
             span[1] = min(after.mean(), after[0] + MARGIN_SECONDS)
     overlaps = spans[1:, 0] < spans[:-1, 1]
-    spans[1:, 0][overlaps] = spans[:-1, 1][overlaps]
+    spans[1:, 0][overlaps] = spoken[1:, 0][overlaps]
+    spans[:-1, 1][overlaps] = spoken[:-1, 1][overlaps]
     times: list[list[float]] = spans.tolist()
     return times
 

@@ -1,15 +1,18 @@
 """`sbkit segment`: utterances of a long recording, with text that is missing, added or wrong."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
 from recipes.OwnData import corpus as own_data
+from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.commands import segment as command
 from sbkit.commands.cli import run as sbkit
@@ -19,7 +22,7 @@ from sbkit.decoding import segmentation
 from sbkit.decoding.segmentation import segment
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.text.vocabulary import Vocabulary
-from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
 
 SENTENCES = ("The quick fox.", "A lazy dog!", "Over the lazy dog.", "A brown fox jumps.")
 ADDED = "The dog jumps over a fox."  # nobody speaks it
@@ -30,8 +33,8 @@ Rows = list[dict[str, str]]
 class Talk:
     """A recording of the sentences, and a bundle that hears tones in the place of any model."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        bundle, self.tokenizer, self.model = tone_bundle(folder)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        bundle, self.tokenizer, self.model = tone_bundle(folder, **options)
         bundle.model.close()
         self.folder = folder
         self.bundle = replace(bundle, config=replace(bundle.config, language="en"))
@@ -42,15 +45,17 @@ class Talk:
     def _open(self, *_: object, **__: object) -> object:
         return replace(self.bundle, model=ModelThread(lambda: self.model))
 
-    def record(self, name: str, sentences: Sequence[str]) -> list[tuple[float, float]]:
-        """Speak sentences with pauses between them; return their times in seconds."""
+    def record(
+        self, name: str, sentences: Sequence[str], gaps: Iterable[Samples] = repeat(silence(PAUSE))
+    ) -> list[tuple[float, float]]:
+        """Speak sentences, each with a gap after it; return their times in seconds."""
         parts = [silence(PAUSE)]
         spans = []
-        for sentence in sentences:
+        for sentence, gap in zip(sentences, gaps, strict=False):
             speech = speak(self.tokenizer, self.bundle.normalizer()(sentence))
             start = sum(map(len, parts))
             spans.append((start / RATE, (start + len(speech)) / RATE))
-            parts += [speech, silence(PAUSE)]
+            parts += [speech, gap]
         soundfile.write(self.folder / name, np.concatenate(parts), RATE)
         return spans
 
@@ -67,12 +72,15 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     return Talk(tmp_path, monkeypatch)
 
 
+def times_of(row: dict[str, str]) -> tuple[float, float]:
+    offset = float(row["offset"])
+    return offset, offset + float(row["duration"])
+
+
 def assert_spans(rows: Rows, spans: Sequence[tuple[float, float]]) -> None:
     """Check that each row has its sentence, and half of each pause beside it."""
     for row, (start, end) in zip(rows, spans, strict=True):
-        offset = float(row["offset"])
-        assert start - PAUSE / 2 - 0.05 <= offset < start
-        assert end - 0.04 <= offset + float(row["duration"]) <= end + PAUSE / 2 + 0.05
+        assert times_of(row) == pytest.approx((start - PAUSE / 2, end + PAUSE / 2), abs=0.05)
 
 
 def test_sentences_become_rows_that_training_takes(talk: Talk) -> None:
@@ -139,6 +147,33 @@ def test_numbers_are_words_for_a_model_without_digits(talk: Talk) -> None:
     (row,) = talk.segment("1 fox", recording="number.wav")
     assert row["text"] == "one fox"
     assert float(row["score"]) > -0.01
+
+
+def test_numbers_stay_digits_for_a_model_that_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(tmp_path, monkeypatch, text="the quick brown fox jumps over 1 lazy dog")
+    talk.record("number.wav", ["1 fox"])
+    (row,) = talk.segment("1 fox", recording="number.wav")
+    assert row["text"] == "1 fox"
+
+
+def test_row_ends_in_the_longest_pause_near_its_last_word(talk: Talk) -> None:
+    """A hum that is no letter interrupts the pause after the first sentence."""
+    hum = (8000 * np.sin(2 * np.pi * LOWEST * np.arange(960) / RATE)).astype(np.int16)
+    gaps = [np.concatenate([silence(0.16), hum, silence(PAUSE)]), silence(PAUSE)]
+    (_, end), _ = talk.record("click.wav", SENTENCES[:2], gaps)
+    row, _ = talk.segment("\n".join(SENTENCES[:2]), "--lines", recording="click.wav")
+    assert times_of(row)[1] == pytest.approx(end + 0.22 + PAUSE / 2, abs=0.05)
+
+
+def test_rows_share_no_sound_if_their_sentences_meet_without_a_pause(talk: Talk) -> None:
+    """The pauses nearest to their meeting are before a word of the first and after the second's."""
+    gaps = [silence(PAUSE), silence(0), silence(PAUSE), silence(PAUSE)]
+    _, (_, meeting), *_ = talk.record("meet.wav", ["The fox", "o", "a", "dog"], gaps)
+    first, second = talk.segment("The fox o\na dog", "--lines", recording="meet.wav")
+    assert times_of(first)[1] == pytest.approx(meeting, abs=0.05)
+    assert times_of(second)[0] == pytest.approx(meeting, abs=0.05)
 
 
 @pytest.mark.parametrize(
