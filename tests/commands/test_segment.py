@@ -13,6 +13,7 @@ import soundfile
 
 from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import Samples
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.commands import segment as command
 from sbkit.commands.cli import run as sbkit
@@ -199,21 +200,55 @@ def test_short_text_of_a_long_recording_is_not_cut_into_words() -> None:
     assert split_text("One two, three. ... ?!", seconds=600) == ["One two, three.", "...", "?!"]
 
 
+LETTERS = Vocabulary(size=12)
+
+
+def letters(random: np.random.Generator, count: int) -> list[int]:
+    return random.integers(4, LETTERS.size, count).tolist()
+
+
+def hear(random: np.random.Generator, spoken: Sequence[Sequence[int]]) -> LogProbs:
+    """Return the log-probabilities of utterances with pauses between them."""
+    frames = [0] * 9
+    for utterance in spoken:
+        frames += [frame for token in utterance for frame in (token, 0)] + [0] * 9
+    log_probs = random.normal(-7, 1, (len(frames), LETTERS.size)).astype(np.float32)
+    log_probs[np.arange(len(frames)), frames] = -0.1
+    return log_probs
+
+
 def test_windows_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(3)
-    vocabulary = Vocabulary(size=12)
-    spoken = [random.integers(4, 12, 9).tolist() for _ in range(30)]
-    frames = [0] * 9
-    for number, utterance in enumerate(spoken):
-        noise = random.integers(4, 12, 12).tolist() if number == 7 else []
-        frames += [frame for token in [*noise, *utterance] for frame in (token, 0)] + [0] * 9
-    log_probs = random.normal(-7, 1, (len(frames), 12)).astype(np.float32)
-    log_probs[np.arange(len(frames)), frames] = -0.1
-    text = [*spoken[:15], random.integers(4, 12, 9).tolist(), *spoken[15:]]
-    whole = segment(log_probs, text, vocabulary=vocabulary, silent=[0])
+    spoken = [letters(random, 9) for _ in range(30)]
+    noisy = [*spoken[:7], [*letters(random, 12), *spoken[7]], *spoken[8:]]
+    log_probs = hear(random, noisy)
+    text = [*spoken[:15], letters(random, 9), *spoken[15:]]
+    whole = segment(log_probs, text, vocabulary=LETTERS, silent=[0])
     assert [index for index, utterance in enumerate(whole) if utterance is None] == [15]
     assert all(utterance.end - utterance.first == 17 for utterance in whole if utterance)
     monkeypatch.setattr(segmentation, "BLOCK_FRAMES", 7)
     monkeypatch.setattr(segmentation, "WINDOW_STATES", 60)
-    assert segment(log_probs, text, vocabulary=vocabulary, silent=[0]) == whole
-    assert segment(log_probs[:20], [[]], vocabulary=vocabulary, silent=[0]) == [None]
+    assert segment(log_probs, text, vocabulary=LETTERS, silent=[0]) == whole
+    assert segment(log_probs[:20], [[]], vocabulary=LETTERS, silent=[0]) == [None]
+
+
+def test_passage_heard_before_its_place_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording begins with sentences of its middle, and the window follows them there."""
+    random = np.random.default_rng(0)
+    text = [letters(random, 9) for _ in range(60)]
+    monkeypatch.setattr(segmentation, "BLOCK_FRAMES", 50)
+    monkeypatch.setattr(segmentation, "WINDOW_STATES", 400)
+    log_probs = hear(random, [*text[15:24], *text])
+    assert None not in segment(log_probs, text, vocabulary=LETTERS, silent=[0])
+
+
+@pytest.mark.parametrize(("log_prob", "is_found"), [(-6.0, True), (-10.0, False)])
+def test_short_word_that_is_misheard_is_kept_unless_it_is_absurd(
+    log_prob: float, is_found: bool
+) -> None:
+    before, word, after = [4, 5, 4, 5], [6, 7], [8, 9, 8, 9]
+    log_probs = hear(np.random.default_rng(0), [before, [10, 11], after])
+    is_heard = log_probs[:, [10, 11]] == np.float32(-0.1)
+    log_probs[:, word] = np.where(is_heard, log_prob, -30.0)
+    found = segment(log_probs, [before, word, after], vocabulary=LETTERS, silent=[0])
+    assert [utterance is not None for utterance in found] == [True, is_found, True]

@@ -110,6 +110,7 @@ def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
     write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
     manifest = read_shards({"data_folder": str(folder), "sample_rate": 16_000}, "train")
     assert manifest.excluded == ()
+    assert len({*manifest.ids}) == len(manifest)  # also if tars have equal names
     split = prepare_split(
         manifest,
         split="train",
