@@ -339,4 +339,5 @@ def check_silence(planned: PlannedRun) -> Iterator[Finding]:
         silent,
         problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",
         fix="Record them again, or remove them.",
+        stops=len(silent[TRAIN]) == min(len(planned.prepare_splits().train), MAX_SAMPLED_CLIPS),
     )

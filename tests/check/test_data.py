@@ -70,6 +70,17 @@ def test_digits_in_transcripts_are_noted_once(tmp_path: Path) -> None:
     assert "--text='{numbers: spell}', which reads en, " in finding.fix
 
 
+@pytest.mark.parametrize(("num_silent", "stops"), [(2, False), (3, True)])
+def test_training_does_not_start_if_all_clips_are_silent(
+    num_silent: int, stops: bool, tmp_path: Path
+) -> None:
+    rows = [spoken(f"a{n}", "hi", divisor=9999 if n < num_silent else 1) for n in range(3)]
+    with planned_on(replace(splits_of(), train=make_store(rows)), tmp_path) as planned:
+        (finding,) = check_planned_run(planned, (check_silence,))
+    assert f"{num_silent} of 3 in train" in finding.problem
+    assert finding.stops == stops
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
