@@ -70,6 +70,14 @@ def test_digits_in_transcripts_are_noted_once(tmp_path: Path) -> None:
     assert "--text='{numbers: spell}', which reads en, " in finding.fix
 
 
+def test_one_text_for_all_clips_is_noted(folder: Path) -> None:
+    train = make_store(spoken(f"a{n}", "see sentence") for n in range(3))
+    with planned_on(Splits(train, {"dev": train}, {}), folder / "run") as planned:
+        (finding,) = check_labels(planned)
+    assert finding.problem == "All 3 transcripts of train are 'see sentence'"
+    assert not finding.stops
+
+
 @pytest.mark.parametrize(("num_silent", "stops"), [(2, False), (3, True)])
 def test_training_does_not_start_if_all_clips_are_silent(
     num_silent: int, stops: bool, tmp_path: Path
