@@ -21,7 +21,6 @@ from sbkit.commands.segment import split_text
 from sbkit.data.manifest import Manifest
 from sbkit.decoding import segmentation
 from sbkit.decoding.segmentation import segment
-from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.text.vocabulary import Vocabulary
 from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
@@ -201,14 +200,15 @@ def test_short_text_of_a_long_recording_is_not_cut_into_words() -> None:
     assert split_text("One two, three. ... ?!", seconds=600) == ["One two, three.", "...", "?!"]
 
 
-def test_short_word_without_a_pause_before_it_has_a_row_of_its_length(talk: Talk) -> None:
-    """The nearest pause is that after the word, for its start as well as for its end."""
-    config = replace(talk.bundle.config, word_offsets=WordOffsets(2.5, 0.0))  # tokens come early
-    talk.bundle = replace(talk.bundle, config=config)
-    gaps = [silence(0), silence(0.12), silence(PAUSE)]
-    _, (start, end), _ = talk.record("short.wav", ["The fox", "o", "a dog"], gaps)
+@pytest.mark.parametrize("pauses", [(0, 0.12), (0.12, 0)])
+def test_short_word_with_a_pause_on_one_side_has_a_row_of_its_length(
+    talk: Talk, pauses: Sequence[float]
+) -> None:
+    """Its only pause is near its start as well as near its end."""
+    gaps = [*map(silence, pauses), silence(PAUSE)]
+    _, span, _ = talk.record("short.wav", ["The fox", "o", "a dog"], gaps)
     _, row, _ = talk.segment("The fox\no\na dog", "--lines", recording="short.wav")
-    assert times_of(row) == pytest.approx((start + 0.1, end + 0.06), abs=0.05)
+    assert times_of(row) == pytest.approx(span, abs=0.08)
 
 
 LETTERS = Vocabulary(size=12)
