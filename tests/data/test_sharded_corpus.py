@@ -420,8 +420,10 @@ def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location:
     yaml = str(ROOT / "hparams/ctc.yaml")
     with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
-    assert sbkit(["prepare", yaml, *manifest, "--shards", location, "--shard-size", "15kB"]) == 0
-    assert len(read_index(Storage(location)).splits["train"]) == 2
+    shards = ["--shards", location, "--shard-size", "15kB"]
+    with patch.object(sources, "BATCH_ROWS", 2):
+        assert sbkit(["prepare", yaml, *manifest, *shards]) == 0
+    assert len(read_index(Storage(location)).splits["train"]) == 4  # of 6 and 4 clips, twice
     assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0
 
 
