@@ -114,12 +114,15 @@ def test_parts_are_slices_of_the_whole_file_in_the_cache_and_in_shards(
             assert np.array_equal(np.concatenate(parts), read_audio(folder / name))
 
 
-def test_a_recording_is_in_few_shards(folder: Path, tmp_path: Path, streamed: list[str]) -> None:
+@pytest.mark.parametrize(("store", "num_shards"), [("pcm", 4), ("flac", 2)])
+def test_a_recording_is_in_few_shards(
+    folder: Path, tmp_path: Path, streamed: list[str], store: str, num_shards: int
+) -> None:
     rows = [f"{name},{n},1,{n}" for n in range(60) for name in RECORDINGS]
-    options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=1_000_000, seed=7)
+    options = ShardOptions(sample_rate=16_000, store=store, shard_bytes=1_000_000, seed=7)
     manifest = read(write_table(folder, rows))
     write_shards(Storage(str(tmp_path)), options, {"train": manifest}, {"train": ["train"]})
-    assert len([*tmp_path.glob("*.arrow")]) == 4
+    assert len([*tmp_path.glob("*.arrow")]) == num_shards
     assert len(streamed) <= 5
 
 
