@@ -145,7 +145,7 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
-    """Find labels that no loss may see, unknown characters, and empty transcripts."""
+    """Find labels that no loss may see, unknown characters, and empty or equal transcripts."""
     transcripts = read_all_transcripts(planned)
     vocabulary = text_labels(planned).vocabulary
     yield from _finding_of_rows(
@@ -174,6 +174,14 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         problem="Utterances are without a transcript",
         fix="Write down what was said, or remove the rows.",
     )
+    texts = read_column(planned.prepare_splits().train, "text")
+    if len(texts) > 1 and texts[0] and len({*texts}) == 1:
+        yield planned.finding(
+            "data_folder",
+            problem=f"All {len(texts):,} transcripts of train are {texts[0][:MAX_SHOWN_TEXT]!r}",
+            fix="Check the column of the transcripts, --text_column.",
+            stops=False,
+        )
 
 
 def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
@@ -388,4 +396,5 @@ def check_silence(planned: PlannedRun) -> Iterator[Finding]:
         silent,
         problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",
         fix="Record them again, or remove them.",
+        stops=len(silent[TRAIN]) == min(len(planned.prepare_splits().train), MAX_SAMPLED_CLIPS),
     )

@@ -41,6 +41,7 @@ MIN_SWEPT_STEPS, MAX_SWEPT_STEPS = 8, 30
 WARM_UP_STEPS = 10
 SWEPT_FACTORS = (1e-3, 1e-2, 0.1, 10.0, 100.0, 1e3)  # of the run's own rate
 MAX_LEARNED_CER = 0.2
+MAX_DROPOUT = 0.5  # with more, a model that fits the clips may still fail
 MIN_LEARNED_FALL = 0.2  # of the first loss, for a recipe without CER
 MIN_FALL = 0.03  # of the first loss; with less, it does not fall
 FULL_FALL = 0.98  # of the first loss; training then stops early
@@ -90,6 +91,8 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
         fix = rate_fix or "Try a smaller model, or one with fewer of your own parts."
         if dead_parts:
             fix = "Let them reach the loss: look for detach(), no_grad() and NumPy in forward()."
+    if planned.knobs.get("dropout", 0) > MAX_DROPOUT:
+        fix = f"Lower --dropout, which hides {planned.knobs['dropout']:.0%} of the model. {fix}"
     planned.results[LEARN_STEP] = LearningTest(
         outcome=outcome, description=description, losses=losses, values=values
     )

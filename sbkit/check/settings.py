@@ -148,13 +148,25 @@ def find_unread_keys(document: Document, names_read: Set[str]) -> Iterator[str]:
 
 
 def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen for the whole run, because the corpus makes too few steps.
+    """Find parts that stay frozen for the whole run: at random weights, or by too few steps.
 
     Training itself refuses values that are not in `FREEZE_STEPS`.
     """
     frozen_steps = planned.knobs.get(FREEZE)
+    if isinstance(frozen_steps, list | tuple):
+        frozen_steps = dict.fromkeys(map(str, frozen_steps), ALWAYS)
     if not isinstance(frozen_steps, Mapping):
         return
+    is_first = newest_checkpoint(planned.run_folder / CHECKPOINTS) is None
+    parts = [part for part, end in frozen_steps.items() if end == ALWAYS]
+    if parts and is_first and not any(map(planned.knobs.get, ("pretrained", "init_from"))):
+        yield planned.finding(
+            FREEZE,
+            problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "
+            "nor `init_from` names others",
+            fix="Pass --init_from=RUN, or let these parts learn.",
+            stops=False,
+        )
     num_steps = len(planned.require_sampler().steps()) * planned.knobs["number_of_epochs"]
     parts = [
         part

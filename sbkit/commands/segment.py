@@ -277,21 +277,25 @@ def _time(
     end = output.starts[[utterance.end - 1 for utterance in utterances]] + frame_seconds
     spans = frame_seconds * offsets.extend(first / frame_seconds, end / frame_seconds)
     spans = spans.clip(0, output.seconds)
+    spoken = spans.copy()
     for span in spans:
-        before = _nearest_pause(output.pauses, span[0], edge=1)
-        after = _nearest_pause(output.pauses, span[1], edge=0)
+        earliest, latest = span - PAUSE_TOLERANCE, span + PAUSE_TOLERANCE
+        middle = span.mean()  # or a pause after a short word would be taken for that before it
+        before = _longest_pause(output.pauses, 1, earliest[0], min(latest[0], middle))
+        after = _longest_pause(output.pauses, 0, max(earliest[1], middle), latest[1])
         if before is not None:
             span[0] = max(before.mean(), before[1] - MARGIN_SECONDS)
         if after is not None:
             span[1] = min(after.mean(), after[0] + MARGIN_SECONDS)
     overlaps = spans[1:, 0] < spans[:-1, 1]
-    spans[1:, 0][overlaps] = spans[:-1, 1][overlaps]
+    spans[1:, 0][overlaps] = spoken[1:, 0][overlaps]
+    spans[:-1, 1][overlaps] = spoken[:-1, 1][overlaps]
     times: list[list[float]] = spans.tolist()
     return times
 
 
-def _nearest_pause(pauses: Float64s, time: float, *, edge: int) -> Float64s | None:
-    """Return the longest pause whose start (0) or end (1) is about at a time."""
-    first, end = np.searchsorted(pauses[:, edge], [time - PAUSE_TOLERANCE, time + PAUSE_TOLERANCE])
+def _longest_pause(pauses: Float64s, edge: int, low: float, high: float) -> Float64s | None:
+    """Return the longest pause whose start (0) or end (1) is from one time to another."""
+    first, end = np.searchsorted(pauses[:, edge], [low, high])
     near = pauses[first:end]
     return near[np.ptp(near, axis=1).argmax()] if len(near) else None

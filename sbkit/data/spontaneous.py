@@ -8,6 +8,7 @@ https://github.com/common-voice/cv-dataset/tree/main/datasets/spontaneous-speech
 """
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,8 +44,9 @@ UNASSIGNED = "unassigned"  # the split of rows whose transcription is not valida
 def find_table(folder: Path, language: str) -> Path | None:
     """Return the table of a language in a folder or in one of its folders, None without one."""
     for pattern in (TABLE_NAME, f"*/{TABLE_NAME}"):
-        if tables := sorted(folder.glob(pattern.format(language))):
-            return tables[-1]  # of the newest release
+        if tables := [*folder.glob(pattern.format(language))]:
+            # of the newest release: sps-corpus-10.0-2027-06-01-en, not 9.0
+            return max(tables, key=lambda file: [*map(int, re.findall(r"\d+", file.parent.name))])
     return None
 
 

@@ -267,7 +267,8 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
     with fsspec.open(file, "rb", compression="infer") as stream:
         content: bytes = stream.read()
     number = 1 + len(content.decode(encoding, "replace").partition("\ufffd")[0].splitlines()[1:])
-    guess = charset_normalizer.from_bytes(content[:SAMPLE_BYTES]).best()
+    foreign_lines = b"\n".join(line for line in content.splitlines() if not line.isascii())
+    guess = charset_normalizer.from_bytes(foreign_lines[:SAMPLE_BYTES]).best()
     name = "cp1252" if guess is None else guess.encoding
     return DataError(
         f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. If it is {name}, pass "

@@ -8,7 +8,7 @@ GAP_PENALTY, and it may skip an utterance at SKIP_PENALTY. So text may be missin
 
 Only WINDOW_STATES are compared in a frame, and the path is traced back block by block from the
 states at the start of each block. So time and memory grow with the frames, but not with the length
-of the text. The text that one frame may skip is limited to three quarters of a window.
+of the text. The text that one frame may skip is limited: usually to three quarters of a window.
 
 Legend: U frames, V vocabulary, N states: gap, tokens of an utterance, gap, ..., gap; W of them are
 in the window.
@@ -154,8 +154,11 @@ def _run_forward(
     first = 0
     blocks: list[_FrameBlock] = []
     for start in range(0, len(log_probs), BLOCK_FRAMES):
-        best = first + int(scores.argmax())
-        shift = max(0, min(best - WINDOW_STATES // 4, num_states - WINDOW_STATES) - first)
+        best = int(scores.argmax())
+        # The best state is too far ahead while a passage is heard that resembles a later one.
+        earliest = int((scores > scores[best] - GAP_PENALTY * WINDOW_STATES / 4).argmax())
+        earliest = max(earliest, best - 3 * WINDOW_STATES // 4)
+        shift = max(0, min(earliest, num_states - WINDOW_STATES - first))
         added = np.full(shift, -np.inf, np.float32)
         scores = np.concatenate([scores[shift:], added]) - scores.max()
         first += shift

@@ -196,7 +196,7 @@ class WarmupCosine:
         """Return the factor at a share of the run."""
         if progress < self.warmup_fraction:
             return progress / self.warmup_fraction
-        fallen = (progress - self.warmup_fraction) / (1 - self.warmup_fraction)
+        fallen = (progress - self.warmup_fraction) / max(1e-9, 1 - self.warmup_fraction)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
 
 

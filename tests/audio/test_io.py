@@ -439,6 +439,10 @@ NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
     "a folder": (lambda file: file.mkdir(), "does not exist or is not a file"),
     "empty": (lambda file: file.touch(), "not recognized as audio"),
     "text": (lambda file: file.write_text("no audio at all\n" * 99), "not recognized as audio"),
+    "on a broken disk": (
+        lambda file: file.symlink_to("/proc/self/mem"),
+        "cannot be read: .*put error",
+    ),
     "noise": (lambda file: file.write_bytes(NOISE), "not recognized as audio"),
 }
 

@@ -87,6 +87,25 @@ def test_what_transcripts_become_is_noted_once(
     assert all(noted in finding.problem for finding in findings)
 
 
+def test_one_text_for_all_clips_is_noted(folder: Path) -> None:
+    train = make_store(spoken(f"a{n}", "see sentence") for n in range(3))
+    with planned_on(Splits(train, {"dev": train}, {}), folder / "run") as planned:
+        (finding,) = check_labels(planned)
+    assert finding.problem == "All 3 transcripts of train are 'see sentence'"
+    assert not finding.stops
+
+
+@pytest.mark.parametrize(("num_silent", "stops"), [(2, False), (3, True)])
+def test_training_does_not_start_if_all_clips_are_silent(
+    num_silent: int, stops: bool, tmp_path: Path
+) -> None:
+    rows = [spoken(f"a{n}", "hi", divisor=9999 if n < num_silent else 1) for n in range(3)]
+    with planned_on(replace(splits_of(), train=make_store(rows)), tmp_path) as planned:
+        (finding,) = check_planned_run(planned, (check_silence,))
+    assert f"{num_silent} of 3 in train" in finding.problem
+    assert finding.stops == stops
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))

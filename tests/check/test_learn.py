@@ -66,6 +66,17 @@ def test_wrong_rate_is_found_by_the_sweep(
 
 
 @pytest.mark.slow
+def test_high_dropout_is_named_and_not_the_device(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learn, "MAX_STEPS", 20)
+    monkeypatch.setattr(learn, "SWEPT_FACTORS", (0.1,))
+    with planned_run(workplace, tmp_path / "run", *LARGER, "--dropout=0.95") as planned:
+        (finding,) = check_learning(planned)
+    assert finding.fix.startswith("Lower --dropout, which hides 95% of the model.")
+
+
+@pytest.mark.slow
 def test_part_without_gradient_is_named(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,10 @@ def test_another_threshold_transcribes_nothing_again(talks: Talks, capsys: Captu
     assert np.array_equal(clip, whole[start : start + len(clip)])
     # In a folder of recordings, segments are not recordings.
     assert len(talks.label("--segments", "clips", "--min-confidence", "0", files=".")) == 4
-    assert "3 of 4 utterances" in capsys.readouterr().out
+    estimate = sum(float(row["expected_errors"]) for row in rows) / 4  # words of the three
+    report = capsys.readouterr().out
+    assert "3 of 4 utterances" in report
+    assert f"estimated WER is {100 * estimate:.1f} %" in report
 
 
 def test_stopped_run_goes_on_with_the_next_file(
@@ -175,7 +178,7 @@ def test_parts_are_disjoint_and_failed_files_are_tried_again(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--min-confidence", "1.5"], "of at least 0 and below 1, but is 1.5"),
+        (["--min-confidence", "1"], "of at least 0 and below 1, but is 1"),
         (["--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
         (["--hotwords", "fox"], "does not take --hotwords"),
         (["--out", "folder"], "writes a table, so --out must name it"),

@@ -1,15 +1,19 @@
 """`sbkit segment`: utterances of a long recording, with text that is missing, added or wrong."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
 
 from recipes.OwnData import corpus as own_data
+from sbkit.audio.io import Samples
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
 from sbkit.commands import segment as command
 from sbkit.commands.cli import run as sbkit
@@ -19,7 +23,7 @@ from sbkit.decoding import segmentation
 from sbkit.decoding.segmentation import segment
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.text.vocabulary import Vocabulary
-from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
 
 SENTENCES = ("The quick fox.", "A lazy dog!", "Over the lazy dog.", "A brown fox jumps.")
 ADDED = "The dog jumps over a fox."  # nobody speaks it
@@ -30,8 +34,8 @@ Rows = list[dict[str, str]]
 class Talk:
     """A recording of the sentences, and a bundle that hears tones in the place of any model."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        bundle, self.tokenizer, self.model = tone_bundle(folder)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        bundle, self.tokenizer, self.model = tone_bundle(folder, **options)
         bundle.model.close()
         self.folder = folder
         self.bundle = replace(bundle, config=replace(bundle.config, language="en"))
@@ -42,15 +46,17 @@ class Talk:
     def _open(self, *_: object, **__: object) -> object:
         return replace(self.bundle, model=ModelThread(lambda: self.model))
 
-    def record(self, name: str, sentences: Sequence[str]) -> list[tuple[float, float]]:
-        """Speak sentences with pauses between them; return their times in seconds."""
+    def record(
+        self, name: str, sentences: Sequence[str], gaps: Iterable[Samples] = repeat(silence(PAUSE))
+    ) -> list[tuple[float, float]]:
+        """Speak sentences, each with a gap after it; return their times in seconds."""
         parts = [silence(PAUSE)]
         spans = []
-        for sentence in sentences:
+        for sentence, gap in zip(sentences, gaps, strict=False):
             speech = speak(self.tokenizer, self.bundle.normalizer()(sentence))
             start = sum(map(len, parts))
             spans.append((start / RATE, (start + len(speech)) / RATE))
-            parts += [speech, silence(PAUSE)]
+            parts += [speech, gap]
         soundfile.write(self.folder / name, np.concatenate(parts), RATE)
         return spans
 
@@ -67,12 +73,15 @@ def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
     return Talk(tmp_path, monkeypatch)
 
 
+def times_of(row: dict[str, str]) -> tuple[float, float]:
+    offset = float(row["offset"])
+    return offset, offset + float(row["duration"])
+
+
 def assert_spans(rows: Rows, spans: Sequence[tuple[float, float]]) -> None:
     """Check that each row has its sentence, and half of each pause beside it."""
     for row, (start, end) in zip(rows, spans, strict=True):
-        offset = float(row["offset"])
-        assert start - PAUSE / 2 - 0.05 <= offset < start
-        assert end - 0.04 <= offset + float(row["duration"]) <= end + PAUSE / 2 + 0.05
+        assert times_of(row) == pytest.approx((start - PAUSE / 2, end + PAUSE / 2), abs=0.05)
 
 
 def test_sentences_become_rows_that_training_takes(talk: Talk) -> None:
@@ -141,6 +150,33 @@ def test_numbers_are_words_for_a_model_without_digits(talk: Talk) -> None:
     assert float(row["score"]) > -0.01
 
 
+def test_numbers_stay_digits_for_a_model_that_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = Talk(tmp_path, monkeypatch, text="the quick brown fox jumps over 1 lazy dog")
+    talk.record("number.wav", ["1 fox"])
+    (row,) = talk.segment("1 fox", recording="number.wav")
+    assert row["text"] == "1 fox"
+
+
+def test_row_ends_in_the_longest_pause_near_its_last_word(talk: Talk) -> None:
+    """A hum that is no letter interrupts the pause after the first sentence."""
+    hum = (8000 * np.sin(2 * np.pi * LOWEST * np.arange(960) / RATE)).astype(np.int16)
+    gaps = [np.concatenate([silence(0.16), hum, silence(PAUSE)]), silence(PAUSE)]
+    (_, end), _ = talk.record("click.wav", SENTENCES[:2], gaps)
+    row, _ = talk.segment("\n".join(SENTENCES[:2]), "--lines", recording="click.wav")
+    assert times_of(row)[1] == pytest.approx(end + 0.22 + PAUSE / 2, abs=0.05)
+
+
+def test_rows_share_no_sound_if_their_sentences_meet_without_a_pause(talk: Talk) -> None:
+    """The pauses nearest to their meeting are before a word of the first and after the second's."""
+    gaps = [silence(PAUSE), silence(0), silence(PAUSE), silence(PAUSE)]
+    _, (_, meeting), *_ = talk.record("meet.wav", ["The fox", "o", "a", "dog"], gaps)
+    first, second = talk.segment("The fox o\na dog", "--lines", recording="meet.wav")
+    assert times_of(first)[1] == pytest.approx(meeting, abs=0.05)
+    assert times_of(second)[0] == pytest.approx(meeting, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("text", "sentences"),
     [
@@ -164,21 +200,66 @@ def test_short_text_of_a_long_recording_is_not_cut_into_words() -> None:
     assert split_text("One two, three. ... ?!", seconds=600) == ["One two, three.", "...", "?!"]
 
 
+@pytest.mark.parametrize("pauses", [(0, 0.12), (0.12, 0)])
+def test_short_word_with_a_pause_on_one_side_has_a_row_of_its_length(
+    talk: Talk, pauses: Sequence[float]
+) -> None:
+    """Its only pause is near its start as well as near its end."""
+    gaps = [*map(silence, pauses), silence(PAUSE)]
+    _, span, _ = talk.record("short.wav", ["The fox", "o", "a dog"], gaps)
+    _, row, _ = talk.segment("The fox\no\na dog", "--lines", recording="short.wav")
+    assert times_of(row) == pytest.approx(span, abs=0.08)
+
+
+LETTERS = Vocabulary(size=12)
+
+
+def letters(random: np.random.Generator, count: int) -> list[int]:
+    return random.integers(4, LETTERS.size, count).tolist()
+
+
+def hear(random: np.random.Generator, spoken: Sequence[Sequence[int]]) -> LogProbs:
+    """Return the log-probabilities of utterances with pauses between them."""
+    frames = [0] * 9
+    for utterance in spoken:
+        frames += [frame for token in utterance for frame in (token, 0)] + [0] * 9
+    log_probs = random.normal(-7, 1, (len(frames), LETTERS.size)).astype(np.float32)
+    log_probs[np.arange(len(frames)), frames] = -0.1
+    return log_probs
+
+
 def test_windows_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(3)
-    vocabulary = Vocabulary(size=12)
-    spoken = [random.integers(4, 12, 9).tolist() for _ in range(30)]
-    frames = [0] * 9
-    for number, utterance in enumerate(spoken):
-        noise = random.integers(4, 12, 12).tolist() if number == 7 else []
-        frames += [frame for token in [*noise, *utterance] for frame in (token, 0)] + [0] * 9
-    log_probs = random.normal(-7, 1, (len(frames), 12)).astype(np.float32)
-    log_probs[np.arange(len(frames)), frames] = -0.1
-    text = [*spoken[:15], random.integers(4, 12, 9).tolist(), *spoken[15:]]
-    whole = segment(log_probs, text, vocabulary=vocabulary, silent=[0])
+    spoken = [letters(random, 9) for _ in range(30)]
+    noisy = [*spoken[:7], [*letters(random, 12), *spoken[7]], *spoken[8:]]
+    log_probs = hear(random, noisy)
+    text = [*spoken[:15], letters(random, 9), *spoken[15:]]
+    whole = segment(log_probs, text, vocabulary=LETTERS, silent=[0])
     assert [index for index, utterance in enumerate(whole) if utterance is None] == [15]
     assert all(utterance.end - utterance.first == 17 for utterance in whole if utterance)
     monkeypatch.setattr(segmentation, "BLOCK_FRAMES", 7)
     monkeypatch.setattr(segmentation, "WINDOW_STATES", 60)
-    assert segment(log_probs, text, vocabulary=vocabulary, silent=[0]) == whole
-    assert segment(log_probs[:20], [[]], vocabulary=vocabulary, silent=[0]) == [None]
+    assert segment(log_probs, text, vocabulary=LETTERS, silent=[0]) == whole
+    assert segment(log_probs[:20], [[]], vocabulary=LETTERS, silent=[0]) == [None]
+
+
+def test_passage_heard_before_its_place_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording begins with sentences of its middle, and the window follows them there."""
+    random = np.random.default_rng(0)
+    text = [letters(random, 9) for _ in range(60)]
+    monkeypatch.setattr(segmentation, "BLOCK_FRAMES", 50)
+    monkeypatch.setattr(segmentation, "WINDOW_STATES", 400)
+    log_probs = hear(random, [*text[15:24], *text])
+    assert None not in segment(log_probs, text, vocabulary=LETTERS, silent=[0])
+
+
+@pytest.mark.parametrize(("log_prob", "is_found"), [(-6.0, True), (-10.0, False)])
+def test_short_word_that_is_misheard_is_kept_unless_it_is_absurd(
+    log_prob: float, is_found: bool
+) -> None:
+    before, word, after = [4, 5, 4, 5], [6, 7], [8, 9, 8, 9]
+    log_probs = hear(np.random.default_rng(0), [before, [10, 11], after])
+    is_heard = log_probs[:, [10, 11]] == np.float32(-0.1)
+    log_probs[:, word] = np.where(is_heard, log_prob, -30.0)
+    found = segment(log_probs, [before, word, after], vocabulary=LETTERS, silent=[0])
+    assert [utterance is not None for utterance in found] == [True, is_found, True]

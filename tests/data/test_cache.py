@@ -23,7 +23,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.rmtree(tmp_path / "gone")
     unknown = folder / "embedded" / "talks-0123456789ab"
     unknown.mkdir(parents=True)
-    (unknown / "a.wav").write_bytes(bytes(1_000_000))
+    (unknown / "a.wav").touch()
+    os.truncate(unknown / "a.wav", 1_500_000_000)  # which takes no room
     (folder / "asterisk-prompts").mkdir()
     monkeypatch.setenv("SBKIT_CACHE", str(folder))
     return folder
@@ -44,7 +45,7 @@ def test_cache_command_lists_corpora_and_sizes(
     parent = cache.parent
     assert {*sizes} == {f"{parent / 'here'}", f"{parent / 'gone'} (gone)", "unknown"}
     assert sizes[f"{parent / 'here'}"] == ["0.3", "MB"]
-    assert sizes["unknown"] == ["1.0", "MB"]
+    assert sizes["unknown"] == ["1.5", "GB"]
     assert total.endswith(f"in 3 folders of {cache}")
 
 

@@ -85,11 +85,14 @@ def test_mixed_steps_are_the_same_on_any_hardware_and_after_a_stop(
 
 def test_large_source_is_used_up_before_a_row_comes_again() -> None:
     counts = np.zeros(NUM_REAL + 1000, dtype=int)
-    for epoch in range(1, 16):
-        counts += np.bincount(Mixed(epoch, HALF, 1000).rows(), minlength=len(counts))
+    epochs = [Mixed(epoch, HALF, 1000).rows() for epoch in range(1, 16)]
+    for rows in epochs:
+        counts += np.bincount(rows, minlength=len(counts))
         synthetic = counts[NUM_REAL:]
         assert synthetic.max() - synthetic.min() <= 1
     assert synthetic.min() >= 2
+    first, *others = [{row for row in rows if row >= NUM_REAL} for rows in epochs]
+    assert all(len(first & rows) < len(first) / 2 for rows in others)  # each pass has its own order
 
 
 def test_windows_of_shards_have_parts_of_every_source() -> None:

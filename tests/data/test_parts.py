@@ -114,12 +114,15 @@ def test_parts_are_slices_of_the_whole_file_in_the_cache_and_in_shards(
             assert np.array_equal(np.concatenate(parts), read_audio(folder / name))
 
 
-def test_a_recording_is_in_few_shards(folder: Path, tmp_path: Path, streamed: list[str]) -> None:
+@pytest.mark.parametrize(("store", "num_shards"), [("pcm", 4), ("flac", 2)])
+def test_a_recording_is_in_few_shards(
+    folder: Path, tmp_path: Path, streamed: list[str], store: str, num_shards: int
+) -> None:
     rows = [f"{name},{n},1,{n}" for n in range(60) for name in RECORDINGS]
-    options = ShardOptions(sample_rate=16_000, store="pcm", shard_bytes=1_000_000, seed=7)
+    options = ShardOptions(sample_rate=16_000, store=store, shard_bytes=1_000_000, seed=7)
     manifest = read(write_table(folder, rows))
     write_shards(Storage(str(tmp_path)), options, {"train": manifest}, {"train": ["train"]})
-    assert len([*tmp_path.glob("*.arrow")]) == 4
+    assert len([*tmp_path.glob("*.arrow")]) == num_shards
     assert len(streamed) <= 5
 
 
@@ -215,6 +218,7 @@ LEFT_OUT = [  # row, reason, detail
         "part overlaps another",
         "11.9 to 12.4 s of talk.flac overlaps 10 to 12 s of talk.flac, talk-10000-12000",
     ),
+    ("talk.flac,9,3,x", "part overlaps another", "9 to 12 s of talk.flac overlaps 10 to 12 s"),
     ("talk.flac,,9,whole", "part overlaps another", "talk.flac overlaps"),
     ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
     ("talk.mp3,81,,x", "part beyond the end of its file", "81 to the end of talk.mp3"),
@@ -341,6 +345,13 @@ def test_cuts_that_are_no_parts_of_files_are_left_out() -> None:
         ("talk-b", "transcript of more than its cut"),
         ("x5", "no transcript"),
     }
+
+
+def test_cuts_need_no_transcript_where_none_is_read(tmp_path: Path) -> None:
+    (without,) = (line for line in CUTS.read_text().splitlines() if '"x5"' in line)
+    cuts = write_lines(tmp_path / "cuts.jsonl", [without])
+    (clip,) = read(cuts, text_column=False)
+    assert (clip.id, clip.start, clip.end, clip.sentence) == ("x5", 500_000, 1_750_000, "")
 
 
 def test_compressed_file_without_cuts_is_refused(tmp_path: Path) -> None:

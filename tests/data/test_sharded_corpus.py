@@ -32,7 +32,14 @@ from sbkit.data.filesystem import ByteRange, Storage
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.sampler import MicroBatch, TrainSampler
 from sbkit.data.shard import WAV_HEADER_BYTES, ShardWriter, read_rows
-from sbkit.data.sharded_corpus import INDEX_FILE, Index, ShardOptions, work_share, write_shards
+from sbkit.data.sharded_corpus import (
+    INDEX_FILE,
+    Index,
+    ShardOptions,
+    read_index,
+    work_share,
+    write_shards,
+)
 from sbkit.data.sources import TableFolders, list_tables
 from sbkit.data.splits import sample_counts, shard_numbers
 from sbkit.data.tables import TableOptions
@@ -413,7 +420,10 @@ def test_prepare_command_makes_shards_of_table_folders(tmp_path: Path, location:
     yaml = str(ROOT / "hparams/ctc.yaml")
     with pytest.raises(SbkitError, match="Make shards of it first, sbkit prepare"):
         sbkit(["prepare", yaml, *manifest])
-    assert sbkit(["prepare", yaml, *manifest, "--shards", location, "--shard-size", "15kB"]) == 0
+    shards = ["--shards", location, "--shard-size", "15kB"]
+    with patch.object(sources, "BATCH_ROWS", 2):
+        assert sbkit(["prepare", yaml, *manifest, *shards]) == 0
+    assert len(read_index(Storage(location)).splits["train"]) == 4  # of 6 and 4 clips, twice
     assert sbkit(["prepare", yaml, f"--data_folder={location}", "--min_seconds=0"]) == 0
 
 
@@ -435,6 +445,11 @@ def spoil(file: Path) -> None:
     file.write_bytes(content)
 
 
+def misspell(file: Path) -> None:
+    """Change a letter of the transcripts."""
+    file.write_bytes(file.read_bytes().replace(b"Clip", b"Clap", 1))
+
+
 def replace_in_index(folder: Path, old: str, new: str) -> None:
     index = folder / INDEX_FILE
     index.write_text(index.read_text().replace(old, new, 1))
@@ -446,6 +461,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     r"arrow has \d+ bytes instead of \d+": lambda f: cut_short(first(f, "train*.arrow")),
     r"arrow is damaged: bytes": lambda f: spoil(first(f, "train*.arrow")),
     r"parquet is damaged": lambda f: spoil(first(f, "t*.parquet")),
+    r"parquet is damaged .*could not verify page": lambda f: misspell(first(f, "t*.parquet")),
     r"is not an index of `sbkit prepare --shards`": lambda f: cut_short(f / INDEX_FILE),
     r"its sample_rate is '16000'": lambda f: replace_in_index(f, "16000", '"16000"'),
     r"its roles name the unknown split more": lambda f: replace_in_index(

@@ -177,7 +177,7 @@ def cut(file: Path) -> None:
 
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (lambda file: file.unlink(), "is missing"),
+    "missing": (lambda file: file.unlink(), "is missing (No such file or directory)"),
     "cut": (cut, "truncated"),
 }
 

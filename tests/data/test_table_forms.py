@@ -180,11 +180,12 @@ def test_a_speaker_is_one_however_the_number_is_written(tmp_path: Path) -> None:
 
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
-    text = "path;sentence\n" + "".join(f"{n}.wav;Привет, как дела\n" for n in range(5))
-    file.write_text(text, encoding="cp1251")
-    with pytest.raises(SbkitError, match=r"line 2 is not utf-8 text.*--encoding=cp1251"):
+    sentences = ["as far as it is ASCII"] * 3000 + ["Привет, как дела"] * 5
+    rows = [f"{n}.wav;{sentence}\n" for n, sentence in enumerate(sentences)]
+    file.write_text("".join(["path;sentence\n", *rows]), encoding="cp1251")
+    with pytest.raises(SbkitError, match=r"line 3002 is not utf-8 text.*--encoding=cp1251"):
         read(file)
-    assert read(file, encoding="cp1251").sentences == ["Привет, как дела"] * 5
+    assert read(file, encoding="cp1251").sentences == sentences
     with pytest.raises(SbkitError, match="`encoding`: unknown encoding: klingon"):
         read(file, encoding="klingon")
 

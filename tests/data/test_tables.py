@@ -100,8 +100,8 @@ def test_read_table_refuses_a_missing_file(tmp_path: Path) -> None:
 def test_release_finds_the_extension_of_a_clip(tmp_path: Path) -> None:
     (tmp_path / "clips").mkdir()
     (tmp_path / "clips" / "a.flac").touch()
-    clips = read_manifest(write(tmp_path, "path\tsentence\na\thi\nb\tyo\n"))
-    assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3"]
+    clips = read_manifest(write(tmp_path, "path\tsentence\na\thi\nb\tyo\nv1.0/c\tme\n"))
+    assert [clip.path.name for clip in clips] == ["a.flac", "b.mp3", "c.mp3"]
 
 
 def test_to_manifest_by_columns_equals_by_rows(tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ def test_check_locale_refuses_a_manifest_of_another_language() -> None:
     check_locale(locales("de", "de-AT", ""), "de")
     check_locale(locales("", ""), "en")
     check_locale(locales("sv-SE", "sv-SE", "fi"), "sv")
-    with pytest.raises(SbkitError, match=r"is en, but 2 of 3 rows .* locale de\. Pass --l"):
-        check_locale(locales("de", "de", "en"), "en")
+    with pytest.raises(SbkitError, match=r"is en, but 2 of 4 rows .* locale de\. Pass --l"):
+        check_locale(locales("fr", "de", "de", "en"), "en")

@@ -45,10 +45,11 @@ def write_tar(file: Path, members: Iterable[tuple[str, bytes]]) -> None:
 
 
 def write_webdataset(folder: Path, clips: Mapping[Path, str]) -> None:
+    """Write three tars, each of which counts its clips from 0."""
     folder.mkdir()
     with webdataset.ShardWriter(f"{folder}/%06d.tar", maxcount=3, verbose=0) as writer:
-        for clip, text in clips.items():
-            sample = {"__key__": clip.stem, "flac": clip.read_bytes(), "json": {"text": text}}
+        for n, (clip, text) in enumerate(clips.items()):
+            sample = {"__key__": f"{n % 3}", "flac": clip.read_bytes(), "json": {"text": text}}
             writer.write(sample)
 
 
@@ -109,6 +110,7 @@ def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
     write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
     manifest = read_shards({"data_folder": str(folder), "sample_rate": 16_000}, "train")
     assert manifest.excluded == ()
+    assert len({*manifest.ids}) == len(manifest)  # also if tars have equal names
     split = prepare_split(
         manifest,
         split="train",
@@ -153,9 +155,10 @@ def test_nemo_has_parts_of_members_and_members_without_rows(
     clips: dict[Path, str], tmp_path: Path
 ) -> None:
     clip = next(iter(clips))
-    write_tar(tmp_path / "audio_3.tar", [("a.flac", clip.read_bytes()), ("b.flac", b"unused")])
+    write_tar(tmp_path / "audio_03.tar", [("a.flac", clip.read_bytes()), ("b.flac", b"unused")])
     rows = [
-        {"audio_filepath": "a.flac", "offset": 0.0, "duration": 0.5, "text": "one"},
+        {"audio_filepath": "a.flac", "offset": 0.0, "duration": 0.5, "text": "one"}
+        | {"shard_id": 3},
         {"audio_filepath": "a-sub1.flac", "offset": 0.5, "duration": 0.5, "text": "two"},
         {"audio_filepath": "a-sub2.flac", "offset": 0.5, "duration": 0.5, "text": "other shard"}
         | {"shard_id": 4},
@@ -163,16 +166,18 @@ def test_nemo_has_parts_of_members_and_members_without_rows(
     (tmp_path / "sharded_manifests").mkdir()
     manifest = tmp_path / "sharded_manifests/manifest_3.json"
     manifest.write_text("\n".join(map(json.dumps, rows)))
-    audio = to_shards(tmp_path / "audio_3.tar", tmp_path / "shards")
+    audio = to_shards(tmp_path / "audio_03.tar", tmp_path / "shards")
     samples = read_audio(clip)
     assert audio.keys() == {"one", "two"}
     assert np.array_equal(audio["one"], samples[:8000])
     assert np.array_equal(audio["two"], samples[8000:16_000])
     rows.append({"audio_filepath": "a-sub3.flac", "offset": 0.4, "duration": 0.5, "text": "x"})
     manifest.write_text("\n".join(map(json.dumps, rows)))
-    message = r"1 part overlaps another\).*: audio_3.tar a-400-900: 0.4 to 0.9 s of a.flac overlaps"
+    message = (
+        r"1 part overlaps another\).*: audio_03.tar a-400-900: 0.4 to 0.9 s of a.flac overlaps"
+    )
     with pytest.raises(SbkitError, match=message):
-        to_shards(tmp_path / "audio_3.tar", tmp_path / "overlapping")
+        to_shards(tmp_path / "audio_03.tar", tmp_path / "overlapping")
 
 
 def prepare(tar: Path, out: Path, *options: str) -> int:
@@ -212,10 +217,16 @@ def test_rows_that_a_tar_lacks_are_named_and_counted(
         prepare(tar, tmp_path / "shards")
 
 
+LINKS = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE}
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("link", r"its member 'b.flac' is a link or a device. Write the tar with files"),
+        *(
+            (kind, "its member 'b.flac' is a link or a device. Write the tar with")
+            for kind in LINKS
+        ),
         ("truncated", r"bad.tar is damaged, or not a tar file \(unexpected end of data\). Copy"),
         ("cut between members", r"bad.tar is damaged, or not a tar file \(empty header\)"),
         ("damaged header", r"bad.tar is damaged, or not a tar file \(invalid header\)"),
@@ -240,10 +251,10 @@ def test_hostile_and_broken_tars_are_refused(
     content = tar.read_bytes()
     with tarfile.open(tar) as file:
         third = [member.offset for member in file][2]
-    if fault == "link":
+    if fault in LINKS:
         with tarfile.open(tar, "w") as file:
             link = tarfile.TarInfo("b.flac")
-            link.type = tarfile.SYMTYPE
+            link.type = LINKS[fault]
             link.linkname = "/etc/passwd"
             file.addfile(link)
     elif fault == "truncated":

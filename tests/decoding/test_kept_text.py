@@ -6,6 +6,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.arpa import write_arpa
@@ -123,6 +124,11 @@ def test_hotwords_are_words_beside_their_marks(
         score, state = scorer.step(state, token)
         total += score
     assert total + scorer.end(state) == pytest.approx(3.0 * is_found)
+    unbiased, biased = (
+        [Hypothesis(tokens=(*tokenizer.encode(words),), score=0.0, ctc_score=0.0)]
+        for words in ("Is", text)
+    )
+    assert scorer.choose(unbiased, biased) is (biased if is_found else unbiased)
 
 
 def test_hotword_with_a_mark_has_no_confidence(tokenizer: Tokenizer) -> None:

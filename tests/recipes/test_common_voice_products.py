@@ -132,6 +132,14 @@ def test_a_speaker_of_two_releases_is_in_one_split(
     assert sum(map(len, speakers.values())) == len(set.union(*speakers.values()))
 
 
+def test_newest_release_in_a_folder_is_read(table: Path) -> None:
+    for version, sentence in (("9.0-2026-04-01", "old"), ("10.0-2026-07-01", "new")):
+        release = shutil.copytree(table.parent, table.parents[1] / f"sps-corpus-{version}-en")
+        change(release / table.name, transcription=sentence)
+    table.unlink()
+    assert {*read(table.parents[1], "train").sentences} == {"new"}
+
+
 def test_wrong_languages_and_splits_are_named(releases: Path) -> None:
     with pytest.raises(SbkitError, match=r"no ss-corpus-fr\.tsv, but ss-corpus-en\.tsv"):
         read(releases / SPONTANEOUS, "train", language="fr")

@@ -161,6 +161,15 @@ def test_one_table_is_split_by_its_speakers(tmp_path: Path) -> None:
         read_all(tmp_path / "a.csv", ["path,text,speaker", *rows], split_shares={"dev": 1})
 
 
+def test_speakers_with_many_rows_are_for_training(tmp_path: Path) -> None:
+    """Eight have more rows than a tenth; the two with fewest rows are for dev and test."""
+    rows = [f"{n}.wav,hi,speaker {n // 100}" for n in range(800)]
+    rows += [f"{n}.wav,hi,{'ann' if n % 2 else 'bob'}" for n in range(800, 810)]
+    manifests = read_all(tmp_path / "a.csv", ["path,text,speaker", *rows])
+    sizes = {split: len(manifest) for split, manifest in manifests.items()}
+    assert sizes == {"train": 800, "dev": 5, "test": 5}
+
+
 NEMO = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
 TABLES = {
     "a.csv": ("path,text,client_id\na.wav,hi,ann\n", {}),

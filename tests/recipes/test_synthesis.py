@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, groupby, product
+from itertools import combinations, groupby, permutations, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -408,6 +408,15 @@ def test_lines_become_clips_with_a_table_to_train_on(
     assert read_table(tmp_path / "clips/some.csv") == rows
     with pytest.raises(SbkitError, match=r"some.csv was begun with .* \(different: speeds\)"):
         speak_lines("--speeds", "0.9", "1.2")
+
+
+def test_speeds_are_of_the_whole_range(bundle: Path, tmp_path: Path) -> None:
+    texts = [" ".join(words) for words in permutations(["press", "one", "please", "hold"])]
+    (tmp_path / "some.txt").write_text("\n".join(texts))
+    command = ["speak", str(bundle), "--lines", str(tmp_path / "some.txt"), "--device=cpu"]
+    sbkit([*command, "--out-dir", str(tmp_path / "clips"), "--speeds", "0.9", "1.1"])
+    speeds = [float(row["speed"]) for row in read_table(tmp_path / "clips/some.csv").values()]
+    assert 0.9 <= min(speeds) < 1 < max(speeds) <= 1.1
 
 
 def files_with_times(folder: Path) -> dict[Path, int]:

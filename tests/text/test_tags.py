@@ -21,6 +21,7 @@ TEXTS = {  # a transcript, without its tags, and with those that are kept
     "a [um [laughter]] b": ("a b", "a [laughter] b"),
     "a [ unclear  speech ] b": ("a b", "a [unclear_speech] b"),
     "a [noise b": ("a b", "a [noise] b"),
+    "a [noise [laughter]] b": ("a b", "a [noise] [laughter] b"),
     "[[noise] a": ("a", "[noise] a"),
     "a noise] b": ("a b", "a [noise] b"),
     "a [ b ] c [": ("a c", "a c"),

@@ -82,7 +82,7 @@ def test_existing_tokenizer_is_not_trained_again(tmp_path: Path) -> None:
     assert train(tmp_path, "char", None, texts=["quite another text"]).pieces() == first.pieces()
 
 
-@pytest.mark.parametrize("wanted", KINDS)
+@pytest.mark.parametrize("wanted", [*KINDS, ("bpe", 90)])
 @pytest.mark.parametrize("earlier", KINDS)
 def test_earlier_tokenizer_is_kept_if_it_is_what_is_declared(
     tmp_path: Path, earlier: tuple[str, int | None], wanted: tuple[str, int | None]

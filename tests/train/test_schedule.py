@@ -29,6 +29,8 @@ FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [
     (WarmupCosine(warmup_fraction=0.2), 1.0, 0.0),
     (WarmupCosine(warmup_fraction=0.2), 1.3, 0.0),
     (WarmupCosine(warmup_fraction=0.0), 0.0, 1.0),
+    (WarmupCosine(warmup_fraction=1.0), 0.5, 0.5),
+    (WarmupCosine(warmup_fraction=1.0), 1.0, 1.0),
     (TriStage(), 0.0, 0.01),
     (TriStage(), 0.05, 0.505),
     (TriStage(), 0.1, 1.0),

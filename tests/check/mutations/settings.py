@@ -106,6 +106,11 @@ UNREAD = [
         options=("--freeze={CNN: 1, Transformer: 10000}",),
     ),
     mutation(
+        "freezing a part at its random weights",
+        note("freezing", "freeze", "keeps CNN at random weights"),
+        options=("--freeze=[CNN]",),
+    ),
+    mutation(
         "freezing for a number of steps that is text",
         error("brain", "freeze", "`freeze` must be a list", "'10000'"),
         options=("--freeze={CNN: '10000'}",),
