@@ -262,6 +262,7 @@ def test_kaldi_segments_that_name_no_part_are_left_out(tmp_path: Path) -> None:
         ("u5", "no audio file"),
         ("row 3", "invalid times of a part"),
     ]
+    assert manifest.excluded[1].detail == "6 instead of 4 or 5"
 
 
 def test_parts_need_a_store_of_audio(folder: Path, tmp_path: Path) -> None:
