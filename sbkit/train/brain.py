@@ -572,17 +572,20 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     # -- evaluation ---------------------------------------------------------------------------
 
     def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
-        """Validate; a recipe of SpeechBrain's may override this to validate less often."""
+        """Save, and validate; a recipe of SpeechBrain's may override this to do so less often.
+
+        A run that dies while it validates resumes at the end of the epoch, and validates again.
+        """
         if valid_set is not None:
+            self.step = self._epoch_micro_batches
+            self.save_or_leave.save()
+            self.step = 0
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
         if any(gather_over_ranks(self.signals.received is not None)):
-            if stage is Stage.VALID:  # save as at the end of the epoch, to validate again
-                self.step = self._epoch_micro_batches
-                self.save_or_leave.save()
             self.save_or_leave.leave(self.optimizer_step)
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain

@@ -128,7 +128,7 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
         assert "peak memory" in printed
         assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
         assert re.search(r"hours for all epochs +about [\d.]+\n", printed)
-        assert re.search(r"disk space for 12 checkpoints +[\d.]+ MB\n", printed)
+        assert re.search(r"disk space for 13 checkpoints +[\d.]+ MB\n", printed)
         assert run(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"
     assert record["findings"] == []
