@@ -363,6 +363,9 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     talks.write_text("it is a pleasure to be here\nto be or not to be\n")
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    formats = "\n## Formats\n\n- sherpa-onnx: with the decoder\n\n`parity.json` of each folder.\n"
+    with (tmp_path / "bundle/README.md").open("a") as exported_card:
+        exported_card.write(formats)
     graph = ("--decoder=graph", "--word-lm-order=2")
     texts = ["--lm-text", f"[{talks}, {dev}]"]
     options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
@@ -385,6 +388,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     assert "Not measured with this decoder" in card
     assert "model-index" not in card
     assert "% |" not in card
+    assert not re.search("sherpa-onnx|Formats|parity", card)
     with pytest.raises(SbkitError, match="fits the weights of language models, but there is none"):
         sbkit(["tune", str(run)])
     with pytest.raises(SbkitError, match="`--attention-rescoring` needs a trained attention dec"):

@@ -207,7 +207,9 @@ def _train(
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).rsplit("] ", 1)[-1].strip(" .")
+        sentences = str(error).rsplit("] ", 1)[-1].strip(" .").split(". ")
+        # Without advice to pass an option of sentencepiece.
+        reason = ". ".join(sentence for sentence in sentences if "--" not in sentence)
         raise ConfigError(
             f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
             f"tokens could not be trained: {reason}. Choose another size."
