@@ -103,8 +103,9 @@ class RunDecoding:
         """
         if self.decoder is None or brain.loaders is None:
             return 0.0
-        splits = brain.loaders.splits.valid.values()
-        samples = sum(int(sample_counts(rows).sum()) for rows in splits)
+        longest = longest_whole(self._hparams.knobs)
+        counts = map(sample_counts, brain.loaders.splits.valid.values())
+        samples = sum(int(lengths[lengths <= longest].sum()) for lengths in counts)
         num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self._model.samples_per_frame
         num_sampled = min(num_tokens, MAX_SAMPLE_TOKENS)
         num_decoded = num_sampled + test_share * num_tokens / usable_cores()

@@ -30,6 +30,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
 from sbkit.data.splits import sample_counts
+from sbkit.runtime.transcriber import MAX_SEGMENT_SECONDS
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 
@@ -163,7 +164,8 @@ def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
         batch = steps.load(micro_batch, loader)
         if to_cut.isdisjoint(batch.ids):
             with memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"):
-                steps.require_memory(micro_batch, loader, steps.evaluate)
+                if len(micro_batch) > 1:
+                    steps.require_memory(micro_batch, loader, steps.evaluate)
                 steps.evaluate(batch)
             return steps.peak_bytes
     return 0
@@ -174,9 +176,8 @@ def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
     splits = planned.prepare_splits()
     in_segments = planned.make_cpu_brain().validates_segments
     evaluated = splits.test if in_segments else splits.evaluated()
-    max_samples = seconds_to_samples(
-        planned.knobs["eval_batch_seconds"], planned.knobs["sample_rate"]
-    )
+    seconds = max(planned.knobs["eval_batch_seconds"], MAX_SEGMENT_SECONDS)
+    max_samples = seconds_to_samples(seconds, planned.knobs["sample_rate"])
     return {
         name: rows.select(longer)["id"][:]
         for name, rows in evaluated.items()
@@ -264,7 +265,7 @@ class RealSteps:
 
         loader, run: of the batch, and what it is for; by default a step of training.
         """
-        if self.brain.device.type != "cpu" or len(micro_batch) == 1:
+        if self.brain.device.type != "cpu":
             return
         run = run or self.run_step
         longest_first = sorted(micro_batch, key=lambda example: example.samples, reverse=True)

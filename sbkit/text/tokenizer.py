@@ -208,8 +208,7 @@ def _train(
         )
     except RuntimeError as error:
         sentences = str(error).rsplit("] ", 1)[-1].strip(" .").split(". ")
-        # Without advice to pass an option of sentencepiece.
-        reason = ". ".join(sentence for sentence in sentences if "--" not in sentence)
+        reason = ". ".join(s for s in sentences if "--" not in s)  # no option of sentencepiece
         raise ConfigError(
             f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
             f"tokens could not be trained: {reason}. Choose another size."
