@@ -37,8 +37,8 @@ STAY, NEXT, OVER_GAP, SKIP = range(4)
 class AlignedUtterance(NamedTuple):
     """Where an utterance is spoken: its first frame, the frame after its last, and its score.
 
-    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames; for one token also the
-    lowest of silence in the PAUSE_FRAMES before and after it.
+    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames. One letter is found
+    anywhere in speech, so its score is also the lowest of silence in the PAUSE_FRAMES around it.
     """
 
     first: int
@@ -137,7 +137,7 @@ def segment(
         is_token = log_probs[last + 1 : after, token] > log_probs[last + 1 : after, states.blank]
         end_frame = last + 1 + int(np.logical_and.accumulate(is_token).sum())
         score = _score(emissions[first:end_frame])
-        if len(utterances[len(aligned)]) == 1:  # one letter is found anywhere in speech
+        if sum(token not in silent for token in utterances[len(aligned)]) == 1:  # found anywhere
             around = [*range(max(0, first - PAUSE_FRAMES), first)]
             around += range(end_frame, min(len(log_probs), end_frame + PAUSE_FRAMES))
             score = min([score, *log_probs[around][:, list(silent)].max(1).tolist()])
