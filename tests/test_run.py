@@ -4,20 +4,24 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 import torch
+from speechbrain import Stage
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.document import read_document
 from sbkit.config.overrides import parse_command
+from sbkit.data.batch import TextCollate
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.transcriber import Transcriber
 from sbkit.text.normalization import normalize
 from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
@@ -222,6 +226,34 @@ def test_score_repeats_the_figures_of_the_run(
 
 
 @pytest.mark.slow
+def test_long_recording_is_validated_as_it_is_transcribed(
+    overfitted: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """It is cut where it pauses, counts as one utterance, and not in the loss."""
+    rows, clips = rows_of(overfitted / "release/dev.tsv"), overfitted / "release/clips"
+    samples = [soundfile.read(clips / row["path"], dtype="int16")[0] for row in rows]
+    audio = np.concatenate([part for clip in 4 * samples for part in (clip, clip[:4000] // 99)])
+    soundfile.write(recording := tmp_path / "talk.wav", audio, 16_000)
+    with one_thread(), Transcriber.load(bundle, device="cpu", decoder="greedy") as transcriber:
+        segments = [encoded.log_probs for _, encoded in transcriber.encode(recording)]
+        text = transcriber.transcribe(recording).text
+    run = Run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
+    brain = run.make_brain(noprogressbar=True)
+    brain.checkpointer.recover_if_possible(min_key="CER")
+    row = {"id": "talk", "text": text, "audio": audio, "samples": len(audio)}
+    batch = TextCollate(run.prepare_labels())([{**row, "percent": 100, "weight": 1}])
+    brain.modules.eval()
+    loss = brain.evaluate_batch(batch, Stage.VALID)
+    assert (loss.sums.sum(), loss.counts.sum()) == (0, 0)
+    with torch.no_grad():
+        predictions = brain.compute_forward(batch, Stage.VALID)
+    np.testing.assert_allclose(predictions.log_probs[0], np.concatenate(segments), atol=1e-4)
+    assert len(segments) > 1
+    (scored,) = brain.evaluator.results[""]
+    assert scored.hypothesis.split() == text.split()
+
+
+@pytest.mark.slow
 def test_score_reads_the_text_column_of_the_run(overfitted: Path, tmp_path: Path) -> None:
     run, table = tmp_path / "run", overfitted / "release/said.tsv"
     shutil.copytree(overfitted / "run", run)
@@ -333,6 +365,9 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     talks.write_text("it is a pleasure to be here\nto be or not to be\n")
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
+    formats = "\n## Formats\n\n- sherpa-onnx: with the decoder\n\n`parity.json` of each folder.\n"
+    with (tmp_path / "bundle/README.md").open("a") as exported_card:
+        exported_card.write(formats)
     graph = ("--decoder=graph", "--word-lm-order=2")
     texts = ["--lm-text", f"[{talks}, {dev}]"]
     options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
@@ -355,6 +390,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     assert "Not measured with this decoder" in card
     assert "model-index" not in card
     assert "% |" not in card
+    assert not re.search("sherpa-onnx|Formats|parity", card)
     with pytest.raises(SbkitError, match="fits the weights of language models, but there is none"):
         sbkit(["tune", str(run)])
     with pytest.raises(SbkitError, match="`--attention-rescoring` needs a trained attention dec"):

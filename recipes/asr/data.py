@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import numpy as np
 from recipes.prepare import log_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
+from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import text_table_of
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import Splits, read_column, read_transcripts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
+from sbkit.data.splits import Splits, read_column, read_transcripts, sample_counts
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
+from sbkit.decoding.fit import used_weights
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -30,6 +33,7 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
+from sbkit.runtime.transcriber import MAX_SEGMENT_SECONDS
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
@@ -78,6 +82,7 @@ def make_asr_loaders(
             f"{left_out.detail}). Use longer tokens (--token_type=bpe, a larger --vocab_size), or "
             "let the encoder keep more frames."
         )
+    require_utterances_to_fit(splits, hparams)
     log_data(splits, hparams)
     if rank() == 0:
         _log_texts(splits, tokenizer, subsampling, hparams)
@@ -102,6 +107,30 @@ def leave_out_impossible(
     ]
     rows = np.setdiff1d(np.arange(len(splits.train)), too_short)
     return replace(splits, train=splits.train.select(rows), excluded=[*splits.excluded, *left_out])
+
+
+def longest_whole(hparams: Mapping[str, Any]) -> int:
+    """Return the samples of the longest recording that is validated whole, not in segments."""
+    seconds = max(hparams["eval_batch_seconds"], MAX_SEGMENT_SECONDS)
+    return seconds_to_samples(seconds, hparams["sample_rate"])
+
+
+def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> None:
+    """Raise DataError if a decoder is to be fitted, but all validated recordings are long."""
+    decoder = hparams.get("decoder")
+    samples = [*chain.from_iterable(map(sample_counts, splits.valid.values()))]
+    if (
+        isinstance(decoder, BeamDecoder)
+        and decoder.needs_tuning
+        and any(used_weights(decoder))
+        and min(samples, default=0) > longest_whole(hparams)
+    ):
+        raise DataError(
+            f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but "
+            f"{plural(len(samples), 'recording')} there are all longer than `eval_batch_seconds`. "
+            "Cut them into utterances, for example by `sbkit segment`, or decode greedily: "
+            "--word_lm_order=0 --token_lm_order=0"
+        )
 
 
 def _log_texts(

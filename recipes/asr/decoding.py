@@ -17,6 +17,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
+from recipes.asr.data import longest_whole
 from sbkit.base.errors import ConfigError
 from sbkit.base.machine import usable_cores
 from sbkit.data.batch import TextBatch
@@ -102,8 +103,9 @@ class RunDecoding:
         """
         if self.decoder is None or brain.loaders is None:
             return 0.0
-        splits = brain.loaders.splits.valid.values()
-        samples = sum(int(sample_counts(rows).sum()) for rows in splits)
+        longest = longest_whole(self._hparams.knobs)
+        counts = map(sample_counts, brain.loaders.splits.valid.values())
+        samples = sum(int(lengths[lengths <= longest].sum()) for lengths in counts)
         num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self._model.samples_per_frame
         num_sampled = min(num_tokens, MAX_SAMPLE_TOKENS)
         num_decoded = num_sampled + test_share * num_tokens / usable_cores()
@@ -113,11 +115,16 @@ class RunDecoding:
 
     @torch.no_grad()
     def _encode_validation(self, brain: Brain) -> Iterator[ValidationUtterance]:
-        """Compute the log-probabilities of this rank's share of the validation sets."""
+        """Compute the log-probabilities of this rank's share of the validation sets.
+
+        Long recordings are left out: a decoder is fitted to utterances.
+        """
         brain.start_validation()
         brain.modules.eval()
         for _, loader in _valid_loaders(brain):
             for batch in brain.watched(loader, "decoding"):
+                if self.is_long(batch):
+                    continue
                 placed_batch = brain.to_device(batch)
                 with brain.evaluation_ctx:
                     predictions = brain.compute_forward(placed_batch, Stage.VALID)
@@ -128,6 +135,14 @@ class RunDecoding:
                 # Copies: a view would keep the log-probabilities of the whole batch.
                 clips = [row[:count].copy() for row, count in rows]
                 yield from map(ValidationUtterance, clips, batch.texts, attention, batch.ids)
+
+    def is_long(self, batch: TextBatch) -> bool:
+        """Return whether a batch is one recording that is validated in segments, without a loss.
+
+        Attention and CTC over so many frames would take minutes and gigabytes.
+        """
+        longest = int(batch.audio_lengths.max())
+        return len(batch) == 1 and longest > longest_whole(self._hparams.knobs)
 
     # -- a batch ------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """Speech recognition by CTC, optionally with an attention decoder."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
@@ -26,6 +28,7 @@ from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
+from sbkit.runtime.transcriber import Segmenter
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
 from sbkit.train.advice import advise_recognizer, find_causes
@@ -41,6 +44,7 @@ class AsrBrain(Brain):
 
     task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
     metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
+    validates_segments: ClassVar[bool] = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -73,7 +77,34 @@ class AsrBrain(Brain):
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)
+        if stage is Stage.VALID and self.decoding.is_long(batch):
+            return self._run_in_segments(audio, batch)
         return self.run_model(audio, lengths, batch, stage)
+
+    def _run_in_segments(self, audio: Tensor, batch: TextBatch) -> Predictions:
+        """Run the model on segments of a recording (1, S), cut and joined as for a transcript."""
+        frame_samples = self.asr_model.samples_per_frame
+        segmenter = Segmenter(self.hparams.sample_rate, frame_samples)
+        no_tokens = torch.zeros(1, dtype=torch.int64)
+        batch = replace(batch, tokens=batch.tokens[:, :0], token_lengths=no_tokens)
+        states: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        skipped = 0  # frames of the segment that belong to the previous one
+        for segment in segmenter.split(batch.clips()):
+            self.watchdog.ping("valid", self.optimizer_step, batch.ids)
+            samples = torch.tensor([len(segment.samples)])
+            piece = audio[:, segment.start : segment.start + len(segment.samples)]
+            predictions = self.run_model(piece, samples, batch, Stage.VALID)
+            scores = predictions.log_probs[0, : int(predictions.frame_lengths)].cpu()
+            end, skipped_by_next = segment.end_frame(
+                scores.numpy(), frame_samples, self.tokenizer.silent
+            )
+            states.append(predictions.states[:, skipped:end].cpu())
+            log_probs.append(scores[skipped:end])
+            skipped = skipped_by_next
+        joined = torch.cat(log_probs).unsqueeze(0)
+        frames = torch.tensor([joined.shape[1]])
+        return Predictions(torch.cat(states, 1), joined, None, frames, None)
 
     def run_model(
         self, audio: Tensor, audio_lengths: Tensor, batch: TextBatch, stage: Stage
@@ -90,6 +121,8 @@ class AsrBrain(Brain):
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Interpolate the losses of each utterance, and multiply them by its weight."""
+        if stage is Stage.VALID and self.decoding.is_long(batch):
+            return Loss(torch.zeros(1), torch.zeros(1))
         vocabulary = self.tokenizer.vocabulary
         frame_lengths = predictions.frame_lengths
         tokens = batch.tokens

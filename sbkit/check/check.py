@@ -32,7 +32,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(data.check_data, data.check_channels, data.check_silence),
     *(dry_run.check_unused, settings.check_unread, settings.check_freezing),
     learn.check_causes,
-    cost.check_cost,
+    *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
 

@@ -6,12 +6,13 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor, nn
@@ -20,17 +21,21 @@ from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
+from sbkit.base.messages import listed, plural
+from sbkit.base.units import seconds_to_samples
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
-from sbkit.data.batch import Batch, UtteranceDataset
+from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
+from sbkit.data.splits import sample_counts
+from sbkit.runtime.transcriber import MAX_SEGMENT_SECONDS
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 
 COST_STEP = "cost"  # the name of this step among a planned run's results
-EXTRA_CHECKPOINTS = 2  # besides those to average: the newest, and the one being written
+EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
 # Of the largest batch, on the CPU. From steps with one and two such shares, its memory was
 # predicted within 10 % with ctc.yaml, ctc_speechbrain.yaml and ctc_large.yaml (32 to 300 s).
@@ -43,7 +48,8 @@ class Cost:
 
     Attributes:
         trainable_parameters: including those that `freeze` holds for a number of steps.
-        peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held.
+        peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in
+            the largest step and the largest batch of an evaluation.
         step_seconds: the time of a step with the largest batch.
         epoch_seconds: an estimate that grows with the audio, as if validation were as slow as
             training.
@@ -121,7 +127,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        peak_bytes = steps.peak_bytes
+        peak_bytes = max(steps.peak_bytes, _measure_evaluation(planned, steps))
         checkpoint_bytes = steps.checkpoint_bytes
 
     train_samples = sum(map(padded_samples, train_batches))
@@ -142,8 +148,60 @@ def measure_cost(planned: PlannedRun) -> Cost:
     )
 
 
+def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
+    """Return the peak bytes of the largest batch of an evaluation, without recordings to cut.
+
+    It follows training, as in a run, whose freed memory stays with the process.
+    """
+    to_cut = {id for ids in recordings_to_cut(planned).values() for id in ids}
+    loaders = planned.make_loaders()
+    batches = (
+        (loader, batch)
+        for loader in (*loaders.valid.values(), *loaders.test.values())
+        for batch in loader.batch_sampler or ()
+    )
+    for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
+        batch = steps.load(micro_batch, loader)
+        if to_cut.isdisjoint(batch.ids):
+            with memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"):
+                if len(micro_batch) > 1:
+                    steps.require_memory(micro_batch, loader, steps.evaluate)
+                steps.evaluate(batch)
+            return steps.peak_bytes
+    return 0
+
+
+def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
+    """Return the ids of recordings longer than a batch that are evaluated whole, by split."""
+    splits = planned.prepare_splits()
+    in_segments = planned.make_cpu_brain().validates_segments
+    evaluated = splits.test if in_segments else splits.evaluated()
+    seconds = max(planned.knobs["eval_batch_seconds"], MAX_SEGMENT_SECONDS)
+    max_samples = seconds_to_samples(seconds, planned.knobs["sample_rate"])
+    return {
+        name: rows.select(longer)["id"][:]
+        for name, rows in evaluated.items()
+        if len(longer := np.flatnonzero(sample_counts(rows) > max_samples))
+    }
+
+
+def check_recordings(planned: PlannedRun) -> Iterator[Finding]:
+    """Note recordings that are evaluated whole: memory grows with the square of their length."""
+    planned.require_sampler()  # without one, the batches may have other lengths
+    for split, ids in recordings_to_cut(planned).items():
+        yield planned.finding(
+            "eval_batch_seconds",
+            problem=f"{split} has {plural(len(ids), 'recording')} longer than "
+            f"`eval_batch_seconds`, evaluated whole: {listed(ids)}. Each may take gigabytes, and "
+            "longer than `stall_seconds`, which ends the run",
+            fix="Cut it into utterances, for example by `sbkit segment`.",
+            stops=False,
+            ids=tuple(ids),
+        )
+
+
 class RealSteps:
-    """Steps of a Brain with its optimizers: forward, backward, update."""
+    """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
 
     def __init__(self, planned: PlannedRun) -> None:
         self.brain = planned.build_again()
@@ -154,9 +212,18 @@ class RealSteps:
         self.brain.on_stage_start(Stage.TRAIN, 1)
         self.brain.init_optimizers()
 
-    def load(self, micro_batch: MicroBatch) -> Batch:
-        dataset = cast(UtteranceDataset, self._loader.dataset)
-        return cast(Batch, self._loader.collate_fn(dataset.__getitems__(micro_batch)))
+    def load(self, micro_batch: MicroBatch, loader: Loader | None = None) -> Batch:
+        """Load a batch of a loader, by default of the training set."""
+        loader = loader or self._loader
+        dataset = cast(UtteranceDataset, loader.dataset)
+        return cast(Batch, loader.collate_fn(dataset.__getitems__(micro_batch)))
+
+    def evaluate(self, batch: Batch) -> None:
+        """Evaluate a batch, as in a validation after an epoch."""
+        self.brain.modules.zero_grad(set_to_none=True)
+        self.brain.modules.eval()
+        self.brain.on_stage_start(Stage.VALID, 1)
+        self.brain.evaluate_batch(batch, Stage.VALID)
 
     def run_step(self, batch: Batch) -> float:
         """Run a step, and return its seconds."""
@@ -185,31 +252,37 @@ class RealSteps:
             torch.get_device_module(brain.device).synchronize()
         return time.perf_counter() - start
 
-    def require_memory(self, micro_batch: MicroBatch) -> None:
+    def require_memory(
+        self,
+        micro_batch: MicroBatch,
+        loader: Loader | None = None,
+        run: Callable[[Batch], object] | None = None,
+    ) -> None:
         """Raise OutOfMemoryError if a step would not fit on the CPU: Linux kills such a process.
 
         The memory is extrapolated from two parts of the batch, because some of it, such as that of
         converted weights, does not grow with the batch.
+
+        loader, run: of the batch, and what it is for; by default a step of training.
         """
         if self.brain.device.type != "cpu":
             return
+        run = run or self.run_step
         longest_first = sorted(micro_batch, key=lambda example: example.samples, reverse=True)
         num_rows = max(1, int(PROBED_SHARE * len(micro_batch)))
-        self.run_step(self.load(longest_first[:num_rows]))  # makes gradients and optimizer states
+        parts = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
+        run(parts[0])  # makes gradients and optimizer states
         free_bytes = available_memory()
-        one_part, two_parts = (
-            self._measure_growth(longest_first[: count * num_rows]) for count in (1, 2)
-        )
+        one_part, two_parts = (self._measure_growth(part, run) for part in parts)
         needed_bytes = one_part + (len(micro_batch) / num_rows - 1) * (two_parts - one_part)
         if needed_bytes > free_bytes:
             raise torch.OutOfMemoryError(f"{needed_bytes:.0f} of {free_bytes} bytes")
 
-    def _measure_growth(self, micro_batch: MicroBatch) -> int:
+    def _measure_growth(self, batch: Batch, run: Callable[[Batch], object]) -> int:
         """Return the bytes that a step takes beyond those that are held."""
-        batch = self.load(micro_batch)
         self.reset_peak()
         held_bytes = self.peak_bytes
-        self.run_step(batch)
+        run(batch)
         return self.peak_bytes - held_bytes
 
     def reset_peak(self) -> None:

@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from speechbrain.core import INTRA_EPOCH_CKPT_FLAG
 from speechbrain.utils.checkpoints import DEFAULT_SAVE_HOOKS, METAFNAME, Checkpoint
 from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointer
 from speechbrain.utils.distributed import MainProcessContext
@@ -111,6 +112,11 @@ def choose_averaged(
     return AveragedCheckpoints(names[:best], names, by_count)
 
 
+def is_within_epoch(checkpoint: Checkpoint) -> bool:
+    """Return whether a Brain saved a checkpoint before the end of an epoch's validation."""
+    return INTRA_EPOCH_CKPT_FLAG in checkpoint.meta
+
+
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
@@ -167,6 +173,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             if rank() == 0:
                 with MainProcessContext():  # else it waits for a rank that failed
                     checkpoint = publish(super().save_checkpoint(*arguments, **options))
+                    if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
+                        self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
         except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
             trouble = SbkitError(
                 f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "

@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import os_errors_name, try_lock, write_text_atomically
 from sbkit.base.messages import printable
 
@@ -54,7 +54,7 @@ class ClipTable:
     """A table that `open_clip_table` has opened.
 
     progress: the file of this rank; rank: of this process under torchrun, otherwise 0; rows: of
-    each finished item.
+    each finished item; sizes: in bytes, of finished items that are files.
     """
 
     file: Path
@@ -62,6 +62,7 @@ class ClipTable:
     rank: int
     num_ranks: int
     rows: dict[str, list[Row]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return the items of this rank."""
@@ -71,10 +72,24 @@ class ClipTable:
         """Return the items of this rank that have to be done."""
         return [item for item in self.share(items) if item not in self.rows]
 
+    def require_unchanged(self, files: Iterable[str]) -> None:
+        """Raise DataError if a finished file has another size: its rows are of other audio."""
+        for file in files:
+            if file in self.sizes and Path(file).stat().st_size != self.sizes[file]:
+                raise DataError(
+                    f"{file} is another recording than the one in {self.file}, whose rows would "
+                    "not fit it. Give it another name, or choose another --out."
+                )
+
     def add(self, item: str, rows: list[Row]) -> None:
         """Finish an item."""
         self.rows[item] = rows
         self.write_progress({"item": item, "rows": rows})
+
+    def add_file(self, file: str, rows: list[Row]) -> None:
+        """Finish an item that is a file."""
+        self.rows[file] = rows
+        self.write_progress({"item": file, "rows": rows, "size": Path(file).stat().st_size})
 
     def write_progress(self, entry: Mapping[str, Any]) -> None:
         line = f"{json.dumps(entry)}\n".encode()
@@ -95,6 +110,7 @@ class ClipTable:
                     f"{', '.join(names).replace('_', ' ')}). Choose another name or folder."
                 )
             self.rows |= {entry["item"]: entry["rows"] for entry in entries[1:]}
+            self.sizes |= {entry["item"]: entry["size"] for entry in entries[1:] if "size" in entry}
 
     def gather(self, num_failed: int) -> int:
         """Wait for all ranks, and read what they have finished; return the sum of a number."""

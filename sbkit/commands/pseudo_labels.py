@@ -60,7 +60,9 @@ def write_pseudo_labels(options: Namespace) -> int:
         find_audio(options.files, options.raw_rate) as named_files,
         open_clip_table(options.out, settings) as table,
     ):
-        files = table.unfinished(part.of(_recordings(named_files, options.segments)))
+        recordings = part.of(_recordings(named_files, options.segments))
+        table.require_unchanged(recordings)
+        files = table.unfinished(recordings)
         num_failed = table.gather(_transcribe(files, table, options) if files else 0)
         utterances = table.sorted_rows()
         confident = [
@@ -160,7 +162,7 @@ def _transcribe(files: Sequence[str], table: ClipTable, options: Namespace) -> i
                 report_error(Path(file), result, errors)
             else:
                 spoken = [utterance for utterance in result.utterances if utterance.words]
-                table.add(file, [_to_row(file, utterance) for utterance in spoken])
+                table.add_file(file, [_to_row(file, utterance) for utterance in spoken])
     return num_failed
 
 

@@ -78,6 +78,7 @@ def segment_recording(options: Namespace) -> int:
             options.out / TABLE_FILE, {**(bundle.config.provenance or {}), **settings}
         ) as table,
     ):
+        table.require_unchanged([recording])
         if digest not in {row["transcript"] for row in table.rows.get(recording, ())}:
             output = _run_model(transcriber, bundle, options)
             sentences = lines if options.lines else split_text("\n".join(lines), output.seconds)
@@ -91,7 +92,7 @@ def segment_recording(options: Namespace) -> int:
                     f"None of {plural(len(rows), 'sentence')} of {options.transcript} is heard in "
                     f"{recording}. Check that they belong together, and the model's language."
                 )
-            table.add(recording, [{**row, "transcript": digest} for row in rows])
+            table.add_file(recording, [{**row, "transcript": digest} for row in rows])
         rows = table.sorted_rows()
         spoken = [row for row in rows if row["score"] is not None]
         written = [row for row in spoken if row["score"] >= options.min_score]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from sbkit.base.allocator import describe_allocator
+from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
@@ -115,6 +115,7 @@ def begin(run: Run, text_log: TextLog, *, was_finished: bool) -> None:
             if not was_finished:
                 run.set_results_aside()
             write_data_report(run.make_loaders().splits, run.folder, **run.describe_data())
+            return_freed_memory()  # of the report, which training does not need
 
 
 def test(run: Run, brain: Brain, *, was_finished: bool) -> None:

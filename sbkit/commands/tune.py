@@ -47,6 +47,7 @@ from sbkit.export.export import (
     replacing_bundle,
     require_replaceable,
 )
+from sbkit.export.model_card import USES
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
     TOKENS,
@@ -323,7 +324,10 @@ def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
 
 
 def _without_results(card: str) -> str:
-    """Remove the results of the earlier decoder from a model card."""
+    """Remove the results of the earlier decoder, and the formats with it, from a model card."""
+    formats = "|".join(USES.keys() - {*FORMATS_WITHOUT_DECODER})
+    card = re.sub(rf"^- ({formats}): .*\n", "", card, flags=re.M)
+    card = re.sub(r"^## Formats\n\n+(?!- ).*\Z", "", card, flags=re.M | re.S)
     card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
     results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
     return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)

@@ -27,6 +27,7 @@ from sbkit.config.document import (
     text_of,
     walk,
 )
+from sbkit.config.ranges import RANGES
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
@@ -284,6 +285,9 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             return value
         if default == allowed_word:
             default = 0.0
+    range_ = RANGES.get(str(keys[0])) if len(keys) == 1 else None
+    if range_ is not None and not range_.integer and isinstance(value, float):
+        default = 0.0 if _type_of(default) is int else default  # minutes, as in `15`
     if isinstance(default, list) and isinstance(value, list):
         return [
             _convert_override(document, _item_default(default, item), (*keys, index), item)

@@ -336,8 +336,7 @@ class EvalSampler(Sampler[MicroBatch]):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         lengths = np.asarray(samples)
-        longest = int(lengths.max(initial=0))
-        capacity = max(seconds_to_samples(batch_seconds, sample_rate), longest)
+        capacity = seconds_to_samples(batch_seconds, sample_rate)  # a longer clip is alone
         order = np.argsort(lengths, kind="stable")
         self._plan = Plan(Examples.of_single_rows(lengths), order, capacity)
         self._indices = range(rank, len(self._plan), world_size)

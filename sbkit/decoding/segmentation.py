@@ -29,6 +29,7 @@ SKIP_PENALTY = 10.0  # in ln p, of an utterance without speech
 WINDOW_STATES = 16_384  # about 20 minutes of characters
 BLOCK_FRAMES = 250
 SCORE_FRAMES = 10  # 0.4 s, about a word: the 30 of the paper find fewer words that are missing
+PAUSE_FRAMES = 5  # 0.2 s
 # How a state was reached: from the same state, the one before, over a gap, from the gap before.
 STAY, NEXT, OVER_GAP, SKIP = range(4)
 
@@ -36,7 +37,8 @@ STAY, NEXT, OVER_GAP, SKIP = range(4)
 class AlignedUtterance(NamedTuple):
     """Where an utterance is spoken: its first frame, the frame after its last, and its score.
 
-    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames.
+    The score is the lowest mean of ln p in SCORE_FRAMES consecutive frames. One letter is found
+    anywhere in speech, so its score is also the lowest of silence in the PAUSE_FRAMES around it.
     """
 
     first: int
@@ -134,7 +136,12 @@ def segment(
         token = utterances[len(aligned)][-1]
         is_token = log_probs[last + 1 : after, token] > log_probs[last + 1 : after, states.blank]
         end_frame = last + 1 + int(np.logical_and.accumulate(is_token).sum())
-        aligned.append(AlignedUtterance(first, end_frame, _score(emissions[first:end_frame])))
+        score = _score(emissions[first:end_frame])
+        if sum(token not in silent for token in utterances[len(aligned)]) == 1:  # found anywhere
+            around = [*range(max(0, first - PAUSE_FRAMES), first)]
+            around += range(end_frame, min(len(log_probs), end_frame + PAUSE_FRAMES))
+            score = min([score, *log_probs[around][:, list(silent)].max(1).tolist()])
+        aligned.append(AlignedUtterance(first, end_frame, score))
     return aligned
 
 

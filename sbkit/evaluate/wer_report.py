@@ -50,6 +50,7 @@ MAX_SILENT_SHARE = 0.1
 # exchanged transcripts, of a model with a CER of 17 %, 6 are suspected, and all 6 are exchanged.
 MIN_SUSPICIOUS_CER, MIN_SUSPICIOUS_CHARACTERS = 0.5, 5
 MIN_CONFIDENCE_SHARE = 0.8  # of the median
+MIN_CONFIDENCE = 0.5  # below it, the model itself takes its words for wrong
 MAX_RELIABLE_CER = 0.4
 MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
 
@@ -83,13 +84,14 @@ def suspicious_transcripts(scored: Sequence[ScoredUtterance]) -> list[ScoredUtte
     """
     if not scored or total_scores(scored).cer > MAX_RELIABLE_CER:
         return []
-    min_confidence = MIN_CONFIDENCE_SHARE * median(map(mean_confidence, scored))
+    typical = median(map(mean_confidence, scored))
+    min_confidence = max(MIN_CONFIDENCE, MIN_CONFIDENCE_SHARE * typical)
     suspects = [
         utterance
         for utterance in scored
         if utterance.scores.cer >= MIN_SUSPICIOUS_CER
         and len(utterance.hypothesis) >= MIN_SUSPICIOUS_CHARACTERS
-        and mean_confidence(utterance) >= min_confidence > 0
+        and mean_confidence(utterance) >= min_confidence
     ]
     return sorted(suspects, key=lambda u: (-u.scores.cer * mean_confidence(u), u.id))
 

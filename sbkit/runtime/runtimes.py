@@ -134,21 +134,21 @@ def _require_cuda(device: str, runtime: str) -> None:
 
 def why_no_cuda(runtime: str) -> str | None:
     """Return why a runtime cannot use an NVIDIA GPU, and what to do; None if it can."""
+    if runtime != ONNX and not has_torch():
+        return "torch is not installed. Install it, or pass --runtime onnx"
+    if not has_driver():
+        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
     if runtime == ONNX:
         if PROVIDERS["cuda"] not in available_providers():
             return (
                 "there is no onnxruntime with CUDA, or another wheel hides it. Uninstall "
                 "onnxruntime and onnxruntime-gpu, and install onnxruntime-gpu"
             )
-    elif not has_torch():
-        return "torch is not installed. Install it, or pass --runtime onnx"
     else:
         import torch
 
         if torch.version.cuda is None:
             return f"this torch ({torch.__version__}) is a wheel without CUDA. Install one with it"
-    if not has_driver():
-        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
     return None
 
 

@@ -109,6 +109,20 @@ class Segment:
         """The index of the first sample of the next segment."""
         return self.start + len(self.samples) - self.overlap
 
+    def end_frame(
+        self, log_probs: LogProbs, frame_samples: int, silent: Collection[int]
+    ) -> tuple[int, int]:
+        """Return the frame of log-probabilities (U, V) where the next segment takes over.
+
+        Return also how many frames the next segment must skip.
+        """
+        num_frames = len(log_probs)
+        if not self.overlap:
+            return num_frames, 0
+        next_segment_frame = (self.next_start - self.start) // frame_samples
+        end = find_gap(log_probs, num_frames - next_segment_frame, silent)
+        return end, end - next_segment_frame
+
 
 @dataclass(frozen=True)
 class Segmenter:
@@ -540,20 +554,12 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         Return also how many frames the next segment must skip.
         """
         frame_samples = self._model.samples_per_frame
-        num_frames = len(encoded.log_probs)
-        if segment.overlap:
-            next_segment_frame = (segment.next_start - segment.start) // frame_samples
-            overlap_frames = num_frames - next_segment_frame
-            silent = self._bundle.tokenizer.silent
-            split_frame = find_gap(encoded.log_probs, overlap_frames, silent)
-            skipped_by_next = split_frame - next_segment_frame
-            num_samples = (split_frame - frames_to_skip) * frame_samples
-        else:
-            split_frame = num_frames
-            skipped_by_next = 0
-            num_samples = len(segment.samples) - frames_to_skip * frame_samples
+        silent = self._bundle.tokenizer.silent
+        end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
+        last_sample = end * frame_samples if segment.overlap else len(segment.samples)
+        num_samples = last_sample - frames_to_skip * frame_samples
         start = self._seconds(segment.start + frames_to_skip * frame_samples)
-        part = encoded.part(frames_to_skip, split_frame)
+        part = encoded.part(frames_to_skip, end)
         decoder_input = self._bundle.decoder_input(part, samples=num_samples, start=start)
         return decoder_input, skipped_by_next
 

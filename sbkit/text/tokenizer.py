@@ -209,7 +209,8 @@ def _train(
             minloglevel=2,
         )
     except RuntimeError as error:
-        reason = str(error).rsplit("] ", 1)[-1].strip(" .")
+        sentences = str(error).rsplit("] ", 1)[-1].strip(" .").split(". ")
+        reason = ". ".join(s for s in sentences if "--" not in s)  # no option of sentencepiece
         raise ConfigError(
             f"`vocab_size` must suit the training text, but a {kind} tokenizer of {vocab_size} "
             f"tokens could not be trained: {reason}. Choose another size."

@@ -107,15 +107,22 @@ def masked_share(knobs: Mapping[str, Any]) -> float:
 
     `SpecAugment` is applied to random features of ten seconds.
     """
-    if "mask_time_prob" in knobs:  # overlapping masks count twice in these
-        return 1 - math.exp(-knobs["mask_time_prob"] - knobs["mask_channel_prob"])
+    if probabilities := _mask_probabilities(knobs):  # overlapping masks count twice in these
+        return 1 - math.exp(-sum(probabilities.values()))
     augment = knobs.get("spec_augment")
     if not isinstance(augment, SpecAugment):
         return 0.0
-    features = torch.arange(MASKED_FRAMES * knobs["n_mels"]).double().view(1, MASKED_FRAMES, -1)
+    num_features = knobs.get("n_mels", 80)  # a YAML of one's own may not name it
+    features = torch.arange(MASKED_FRAMES * num_features).double().view(1, MASKED_FRAMES, -1)
     with seeded_draws([str(index) for index in range(MASKED_CLIPS)]):
         masked = augment(features, torch.full((MASKED_CLIPS,), MASKED_FRAMES))
     return float((masked != features).double().mean())
+
+
+def _mask_probabilities(knobs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the probabilities of masks of a pretrained encoder that a YAML declares."""
+    names = ("mask_time_prob", "mask_channel_prob")
+    return {name: float(knobs[name]) for name in names if isinstance(knobs.get(name), int | float)}
 
 
 def length_correlation(transcripts: Transcripts) -> float | None:
@@ -160,8 +167,9 @@ def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]
 def _find_mask_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
     share = masked_share(knobs)
     key, options = "spec_augment", "--time_masks=0 --freq_masks=0"
-    if "mask_time_prob" in knobs:
-        key, options = "mask_time_prob", "--mask_time_prob=0 --mask_channel_prob=0"
+    if probabilities := _mask_probabilities(knobs):
+        key = next(iter(probabilities))
+        options = " ".join(f"--{name}=0" for name in probabilities)
     if share > 0:
         yield Cause(
             key=key,

@@ -202,6 +202,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.step, self.optimizer_step, self.nonfinite_count = 0, 0, 0
         self.epoch_share = 0.0
         self._is_last = False  # whether the micro-batch is the last of its epoch
+        self._was_trained = False  # whether the resumed epoch had its last micro-batch
         self._is_planned = False  # whether sbkit's sampler plans the epoch
         self._profiles_next_epoch = rank() == 0 and self._hparam("profile", False)
         self._saved_random: State | None = None  # from a checkpoint, until it is restored
@@ -389,6 +390,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         The wait for each is measured, and the first epoch is profiled if `profile` is set.
         """
         batches = iter(train_set)
+        if self._was_trained:  # a loader that saves no position would start again
+            next(batches, None)
+            batches = iter(())
+            self._was_trained = False
         self._restore_random()  # the loader draws when its iterator is made, before the saved state
         marked = mark_last(batches, count=length_of(train_set), done=self.step)
         timed = self.training_metrics.meter.timed(marked)
@@ -572,17 +577,20 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     # -- evaluation ---------------------------------------------------------------------------
 
     def _fit_valid(self, valid_set: SplitLoaders | None, epoch: int, show_progress: bool) -> None:
-        """Validate; a recipe of SpeechBrain's may override this to validate less often."""
+        """Save, and validate; a recipe of SpeechBrain's may override this to do so less often.
+
+        A run that dies while it validates resumes at the end of the epoch, and validates again.
+        """
         if valid_set is not None:
+            self.step = self._epoch_micro_batches
+            self.save_or_leave.save()
+            self.step = 0
             self._evaluate_stage(valid_set, Stage.VALID, epoch)
 
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
         if any(gather_over_ranks(self.signals.received is not None)):
-            if stage is Stage.VALID:  # save as at the end of the epoch, to validate again
-                self.step = self._epoch_micro_batches
-                self.save_or_leave.save()
             self.save_or_leave.leave(self.optimizer_step)
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
@@ -802,6 +810,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Write the position in the run: counters, sums of metrics, random state."""
         state = {name: getattr(self, name) for name in COUNTERS}
         state["accumulation"] = self.grad_accumulation_factor
+        state["is_trained"] = self._is_last and self.step > 0
         state |= self.training_metrics.state() | {"random": random_state(self.device)}
         Path(path).write_text(json.dumps(state))
 
@@ -817,6 +826,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.training_metrics.restore(state)
         self._saved_random = state.get("random")
         self._saved_accumulation = state.get("accumulation")
+        self._was_trained = state.get("is_trained", False)
 
     def _restore_random(self) -> None:
         """Continue the random numbers from the checkpoint, once."""

@@ -112,7 +112,7 @@ class SaveOrLeave:
     def after_micro_batch(self, step: int, *, ends_step: bool, is_last: bool) -> None:
         """Save or leave if it is time, but not within a step.
 
-        At the end of an epoch it only leaves: the epoch is saved after its validation.
+        At the end of an epoch it only leaves: the epoch is saved before its validation, and after.
 
         Args:
             step: the number of optimizer steps so far, for the log.

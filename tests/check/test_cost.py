@@ -22,6 +22,7 @@ from sbkit.check.cost import (
     PROBED_SHARE,
     RealSteps,
     check_cost,
+    check_recordings,
     measure_cost,
     padded_samples,
     real_steps,
@@ -29,6 +30,7 @@ from sbkit.check.cost import (
 from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run
 from sbkit.config.overrides import parse_command
+from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, one_thread, read_json
@@ -85,6 +87,39 @@ def test_step_that_fails_only_on_the_device_is_found(
     assert text in str(finding)
 
 
+def test_largest_batch_of_an_evaluation_is_measured(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[Batch] = []
+    monkeypatch.setattr(RealSteps, "evaluate", lambda _, batch: evaluated.append(batch))
+    monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: 9e9 if evaluated else 1))
+    assert measure_cost(planned).peak_bytes == 9e9
+    loaders = planned.make_loaders()
+    batches = [*loaders.valid["dev"], *loaders.test["test"]]
+    assert evaluated[-1].audio.numel() == max(batch.audio.numel() for batch in batches)
+
+
+def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
+    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a test set; those of dev are validated in segments."""
+    evaluated: list[str] = []
+    evaluate = RealSteps.evaluate
+
+    def evaluate_and_note(steps: RealSteps, batch: Batch) -> None:
+        evaluated.extend(batch.ids)
+        evaluate(steps, batch)
+
+    monkeypatch.setattr(RealSteps, "evaluate", evaluate_and_note)
+    monkeypatch.setattr(cost, "MAX_SEGMENT_SECONDS", 0.1)
+    planned.knobs["eval_batch_seconds"] = 1.0  # every clip is longer
+    (finding,) = check_planned_run(planned, [check_recordings, check_cost])
+    ids = planned.prepare_splits().test["test"]["id"][:]
+    assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
+    assert (sorted(finding.ids), finding.stops) == (sorted(ids), False)
+    assert evaluated and not {*evaluated} & {*ids}
+
+
 def test_batch_that_the_system_would_kill_for_is_found(
     planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +163,7 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
         assert "peak memory" in printed
         assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
         assert re.search(r"hours for all epochs +about [\d.]+\n", printed)
-        assert re.search(r"disk space for 12 checkpoints +[\d.]+ MB\n", printed)
+        assert re.search(r"disk space for 13 checkpoints +[\d.]+ MB\n", printed)
         assert run(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"
     assert record["findings"] == []

@@ -130,7 +130,7 @@ def test_another_threshold_transcribes_nothing_again(talks: Talks, capsys: Captu
 def test_stopped_run_goes_on_with_the_next_file(
     talks: Talks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = ClipTable.add
+    add = ClipTable.add_file
 
     def add_or_stop(table: ClipTable, file: str, rows: list[Row]) -> None:
         if table.rows:
@@ -138,7 +138,7 @@ def test_stopped_run_goes_on_with_the_next_file(
         add(table, file, rows)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(ClipTable, "add", add_or_stop)
+        patched.setattr(ClipTable, "add_file", add_or_stop)
         talks.run("talks", "--min-confidence", "0")
     with Path("pseudo.progress.jsonl").open("a") as file:
         file.write('{"item": "/talks/sh')  # a write that was cut off
@@ -197,6 +197,10 @@ def test_other_models_and_files_are_refused(talks: Talks) -> None:
     with pytest.raises(ConfigError, match=re.escape("own.csv was not written by this command")):
         talks.run("talks", "--out", "own.csv")
     talks.label()
+    with (talks.folder / "talks/short.wav").open("ab") as replaced:
+        replaced.write(b"\0")
+    with pytest.raises(SbkitError, match=r"short.wav is another recording than the one in"):
+        talks.run("talks")
     with pytest.raises(ConfigError, match=r"another model or other options \(different: vad\)"):
         talks.run("talks", "--vad", "silero")
     config = replace(talks.bundle.config, provenance={"weights": "b"})

@@ -110,6 +110,22 @@ def test_text_may_be_missing_and_added(talk: Talk, capsys: pytest.CaptureFixture
     assert float(left_out[2][2]) < -3
 
 
+def test_one_letter_needs_pauses_around_it(talk: Talk) -> None:
+    """Any speech that the text lacks has such a letter somewhere."""
+    lines = [SENTENCES[0], "z", SENTENCES[2]]
+    assert [row["text"] for row in talk.segment("\n".join(lines), "--lines")] == lines[::2]
+    talk.record("letter.wav", [SENTENCES[0], "z", SENTENCES[2]])
+    rows = talk.segment("\n".join(lines), "--lines", recording="letter.wav")
+    assert [row["text"] for row in rows if "letter.wav" in row["path"]] == lines
+
+
+def test_another_recording_of_the_same_name_is_refused(talk: Talk) -> None:
+    talk.segment(SENTENCES[0], "--lines")
+    talk.record("talk.wav", SENTENCES[:2])
+    with pytest.raises(SbkitError, match=r"talk.wav is another recording than the one in"):
+        talk.segment(SENTENCES[0], "--lines")
+
+
 def test_recordings_are_added_and_none_is_heard_again(talk: Talk) -> None:
     text = "\n".join(SENTENCES)
     assert len(talk.segment(text, "--lines")) == 4

@@ -10,6 +10,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.config.hparams import read_knobs
 from sbkit.config.overrides import parse_command, parse_overrides
 from tests.config.conftest import refusal
+from tests.runs import ROOT
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,12 @@ def test_override_takes_effect(path: Path, argument: str, key: str, expected: ob
     value = read_knobs(path, parse_overrides([argument]))[key]
     assert value == expected
     assert type(value) is type(expected)
+
+
+def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
+    arguments = ["--ckpt_interval_minutes=0.5", "--stall_seconds=1.5"]
+    knobs = read_knobs(ROOT / "hparams/ctc.yaml", parse_overrides(arguments))
+    assert (knobs["ckpt_interval_minutes"], knobs["stall_seconds"]) == (0.5, 1.5)
 
 
 @pytest.mark.parametrize(

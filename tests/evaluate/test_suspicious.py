@@ -35,6 +35,8 @@ def test_no_transcript_is_suspected_without_a_reliable_model(tmp_path: Path) -> 
     assert not suspicious_transcripts([WRONG, WORSE, RIGHT[0]])
     without_confidence = heard("wrong", "press one", "good bye", None)
     assert not suspicious_transcripts([without_confidence, *RIGHT])
+    unsure = [heard(str(n), "hold the line", "hold the line", 0.09) for n in range(8)]
+    assert not suspicious_transcripts([heard("wrong", "press one", "good bye", 0.08), *unsure])
     write_results(tmp_path, "test", [WRONG, *RIGHT])
     assert write_results(tmp_path, "test", RIGHT)["notes"] == []
     assert not [*tmp_path.glob("suspicious_*")]  # nor that of an earlier test

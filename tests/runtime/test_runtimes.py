@@ -128,6 +128,7 @@ def test_open_model_reads_back_the_precision_of_nodes(
     ("builds", "cause"),
     [
         ({"driver": False}, "there is no NVIDIA driver"),
+        ({"driver": False, "providers": [CPU]}, "there is no NVIDIA driver"),  # whatever the wheel
         ({"providers": [CPU]}, "there is no onnxruntime with CUDA, or another wheel hides it"),
     ],
 )
@@ -147,6 +148,7 @@ def test_missing_cuda_is_explained_for_torch(bundle: Path, monkeypatch: pytest.M
     monkeypatch.setattr(runtimes, "has_driver", lambda: False)
     with pytest.raises(SbkitError, match="GPU that torch can use, but there is no NVIDIA driver"):
         open_model(bundle, device="cuda")
+    monkeypatch.setattr(runtimes, "has_driver", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(SbkitError, match="wheel without CUDA"):
         open_model(bundle, device="cuda:0")

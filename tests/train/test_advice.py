@@ -15,7 +15,7 @@ from sbkit.check.check import check_planned_run
 from sbkit.check.data import check_alignment
 from sbkit.check.learn import check_causes
 from sbkit.text.tokenizer import ensure_tokenizer
-from sbkit.train.advice import masked_share
+from sbkit.train.advice import _find_mask_causes, masked_share
 from tests.check.harness import planned_run
 from tests.runs import Workplace, make_workplace, records_of, rows_of, stopped_after, write_tsv
 
@@ -122,7 +122,15 @@ def test_share_of_masks_counts_all_of_them() -> None:
     )
     masks = SpecAugment(time_masks=0, freq_masks=1, freq_width=80)
     assert masked_share({"spec_augment": masks, "n_mels": 80}) == pytest.approx(0.5, abs=0.1)
+    assert masked_share({"spec_augment": masks}) == pytest.approx(0.5, abs=0.1)
     assert masked_share({"spec_augment": None}) == 0
+
+
+@pytest.mark.parametrize("key", ["mask_time_prob", "mask_channel_prob"])
+def test_yaml_with_one_kind_of_mask_is_advised_on_that_kind(key: str) -> None:
+    assert masked_share({key: 0.65}) == pytest.approx(0.478, abs=0.001)
+    (cause,) = _find_mask_causes({key: 0.65, "mask_feature_prob": None})
+    assert (cause.key, cause.fix) == (key, f"Try --{key}=0.")
 
 
 @pytest.mark.parametrize(("rate", "is_cause"), [(1e-6, True), (1.0, False)])

@@ -19,7 +19,9 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
 from sbkit.train.nonfinite import memory_errors_as_sbkit_errors
 from tests import processes
+from tests.runs import records_of
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
+from tools.prove_resume import differences
 
 
 def trained(size: int, accumulation: int, *, count: int) -> nn.Linear:
@@ -150,6 +152,57 @@ class Hanging(sbkit.Brain):
 hparams = {"output_folder": sys.argv[1], "stall_seconds": 1}
 Hanging(hparams=hparams, run_opts={"device": "cpu"}).fit(range(1), [])
 """
+
+
+MORTAL = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from speechbrain.utils.epoch_loop import EpochCounter
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.distributed.ranks import process_group
+from sbkit.train.schedule import NewBob
+from tests.train.lines import LineBrain, brain_of, line, loader
+
+class Mortal(LineBrain):
+    def evaluate_batch(self, batch, stage):
+        if self.hparams.epoch_counter.current in self.hparams.dies_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().evaluate_batch(batch, stage)
+
+folder, *dies_in = sys.argv[1:]
+with process_group(torch.device("cpu")):
+    model, epochs = line(), EpochCounter(4)
+    parts = {"model": model, "epochs": epochs}
+    knobs = {"output_folder": folder, "epoch_counter": epochs, "dies_in": [*map(int, dies_in)]}
+    knobs |= {"lr": 0.3, "lr_schedule": NewBob(improvement_threshold=0.9), "log_every": 1}
+    knobs |= {"average_checkpoints": 2}
+    checkpointer = Checkpointer(Path(folder) / "checkpoints", recoverables=parts)
+    brain = brain_of(Mortal, model=model, hparams=knobs, checkpointer=checkpointer)
+    brain.fit(epochs, loader(12, 3), loader(6, 3))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ddp)])
+def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(
+    tmp_path: Path, ranks: int
+) -> None:
+    """The rate follows the validations, and a validation ranks its epoch."""
+    for name, epochs in {"whole": [""], "killed": ["1", "4", ""]}.items():
+        for dies_in in epochs:
+            command = ["-c", MORTAL, tmp_path / name, *dies_in]
+            process = processes.run(command, ranks=ranks)
+            assert process.returncode == (-signal.SIGKILL if dies_in else 0), process.stderr
+            found = Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
+            assert found[0].meta["end-of-epoch"] is (dies_in == "")
+    assert not differences(tmp_path / "killed", tmp_path / "whole")
+    whole, killed = (
+        Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
+        for name in ("whole", "killed")
+    )
+    assert [c.meta | {"unixtime": 0} for c in whole] == [c.meta | {"unixtime": 0} for c in killed]
+    rates = {record["learning_rate"] for record in records_of(tmp_path / "whole", "step")}
+    assert len(rates) > 2
 
 
 def test_run_hanging_before_first_step_is_ended(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
+import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
@@ -62,6 +63,17 @@ def with_silence(release: Path) -> None:
     clip = release / "clips" / rows_of(release / "train.tsv")[0]["path"]
     samples, rate = soundfile.read(clip)
     soundfile.write(clip, 0 * samples, rate)
+
+
+def with_recordings(split: str, num_rows: int | None) -> Edit:
+    """Repeat the first clips of a split for 35 seconds each."""
+
+    def edit(release: Path) -> None:
+        for row in rows_of(release / f"{split}.tsv")[:num_rows]:
+            samples, rate = soundfile.read(clip := release / "clips" / row["path"])
+            soundfile.write(clip, np.resize(samples, 35 * rate), rate)
+
+    return edit
 
 
 def with_cut_file(release: Path) -> None:
@@ -152,6 +164,18 @@ MUTATIONS = [
         "a label beyond the vocabulary",
         error("labels", "tokenizer", "4 of 4 in test"),
         recipe=tokenizing(Overflowing),
+    ),
+    mutation(
+        "a recording of a test set that is evaluated whole",
+        note("recordings", "eval_batch_seconds", "test has 1 recording longer", "sbkit segment"),
+        release=with_recordings("test", 1),
+        options=("--eval_batch_seconds=20",),
+    ),
+    mutation(
+        "only recordings in dev, to which no decoder can be fitted",
+        error("loaders", "eval_batch_seconds", "utterances of dev, but 4 recordings there are all"),
+        release=with_recordings("dev", None),
+        options=("--eval_batch_seconds=20", "--word_lm_order=2"),
     ),
     mutation(
         "a report by a column that no test set has",
