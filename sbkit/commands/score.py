@@ -32,7 +32,6 @@ from sbkit.base.files import require_writable, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.bundle.module_spec import ARGUMENTS_KEY
 from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import read_document
@@ -124,7 +123,7 @@ def _check_output(options: Namespace) -> None:
 
 
 def table_knobs(options: Namespace) -> dict[str, Any]:
-    """Return the encoding of tables, and their columns: of the options, or else of the run."""
+    """Return the encoding of tables that the options name, and the columns, else of the run."""
     knobs: dict[str, Any] = {"encoding": options.encoding}
     declared: Mapping[str, Any] = {}
     if not (options.model / CONFIG_FILE).exists() and (options.model / RESOLVED_YAML).is_file():
@@ -183,18 +182,8 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
 def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
     """Return the settings of a run, or what is known of them from a bundle, and its decoding."""
     config = bundle.config
-    built = {name: part.get(ARGUMENTS_KEY) for name, part in config.parts.items()}
-    settings = read_records(model).get(SETTINGS) or {
-        "sample_rate": config.sample_rate,
-        "language": config.language,
-        **{
-            f"{name}.{key}": value
-            for name, arguments in built.items()
-            if isinstance(arguments, dict)
-            for key, value in arguments.items()
-            if not isinstance(value, dict | list)
-        },
-    }
+    known = {"sample_rate": config.sample_rate, "language": config.language}
+    settings = read_records(model).get(SETTINGS, known)
     decoding = describe_decoding(bundle)
     return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
 

@@ -3,8 +3,9 @@
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import datasets
 
@@ -20,13 +21,20 @@ REPLACED = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
 DELETED = "deleted characters"
 NULL_WORDS = "words that often stand for a missing text"
-NULL_WORD = re.compile(r"(?i)(nan|null|none|n/?a|#n/a|nil)")  # a transcript without other words
-UNIT = re.compile(r"[€$£¥₹]\s?(?=\d)|(?<=\d)\s?[€$£¥₹%‰°]")
-NOTHING = re.compile("(?!)")
+NULL_WORD = re.compile(r"(?i)\s*(nan|null|none|n/?a|#n/a|nil)\s*")  # without other words
+UNIT = re.compile(r"[€$£¥₹]\s?(?=\d)|(?<=\d)\s?[€$£¥₹%‰°]")  # is read with its number
 MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for one of its own scripts
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter
-MAX_CHARACTERS = 50  # of a kind: the most frequent ones
+MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
+
+
+class Transcript(NamedTuple):
+    """A transcript as written, as trained, and what is counted: without tags and entities."""
+
+    written: str
+    trained: str
+    content: str
 
 
 def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]:
@@ -38,35 +46,30 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     if "sentence" not in split.column_names:
         return []
     trained = count_characters(read_texts(split))
-    kept = kept_tags(text for texts in read_texts(split) for text in texts)
-    # Where digits are read as words, so are the units beside them.
-    read = UNIT if not any(map(str.isdecimal, trained)) else NOTHING
-    written = count_characters(
-        [_compose(read.sub("", select_tags(unify_tags(text), kept))) for text in texts]
-        for texts in read_texts(split, "sentence")
-    )
+    tag_names = kept_tags(text for texts in read_texts(split) for text in texts)
+    batches = partial(_read_transcripts, split, tag_names)
+    written = count_characters([row.content for row in rows] for rows in batches())
     scripts = _main_scripts(trained)
     counts = defaultdict[str, Counter[str]](Counter)
     for char, count in written.items():
         if kind := _kind_of(char, trained, scripts, language):
             counts[kind][char] = count
+    counts[DIGITS] = Counter({c: n for c, n in trained.items() if c.isdecimal()})
+    counts[SPELLED_DIGITS] -= counts[DIGITS]
     for joiner in "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}":  # kept in some places only
         counts[DELETED][joiner] = written[joiner] - trained[joiner]
-    for texts in read_texts(split, "sentence"):
-        counts[TAGS] += count_dropped_tags(texts, kept)
-        stripped = (text.strip() for text in texts)
-        counts[NULL_WORDS].update(text for text in stripped if NULL_WORD.fullmatch(text))
-    counts = defaultdict(Counter, {kind: +count for kind, count in counts.items() if +count})
-    examples = _find_examples(split, counts)
+    for rows in batches():
+        counts[TAGS] += count_dropped_tags((row.written for row in rows), tag_names)
+        counts[NULL_WORDS].update(r.written.strip() for r in rows if NULL_WORD.fullmatch(r.written))
+    found = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
         {
             "kind": kind,
             "total": count.total(),
-            "counts": {visible(key): n for key, n in count.most_common(MAX_CHARACTERS)},
-            "written": examples[kind][0],
-            "trained": examples[kind][1],
+            "counts": {visible(key): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
+            **_find_example(kind, count, batches(), tag_names),
         }
-        for kind, count in sorted(counts.items(), key=lambda item: -item[1].total())
+        for kind, count in sorted(found.items(), key=lambda item: -item[1].total())
     ]
 
 
@@ -80,15 +83,27 @@ def visible(text: str) -> str:
     return f"U+{ord(text):04X}" if is_alone else text
 
 
-def _compose(text: str) -> str:
-    return unicodedata.normalize("NFC", text)
+def _read_transcripts(
+    split: datasets.Dataset, tag_names: Collection[str]
+) -> Iterator[list[Transcript]]:
+    """Yield the transcripts in batches."""
+    for sentences, texts in zip(read_texts(split, "sentence"), read_texts(split), strict=True):
+        yield [
+            Transcript(sentence, text, _content(sentence, text, tag_names))
+            for sentence, text in zip(sentences, texts, strict=True)
+        ]
+
+
+def _content(sentence: str, text: str, tag_names: Collection[str]) -> str:
+    content = unicodedata.normalize("NFC", select_tags(unify_tags(sentence), tag_names))
+    return content if any(map(str.isdecimal, text)) else UNIT.sub("", content)
 
 
 def _kind_of(char: str, trained: Mapping[str, int], scripts: set[str], language: str) -> str | None:
     """Return what happens to a character; None for what every text table does."""
     is_kept = char in trained
     if char.isdecimal():
-        return DIGITS if is_kept else SPELLED_DIGITS
+        return SPELLED_DIGITS
     if char.isalpha():
         if not is_kept and not trained.keys() >= {*normalize(char, UNKNOWN_LANGUAGE)}:
             return REPLACED
@@ -119,20 +134,22 @@ def _main_scripts(characters: Mapping[str, int]) -> set[str]:
     return {script for script, n in counts.items() if n >= MIN_SCRIPT_SHARE * counts.total()}
 
 
-def _find_examples(
-    split: datasets.Dataset, counts: Mapping[str, Counter[str]]
-) -> dict[str, tuple[str, str]]:
-    """Return a short transcript with each kind of change, as written and as trained."""
-    patterns = {
-        kind: re.compile("|".join(map(re.escape, sorted(count)))) for kind, count in counts.items()
-    }
-    examples: dict[str, tuple[str, str]] = {}
-    for sentences, texts in zip(read_texts(split, "sentence"), read_texts(split), strict=True):
-        for kind, pattern in patterns.items():
-            find = pattern.fullmatch if kind == NULL_WORDS else pattern.search
-            if kind not in examples:
-                pairs = zip(sentences, texts, strict=True)
-                matching = [pair for pair in pairs if find(_compose(pair[0]).strip())]
-                if matching:
-                    examples[kind] = min(matching, key=lambda pair: len(pair[0]))
-    return examples
+def _find_example(
+    kind: str,
+    counts: Counter[str],
+    batches: Iterator[list[Transcript]],
+    tag_names: Collection[str],
+) -> dict[str, str]:
+    """Return a short transcript with a change, as written and as trained."""
+    pattern = re.compile("|".join(map(re.escape, sorted(counts))))
+
+    def has_change(row: Transcript) -> bool:
+        if kind == TAGS:
+            return bool(count_dropped_tags([row.written], tag_names))
+        if kind == NULL_WORDS:
+            return NULL_WORD.fullmatch(row.written) is not None
+        return pattern.search(row.content) is not None
+
+    matches = next(filter(None, ([*filter(has_change, rows)] for rows in batches)), [])
+    row = min(matches, key=lambda row: len(row.written), default=Transcript("", "", ""))
+    return {"written": row.written, "trained": row.trained}

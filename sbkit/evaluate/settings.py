@@ -12,7 +12,10 @@ from sbkit.evaluate.wer import FigureDict
 
 SETTINGS = "values"  # in RUN_CONFIG_FILE and SCORES: the values of a YAML by dotted path
 OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
-NO_SETTING = ("<", "!apply:")  # the beginnings of paths in the run folder, and of computed values
+COMPUTED_PREFIXES = (
+    "<",
+    "!apply:",
+)  # the beginnings of paths in the run folder, and of computed values
 
 Settings = Mapping[str, Any]
 
@@ -28,21 +31,23 @@ def differing_settings(runs: Mapping[str, Settings]) -> dict[str, Settings]:
     """Return the value of each differing setting in each run, by the runs' names; null if missing.
 
     A value within an object that follows from a setting is left out: `CNN.d_model` of `d_model`.
+    Beside a bundle, which knows a few settings only, these are compared.
     """
-    are_runs = all(OUTPUT_FOLDER in settings for settings in runs.values())
-    shared = set.intersection(*map(set, runs.values()))
     differing: dict[str, Settings] = {}
-    for name in dict.fromkeys(chain.from_iterable(runs.values())):
+    are_runs = all(OUTPUT_FOLDER in settings for settings in runs.values())
+    names = dict.fromkeys(chain.from_iterable(runs.values()))
+    if not are_runs:
+        names = {name: None for name in names if all(name in values for values in runs.values())}
+    for name in sorted(names, key=lambda name: "." in name):  # settings before what follows
         values = {run: settings.get(name) for run, settings in runs.items()}
         first, *others = values.values()
-        is_known = name in shared or (are_runs and "." not in name)
-        if not is_known or name == OUTPUT_FOLDER or others == [first] * len(others):
-            continue
-        if any(str(value).startswith(NO_SETTING) for value in values.values()):
-            continue
+        is_same = others == [first] * len(others)
+        is_computed = any(str(value).startswith(COMPUTED_PREFIXES) for value in values.values())
+        causes = [differing[cause] for cause in differing if "." not in cause]
         # Two settings may well change from false to true, but not from 144 to 96.
-        is_telling = not any(value in (True, False, None) for value in values.values())
-        if "." not in name or not is_telling or values not in differing.values():
+        is_distinctive = not any(value in (True, False, None) for value in values.values())
+        follows = "." in name and is_distinctive and values in causes
+        if not (is_same or is_computed or follows or name == OUTPUT_FOLDER):
             differing[name] = values
     return differing
 

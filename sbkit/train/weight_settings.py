@@ -43,10 +43,10 @@ TRAINING_ONLY = re.compile(
 )
 CLASS_MODULES = re.compile(r'"(?:new|name)": "([\w.]+)\.\w+"')  # in the JSON of a specification
 
-Settings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
+PartSettings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
 
 
-class Difference(NamedTuple):
+class SettingDifference(NamedTuple):
     """A setting that differs; ``path`` leads to it, such as Transformer, arguments, nhead."""
 
     path: tuple[str | int, ...]
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
         return f"`{dotted(self.names)}` is {theirs} there and {ours} here"
 
 
-def settings_of_yaml(root: Mapping[str, Any]) -> Settings:
+def settings_of_yaml(root: Mapping[str, Any]) -> PartSettings:
     """Return the settings of a run from its resolved YAML."""
     settings = {str(key): node_to_comparable(node) for key, node in root.items()}
     if "language" in root:
@@ -70,7 +70,7 @@ def settings_of_yaml(root: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _settings_of_source(source: Path) -> Settings:
+def _settings_of_source(source: Path) -> PartSettings:
     """Return the settings of a bundle, or of a run; raises SbkitError if they cannot be read."""
     if not (source / WEIGHTS_FILE).is_file():
         return settings_of_yaml(read_document(source / RESOLVED_YAML).root)
@@ -85,7 +85,7 @@ def _text(table: Orthography) -> dict[str, Plain]:
 
 
 def check_same_meaning(
-    source: Path, ours: Settings, task: Task, tensors: Collection[str], loaded: Collection[str]
+    source: Path, ours: PartSettings, task: Task, tensors: Collection[str], loaded: Collection[str]
 ) -> list[str]:
     """Compare the settings of `init_from` with ours; return lines about declared differences.
 
@@ -95,56 +95,72 @@ def check_same_meaning(
     """
     names = ours.get(DIFFERS) or []
     declared = {names} if isinstance(names, str) else {*names}
-    with_tensors, loaded_parts = ({name.partition(".")[0] for name in n} for n in (tensors, loaded))
+    parts_with_tensors = {name.partition(".")[0] for name in tensors}
+    loaded_parts = {name.partition(".")[0] for name in loaded}
     export = task.export
     model_parts = inspect.signature(export.import_model_class()).parameters if export else {}
     compared = {
         "sample_rate",
         FEATURES,
         *loaded_parts,
-        *({*model_parts} - with_tensors - {"model"}),
+        *({*model_parts} - parts_with_tensors - {"model"}),
     }
     differences = [*_all_differences(_settings_of_source(source), ours, compared, task)]
-    by_name = {difference.names[-1]: difference for difference in reversed(differences)}
-    undeclared = [n for n, d in reversed(by_name.items()) if declared.isdisjoint(d.names)]
+    undeclared = [d for d in differences if declared.isdisjoint(d.names)]
     if undeclared:
-        described = listed((str(by_name[name]) for name in undeclared), separator="; ")
+        described = listed(_without_repeats(undeclared), separator="; ")
+        missing = dict.fromkeys(difference.names[-1] for difference in undeclared)
         raise ConfigError(
-            f"`init_from`: the weights of {source} would not mean the same here: {described}. Use "
-            f"their values, or declare the difference: --{DIFFERS}=[{','.join(undeclared)}]."
+            f"`init_from`: the weights of {source} were trained with other settings: {described}. "
+            f"Use their values, or declare the difference: --{DIFFERS}=[{','.join(missing)}]."
         )
-    lines = [f"{DIFFERS}: {difference}" for difference in reversed(by_name.values())]
+    lines = [f"{DIFFERS}: {difference}" for difference in _without_repeats(differences)]
     unused = declared.difference(*(difference.names for difference in differences))
     return lines + [f"{DIFFERS}: `{name}` does not differ" for name in sorted(unused)]
 
 
+def _without_repeats(differences: Sequence[SettingDifference]) -> list[str]:
+    """Describe differences; of one setting that several parts have, only the first."""
+    first: dict[str, str] = {}
+    for difference in differences:
+        setting = json.dumps([difference.names[-1], *difference[1:]], default=str)
+        first.setdefault(setting, str(difference))
+    return [*first.values()]
+
+
 def _all_differences(
-    theirs: Settings, ours: Settings, compared: Collection[str], task: Task
-) -> Iterator[Difference]:
+    theirs: PartSettings, ours: PartSettings, compared: Collection[str], task: Task
+) -> Iterator[SettingDifference]:
     for name in [name for name in ours if name in compared and name in theirs]:
         for difference in _differences((name,), theirs[name], ours[name]):
-            is_of_training = any(map(TRAINING_ONLY.fullmatch, difference.names))
-            if not is_of_training and not _is_size(ours, difference):
+            is_training_only = any(map(TRAINING_ONLY.fullmatch, difference.names))
+            if not is_training_only and not _is_size(ours, difference):
                 yield difference
     has_texts = task.label_file == TOKENIZER_FILE and "language" in ours and "language" in theirs
     if has_texts and not {*task.heads}.isdisjoint(compared):
         languages = [str(settings["language"] or "und") for settings in (theirs, ours)]
         if orthography(languages[0]) != orthography(languages[1]):
-            yield Difference(("language",), languages[0], languages[1])
+            yield SettingDifference(("language",), languages[0], languages[1])
         yield from _differences(("text",), theirs["text"], ours["text"])
 
 
-def _is_size(ours: Settings, difference: Difference) -> bool:
+def _is_size(ours: PartSettings, difference: SettingDifference) -> bool:
     """Return whether a setting is a number that changes the shapes of a part's tensors."""
     name = str(difference.path[0])
-    is_number = not any(isinstance(v, str | bool | dict) for v in difference[1:])
+    # Whatever the source writes in the place of a number is not built.
+    is_number = all(_is_numeric(value) for value in difference[1:])
     if name == FEATURES or not isinstance(ours[name], dict) or not is_number:
         return False
-    shapes, others = _shapes(ours, name), _shapes(_changed(ours, difference), name)
+    shapes, others = _shapes(ours, name), _shapes(_with_their_value(ours, difference), name)
     return shapes is not None and others is not None and shapes != others
 
 
-def _shapes(settings: Settings, name: str) -> Mapping[str, torch.Size] | None:
+def _is_numeric(value: Plain) -> bool:
+    values = value if isinstance(value, list) else [value]
+    return all(item is None or type(item) in (int, float) for item in values)
+
+
+def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | None:
     """Return the shapes of a part's tensors; None if it cannot be built without memory."""
     modules = frozenset(CLASS_MODULES.findall(json.dumps(settings[name], default=str)))
     try:
@@ -155,15 +171,17 @@ def _shapes(settings: Settings, name: str) -> Mapping[str, torch.Size] | None:
         return None
 
 
-def _changed(ours: Settings, difference: Difference) -> Settings:
-    """Return our settings with their value of one."""
+def _with_their_value(ours: PartSettings, difference: SettingDifference) -> PartSettings:
+    """Return our settings with the source's value of one setting."""
     settings = deepcopy(dict(ours))
     *parents, last = difference.path
     reduce(getitem, parents, settings)[last] = difference.theirs  # type: ignore[index, arg-type]
     return settings
 
 
-def _differences(path: tuple[str | int, ...], theirs: Plain, ours: Plain) -> Iterator[Difference]:
+def _differences(
+    path: tuple[str | int, ...], theirs: Plain, ours: Plain
+) -> Iterator[SettingDifference]:
     """Yield where two values differ, down to the arguments of objects and the keys of mappings."""
     are_lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
     if theirs is COMPUTED or ours is COMPUTED or theirs == ours:
@@ -172,9 +190,9 @@ def _differences(path: tuple[str | int, ...], theirs: Plain, ours: Plain) -> Ite
         for index, items in enumerate(zip(theirs, ours, strict=True)):
             yield from _differences((*path, index), *items)
     elif not isinstance(theirs, dict) or not isinstance(ours, dict):
-        yield Difference(path, theirs, ours)
+        yield SettingDifference(path, theirs, ours)
     elif _class_name(theirs) != _class_name(ours):
-        yield Difference(path, _class_name(theirs), _class_name(ours))
+        yield SettingDifference(path, _class_name(theirs), _class_name(ours))
     elif (name := _class_name(ours)) is not None:
         arguments = (theirs[ARGUMENTS_KEY], ours[ARGUMENTS_KEY])
         yield from _differences((*path, ARGUMENTS_KEY), *_with_defaults(name, *arguments))

@@ -65,6 +65,9 @@ CHANGED = [  # sentences, what is noted
     (["a nan", "NaN", "nan", "nan"], "stand for a missing text: 2 nan, 1 NaN ('NaN' is tr"),
     (["It's fine, (really) - isn't it?", "2nd-rate?!"], "digits: 1 2 ('2nd-rate?!' is trained as"),
     (["It cost 3,50 €", "$5 or 10 %"], ""),
+    (["five &euro;"], "dropped symbols: 1 € ('five &euro;' is trained as 'five')"),
+    (["a&shy;b"], "deleted characters: 1 U+00AD ('a&shy;b' is"),
+    (["so (cafe\u0301 noise)"], "dropped tags: 1 (cafe\u0301 noise) ("),
     (['"Yes." \N{EM DASH} he said\N{HORIZONTAL ELLIPSIS}', "A\tb\u2009c"], ""),
 ]
 

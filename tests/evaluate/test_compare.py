@@ -114,8 +114,8 @@ def test_compare_names_differing_settings_and_seen_sentences(
         "  lr: 0.1 in A and B, 0.2 in C",
         "  d_model: 144 in A and C, 96 in B",
         "  amsgrad: false in A and C, true in B",
-        "  CNN.causal: false in A and C, true in B",
         '  text: null in A and B, {"case": "keep"} in C',
+        "  CNN.causal: false in A and C, true in B",
     ]
 
 
