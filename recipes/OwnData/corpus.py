@@ -17,10 +17,18 @@ import numpy as np
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed
+from sbkit.data.columns import (
+    ROLE_OF,
+    SPEAKER_COLUMNS,
+    SPLIT_COLUMNS,
+    find_columns,
+    find_split_column,
+    role_of,
+)
 from sbkit.data.corpus import ROLES, KnobValues
 from sbkit.data.dealing import check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
-from sbkit.data.manifest import SPEAKER_COLUMNS, Excluded, Manifest, to_texts
+from sbkit.data.manifest import Excluded, Manifest, to_texts
 from sbkit.data.sources import (
     TableFolders,
     find_metadata,
@@ -28,14 +36,12 @@ from sbkit.data.sources import (
     list_tables,
     read_manifests,
 )
-from sbkit.data.tables import COLUMN_KEYS, TableOptions, find_column, is_named
+from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_named
 from sbkit.data.tars import TAR_SUFFIXES, expand_ranges
 from sbkit.text.languages import single_language_tag
 
 logger = logging.getLogger(__name__)
 
-ROLE_OF = {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
-ROLE_OF |= {"training": "train", "validation": "valid"}
 ALL_SPLITS = "all"  # the key of a table with the rows of all splits
 SPLIT_NAME = re.compile(r"[^\W_][\w.+-]*")  # it becomes part of file names
 EXAMPLE = "Write manifest: {train: a.csv, dev: b.csv, test: {clean: c.csv, noisy: d.csv}}."
@@ -89,7 +95,11 @@ def read(knobs: KnobValues, split: str) -> Manifest | TableFolders:
         manifest, split_of_row = _read_all(knobs)
         excluded = manifest.excluded if _role_of_key(split) == "train" else ()  # of no split
         columns = manifest.rows.column_names
-        if split == "train" and not {"speaker", "split"} & {*columns}:
+        if (
+            split == "train"
+            and "speaker" not in columns
+            and not find_columns(columns, None, SPLIT_COLUMNS)
+        ):
             logger.info(
                 f"note: `manifest.{ALL_SPLITS}` names no speakers, so one may be in several splits."
                 f" Name their column as one of {', '.join(SPEAKER_COLUMNS)}."
@@ -112,8 +122,13 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
             f"`manifest.{ALL_SPLITS}` is a table folder, a tar or a URL, which cannot be split. "
             "Write one for each split, and name those."
         )
-    names = manifest.rows.column_names
-    column = find_column(names, None, ("split",))
+    rows = manifest.rows
+    names = rows.column_names
+
+    def read_column(column: str) -> list[str]:
+        return to_texts(rows[column].fill_null(""))
+
+    column = find_split_column(names, read_column)
     if column is None:
         ids = to_texts(manifest.rows["id"])
         speakers = to_texts(manifest.rows["speaker"].fill_null("")) if "speaker" in names else ids
@@ -122,9 +137,9 @@ def _read_all(knobs: KnobValues) -> tuple[Manifest, list[str]]:
         shares = check_shares(knobs.get("split_shares"))
         split_of = deal_speakers(Counter(speakers), shares, sources.sources[0])
         return manifest, [split_of[speaker] for speaker in speakers]
-    splits = [split.strip() for split in to_texts(manifest.rows[column].fill_null(""))]
+    splits = [split.strip().lower() for split in read_column(column)]
     for split in {*splits}:
-        if split and _find_role(split) is None:
+        if split and role_of(split) is None:
             raise DataError(
                 f"{sources.sources[0]}: the column {column} has the value {split!r}, but values "
                 f"are {', '.join(ROLE_OF)}, or start with one of them, such as test-noisy."
@@ -211,16 +226,9 @@ def _parse_manifest(manifest: object) -> dict[str, SplitSources]:
     return sources_by_split
 
 
-def _find_role(key: str) -> str | None:
-    for prefix, role in ROLE_OF.items():
-        if key == prefix or key.startswith((f"{prefix}-", f"{prefix}_", f"{prefix}.")):
-            return role
-    return None
-
-
 def _role_of_key(key: str) -> str:
     """Return the role of a key of ``manifest``, such as test for ``test-a``."""
-    role = _find_role(key)
+    role = role_of(key)
     if role is not None:
         return role
     raise ConfigError(

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -24,6 +25,7 @@ from sbkit.data.changes import (
     SYMBOLS,
     TAGS,
 )
+from sbkit.data.columns import find_split_column, role_of
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, implausible_rows, measure_data
 from sbkit.data.sampler import fastest_percent
@@ -45,9 +47,6 @@ from sbkit.text.normalization import languages_with
 from sbkit.text.verbalize import languages_with_numbers
 
 TRAIN = "train"
-SPLIT_COLUMN = "split"
-ROLE_OF_PREFIX = {"train": "train", "dev": "valid", "valid": "valid", "validation": "valid"}
-ROLE_OF_PREFIX |= {"test": "test"}
 MAX_LISTED_IDS = 5  # in a sentence; `--json` lists all
 MAX_UNALIGNED_SHARE = 0.05  # utterances; with more, training does not start
 MAX_RARE_SHARE = 0.02  # transcripts with foreign characters; healthy corpora have some
@@ -282,22 +281,23 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
-    """Find rows whose column `split` names another split than they are in."""
+    """Find rows whose column of splits names another one than they are in."""
     splits = planned.prepare_splits()
     roles = {"train": {TRAIN}, "valid": {*splits.valid}, "test": {*splits.test}}
     for name, split in splits.named().items():
-        if SPLIT_COLUMN in split.column_names:
-            values = Counter(value for value in read_column(split, SPLIT_COLUMN) if value)
+        column = find_split_column(split.column_names, partial(read_column, split))
+        if column is not None:
+            values = Counter(filter(None, read_column(split, column)))
             others = [
                 f"{count:,} {value}"
                 for value, count in values.items()
-                if name not in roles.get(ROLE_OF_PREFIX.get(value.split("-")[0], ""), {name})
+                if name not in roles.get(role_of(value) or "", {name})
             ]
             if others:
                 yield planned.finding(
                     "data_folder",
-                    problem=f"{name} has rows of other splits, as their column `{SPLIT_COLUMN}` "
-                    f"says: {listed(others)}",
+                    problem=f"{name} has rows whose column `{column}` names another split: "
+                    f"{listed(others)}",
                     fix="Pass --manifest all=FILE, which follows the column, or rename it.",
                     stops=False,
                 )

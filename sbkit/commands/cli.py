@@ -184,9 +184,14 @@ def _quiet(add: Add) -> None:
 
 
 def _tables(add: Add) -> None:
-    add("--path-column", metavar="COLUMN", help="the audio files of the tables")
-    add("--text-column", metavar="COLUMN", help="the transcripts")
-    add("--encoding", metavar="NAME", help="of the tables, such as cp1252 (default: UTF-8)")
+    add("--path-column", metavar="COLUMN", help="the column of the audio paths")
+    _texts(add)
+
+
+def _texts(add: Add) -> None:
+    add("--text-column", metavar="COLUMN", help="the column of the transcripts")
+    encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
+    add("--encoding", metavar="NAME", help=encoding)
 
 
 def _part(add: Add) -> None:
@@ -322,7 +327,9 @@ def _add_decoder_commands(add_command: AddCommand) -> None:
     add("--out", metavar="DIR", type=Path, help="the new bundle (default: change the run)")
     add("--force", action="store_true", help="replace even a better decoder")
 
-    add = add_command("lm", _train_lm, "train an n-gram language model, and write it as ARPA")
+    add = add_command(
+        "lm", _train_lm, "train an n-gram language model, and write it as ARPA", _texts
+    )
     add("texts", metavar="TEXT", type=Path, nargs="+", help="one sentence per line")
     add("--out", metavar="FILE", type=Path, required=True, help="the ARPA file")
     add("--order", metavar="N", type=int, default=3, help="n of the n-grams (default: 3)")
@@ -495,7 +502,8 @@ def _train_lm(options: Namespace) -> None:
         raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
     for text in filter(is_arpa, options.texts):
         raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
-    sentences = read_sentences(options.texts, table)
+    knobs = {"text_column": options.text_column, "encoding": options.encoding}
+    sentences = read_sentences(options.texts, table, knobs)
     print(write_language_model(out, sentences, order=options.order, tokenizer=tokenizer))
 
 

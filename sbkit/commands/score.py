@@ -41,7 +41,7 @@ from sbkit.data.shard import read_clips
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import filled_rows, prepare_split, read_column, sample_counts
 from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
-from sbkit.data.tables import COLUMN_KEYS, TableOptions, read_release
+from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_release, read_release
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.report import REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import read_results
@@ -270,7 +270,7 @@ def prepare_source(
     has_text = scorer is not None and scorer.target == "text"
     columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
     columns = columns if has_text else replace(columns, text_column=False)
-    if source.suffix == ".tsv" and (source.parent / "clips").is_dir():
+    if source.suffix == ".tsv" and is_release(source):
         manifest = read_release(source, columns)
     elif source.match(TABLE_NAME.format("*")):
         manifest = read_spontaneous(source, None, columns)

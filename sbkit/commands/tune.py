@@ -169,7 +169,7 @@ def _make_language_models(
             file,
             lm_text,
             orders,
-            texts=partial(read_sentences, lm_text.texts, table),
+            texts=partial(read_sentences, lm_text.texts, table, table_knobs(options)),
             table=table,
             plain_words=_decoder_type(bundle, options) != "graph",
             tokenizer=bundle.tokenizer,

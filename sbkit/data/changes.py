@@ -21,8 +21,8 @@ REPLACED = "replaced letters"
 OTHER_SCRIPTS = "letters of another script"
 DELETED = "deleted characters"
 NULL_WORDS = "words that often stand for a missing text"
-NULL_WORD = re.compile(r"(?i)\s*(nan|null|none|n/?a|#n/a|nil)\s*")  # without other words
-UNIT = re.compile(r"[€$£¥₹]\s?(?=\d)|(?<=\d)\s?[€$£¥₹%‰°]")  # is read with its number
+NULL_WORD = re.compile(r"(?i)\s*(nan|null|none|n/?a|#n/a|nil|\\n)\s*")  # without other words
+UNIT = re.compile(r"[€$£₽]\s?(?=\d)|(?<=\d)\s?[€$£₽%]")  # is read with its number
 MIN_SCRIPT_SHARE = 0.05  # of the letters of a split, for one of its own scripts
 EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")  # are written together
 UNKNOWN_LANGUAGE = "und"  # its text table keeps every letter

@@ -12,16 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from sbkit.audio.io import has_channel
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines
-from sbkit.data.manifest import Excluded
-from sbkit.data.tables import (
+from sbkit.data.columns import (
     CHANNEL_COLUMNS,
     END_COLUMN,
     ID_COLUMNS,
     PATH_COLUMNS,
     START_COLUMN,
     TEXT_COLUMNS,
+)
+from sbkit.data.manifest import Excluded
+from sbkit.data.tables import (
     Row,
     Table,
     TableOptions,
@@ -72,7 +75,8 @@ def _read_utterances(listing: Path, options: TableOptions) -> Iterator[tuple[int
             yield number, Excluded("", "no transcript", f"text has no line for {id}")
         else:
             row = {**row, ID_COLUMNS[0]: id, TEXT_COLUMNS[0]: sentences.get(id, "")}
-            row |= {START_COLUMN: start, END_COLUMN: "" if end == "-1" else end}
+            if start:
+                row |= {START_COLUMN: start, END_COLUMN: "" if end == "-1" else end}
             if channel:
                 row[CHANNEL_COLUMNS[0]] = channel[0]
             row |= {name: by_id[id] for name, by_id in labels.items() if id in by_id}
@@ -101,7 +105,8 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for _, id, path in lines:
         rows[id] = {PATH_COLUMNS[0]: path}
-        if id in channels and num_recordings[path] > 1:
+        is_side = num_recordings[path] > 1 or has_channel(folder / path, 1)
+        if id in channels and is_side:
             rows[id][CHANNEL_COLUMNS[0]] = channels[id]
     return rows
 

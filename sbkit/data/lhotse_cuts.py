@@ -1,7 +1,8 @@
 """Read what Lhotse describes as rows of tables: manifests of cuts, and Lhotse Shar.
 
-A cut is a part of a recording. One with a single supervision is a row; of one with several, each
-supervision is a row, as `CutSet.trim_to_supervisions` makes it. Mixed and padded cuts, supervisions
+A cut is a part of a recording. One with a single supervision is a row, unless most of it is not
+supervised; of one with several, each supervision is a row, as `CutSet.trim_to_supervisions` makes
+it. Mixed and padded cuts, supervisions
 of several channels, and cuts that change the sound (speed, volume ...) are excluded.
 
 Lhotse 1.33 was tried.
@@ -20,14 +21,16 @@ import fsspec
 from sbkit.base.errors import DataError
 from sbkit.base.imports import require_package
 from sbkit.base.units import MICROSECONDS
-from sbkit.data.manifest import MAX_OVERLAP, Excluded
-from sbkit.data.tables import (
+from sbkit.data.columns import (
     CHANNEL_COLUMNS,
     ID_COLUMNS,
     LENGTH_COLUMN,
     OFFSET_COLUMN,
     PATH_COLUMNS,
     TEXT_COLUMNS,
+)
+from sbkit.data.manifest import MAX_OVERLAP, Excluded
+from sbkit.data.tables import (
     Row,
     Table,
     TableOptions,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".jsonl.gz", ".jsonl")
 CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
 TOLERANCE = MAX_OVERLAP / MICROSECONDS  # seconds that a supervision may exceed its cut
+MAX_SILENCE = 1.0  # seconds around the only supervision of a cut that stay with it
 MANIFEST_ROWS = 50_000  # in memory at a time, as Lhotse's objects
 RECORDINGS = "recording"  # the field of Shar that has the audio of cuts
 
@@ -174,7 +178,9 @@ def _read_cut(
             yield Excluded(id, "transcript of more than its cut", f"speech from {times}")
             continue
         if len(cut.supervisions) == 1:
-            id, start, end = cut.id, cut.start, cut.end
+            id = cut.id
+            if end - start > cut.duration - MAX_SILENCE:
+                start, end = cut.start, cut.end
         # A MultiCut has all channels of a recording, and each supervision its own.
         channel = cut.channel if isinstance(cut.channel, int) else supervision.channel
         start, end = max(start, cut.start), min(end, cut.end)

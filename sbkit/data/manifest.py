@@ -3,7 +3,7 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -30,10 +30,6 @@ RESERVED_COLUMNS = (
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
 DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
-SPEAKER_COLUMNS = (
-    *("speaker", "client_id", "speaker_id", "spk_id", "spk", "speakerid", "spkid"),
-    *("speaker_name", "reader_id", "user_id", "talker"),
-)
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
 _SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
@@ -287,17 +283,6 @@ def parse_durations(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
 def _relative_name(path: Path, bases: Sequence[Path]) -> str:
     inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
     return next(inside, path).as_posix()
-
-
-def rename_columns(names: Sequence[str], used: Collection[str]) -> dict[str, str]:
-    """Map the names of a corpus's columns, except those used for the clip, to sbkit's names.
-
-    The speaker's column becomes ``speaker``. A reserved name gets the prefix ``manifest_``.
-    """
-    unused = [name for name in names if name not in used]
-    lower = {name.lower(): name for name in unused}
-    speaker = next((lower[name] for name in SPEAKER_COLUMNS if name in lower), None)
-    return {name: "speaker" if name == speaker else unreserved_name(name) for name in unused}
 
 
 def unreserved_name(name: str) -> str:

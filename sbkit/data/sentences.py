@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from fsspec.utils import infer_compression
 
 from sbkit.base.messages import plural
+from sbkit.data.columns import ID_COLUMNS, PATH_COLUMNS, TEXT_COLUMNS, find_columns
 from sbkit.data.sources import read_rows
 from sbkit.data.tables import (
     TableOptions,
-    find_column,
+    fill_from_other_columns,
     read_lines,
     read_text_column,
     require_text_column,
@@ -20,7 +22,9 @@ from sbkit.data.tables import (
 from sbkit.text.normalization import Orthography
 from sbkit.text.transcripts import transcript_normalizer
 
-TABLE_SUFFIXES = {".csv", ".tsv", ".jsonl", ".json", ".parquet"}  # also if compressed
+TABLE_SUFFIXES = {".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json", ".parquet"}
+
+OTHER_COLUMNS = (*PATH_COLUMNS, *ID_COLUMNS)  # beside a text, these tell a table
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +40,23 @@ def read_sentences(
     normalize = transcript_normalizer(table)
     for file in files:
         options = TableOptions.from_knobs(knobs, source=str(file.absolute()))
-        is_compressed = infer_compression(file.name) is not None
-        suffix = (file.with_suffix("") if is_compressed else file).suffix
-        if suffix in TABLE_SUFFIXES:
+        if _is_table(file, options.encoding):
             lines: Iterable[str] = _read_transcripts(file, options)
         else:
             lines = read_lines(file, options.encoding)
         yield from filter(None, map(normalize, lines))
+
+
+def _is_table(file: Path, encoding: str | None) -> bool:
+    """Return whether a file is a table, by its name or its first line."""
+    is_compressed = infer_compression(file.name) is not None
+    suffix = (file.with_suffix("") if is_compressed else file).suffix.lower()
+    if suffix in TABLE_SUFFIXES or file.is_dir():
+        return True
+    first = next(read_lines(file, encoding), "")
+    columns = first.strip().split("\t" if "\t" in first else ",")
+    names = find_columns(columns, None, TEXT_COLUMNS), find_columns(columns, None, OTHER_COLUMNS)
+    return first.startswith('{"') or all(names)
 
 
 def _read_transcripts(file: Path, options: TableOptions) -> list[str]:
@@ -51,6 +65,7 @@ def _read_transcripts(file: Path, options: TableOptions) -> list[str]:
         rows = plural(len(table.excluded), "row")
         logger.info(f"{file}: {rows} left out, {table.excluded[0].reason}")
     # The column of the manifests, if the table has it, too.
-    declared = options.text_column or ""
-    column = find_column(table.rows.column_names, declared, ()) if declared else None
-    return read_text_column(table, require_text_column(table, column))
+    if not find_columns(table.rows.column_names, options.text_column or "", ()):
+        options = replace(options, text_column=None)
+    table = replace(table, rows=fill_from_other_columns(table.rows, options))
+    return read_text_column(table, require_text_column(table, options.text_column or None))

@@ -23,9 +23,16 @@ import pyarrow.parquet as pq
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.files import parse_errors_as_sbkit_errors, write_bytes_atomically
-from sbkit.base.messages import listed
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.cache import EXTRACTED_FOLDER, default_cache, describe_folder
+from sbkit.data.columns import (
+    PATH_COLUMNS,
+    SPEAKER_COLUMNS,
+    TEXT_COLUMNS,
+    find_column,
+    find_columns,
+    plain_name,
+)
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
 from sbkit.data.kaldi import is_kaldi, read_kaldi
 from sbkit.data.lhotse_cuts import cuts_of_tar, is_cut_manifest, read_cuts, read_shar
@@ -33,19 +40,15 @@ from sbkit.data.manifest import Excluded, Manifest, part_columns
 from sbkit.data.splits import spread_rows
 from sbkit.data.tables import (
     DATA_ROOT,
-    PATH_COLUMNS,
-    TEXT_COLUMNS,
     Table,
     TableOptions,
     WriteAudio,
-    find_column,
     is_missing,
     join_tables,
     locate,
     read_objects,
     read_table,
     to_manifest,
-    unused_time_columns,
 )
 from sbkit.data.tars import TAR_SUFFIXES, nemo_manifest, read_tar
 
@@ -78,11 +81,6 @@ def _read_source(source: Path, options: TableOptions) -> Manifest:
         )
     find_audio = partial(locate, folder, data_root=options.data_root)
     manifest = to_manifest(table, options, find_audio, folder)
-    if names := unused_time_columns(table.rows.column_names):
-        logger.info(
-            f"note: {source}: {listed(names)} are not used, so files are read whole. The times of "
-            "parts are start and end, or offset and duration, in seconds."
-        )
     return _without_cut_parts(manifest, source)
 
 
@@ -168,7 +166,11 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
         else:
             dataset = datasets.load_from_disk(str(source)).with_format("arrow")
             batches = dataset.iter(BATCH_ROWS)
-        tables = [_to_table(batch, file, options, write_audio) for batch in batches]
+        tables = []
+        first_row = 1
+        for batch in batches:
+            tables.append(_to_table(batch, file, options, write_audio, first_row))
+            first_row += len(batch)
         table = join_tables(tables, file)
     except SbkitError:
         raise
@@ -199,15 +201,21 @@ def _to_table(
                 classes = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
                 rows = rows.set_column(index, name, pc.take(pa.array(feature.names), classes))
     names = rows.schema.names
-    audio_column = find_column(names, options.path_column, PATH_COLUMNS)
-    text_column = None
+    audio_columns = find_columns(names, options.path_column, PATH_COLUMNS)
+    has_bytes = [
+        name for name in audio_columns if not pa.types.is_string(rows.schema.field(name).type)
+    ]
+    audio_column = next(iter(has_bytes or audio_columns), None)
+    text_columns = []
     if options.text_column is not False:
-        text_column = find_column(names, options.text_column, TEXT_COLUMNS)
+        text_columns = find_columns(names, options.text_column, TEXT_COLUMNS)
     columns: dict[str, pa.Array] = {}
     other_values: dict[str, tuple[int, object]] = {}
     for name in names:
         values = rows[name].to_pylist()
-        if name == text_column:
+        if name in audio_columns and name != audio_column:
+            continue  # the path beside the sound of a dataset is that of its origin
+        if name in text_columns:
             for row, value in enumerate(values, start=first_row):
                 if not (isinstance(value, str | bytes) or is_missing(value)):
                     other_values.setdefault(name, (row, value))
@@ -217,12 +225,14 @@ def _to_table(
             else:
                 texts = [_to_text(value) for value in values]
         except UnicodeDecodeError as error:
-            if name == text_column:
+            if name in text_columns:
                 raise DataError(
                     f"The column {name} of {file} holds bytes that are not UTF-8 text ({error}). "
                     "Convert it to strings, or name another column with --text_column."
                 ) from error
-            continue  # a column of other data, such as pictures, is left out
+            if plain_name(name) not in SPEAKER_COLUMNS:
+                continue  # a column of other data, such as pictures, is left out
+            texts = [value.hex() if isinstance(value, bytes) else "" for value in values]
         columns[name] = pa.array(texts, "string")
     lines = range(first_row, first_row + len(rows))
     return Table(file, pa.table(columns), lines, other_values=other_values)
@@ -327,7 +337,8 @@ class TableFolders:
             else:
                 yield from read_shar(file, cuts, self.options, BATCH_ROWS, write_audio)
         elif file.endswith(".jsonl"):
-            with fsspec.open(file, "rt", encoding="utf-8-sig") as lines:
+            encoding = self.options.encoding or "utf-8-sig"
+            with fsspec.open(file, "rt", encoding=encoding) as lines:
                 yield from read_objects(Path(file), lines, BATCH_ROWS)
         else:
             first_row = 1

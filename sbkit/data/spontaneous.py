@@ -20,14 +20,13 @@ import pyarrow as pa
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import plural
+from sbkit.data.columns import TEXT_COLUMNS, find_column
 from sbkit.data.dealing import DEFAULT_SHARES, deal_speakers
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     RELEASE_SPLITS,
-    TEXT_COLUMNS,
     Table,
     TableOptions,
-    find_column,
     locate_clip,
     read_table,
     read_text_column,

@@ -2,8 +2,9 @@
 
 import codecs
 import csv
-import gzip
 import json
+import logging
+import lzma
 import math
 import os
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Literal, NamedTuple, Self, TextIO
 
 import charset_normalizer
 import fsspec
@@ -23,49 +24,45 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from fsspec.utils import infer_compression
 from pyarrow import csv as arrow_csv
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.messages import listed
-from sbkit.base.units import MICROSECONDS
+from sbkit.base.messages import listed, plural
+from sbkit.data.columns import (
+    CHANNEL_COLUMNS,
+    ID_COLUMNS,
+    INVALID_PART,
+    PATH_COLUMNS,
+    SPEAKER_COLUMNS,
+    TEXT_COLUMNS,
+    PartColumns,
+    are_channels,
+    are_times,
+    find_column,
+    find_columns,
+    find_part_columns,
+    is_span,
+    parse_part,
+    plain_name,
+    rename_columns,
+    to_seconds,
+    unused_time_columns,
+)
 from sbkit.data.manifest import (
     DURATION_COLUMN,
     Excluded,
     Manifest,
     part_columns,
     part_name,
-    rename_columns,
     text_columns,
     to_texts,
 )
 
-PATH_COLUMNS = (
-    *("path", "audio", "audio_filepath", "audio_path", "wav", "file", "filename"),
-    *("file_name", "audio_file"),
-)
-TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt", "wrd")
-ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
 MAX_LISTED_COLUMNS = 30  # in an error
-# Of a part of a file, in seconds: its start and its length, or its start and its end.
-OFFSET_COLUMN, LENGTH_COLUMN = "offset", "duration"
-START_COLUMN, END_COLUMN = "start", "end"
-STOP_COLUMN = "stop"  # of SpeechBrain: with it, the start and the end are counted in samples
-ONSET_COLUMN = "onset"  # of events (DCASE): with it, the offset is the end
-OTHER_STARTS = ("start_time", "start_sec", "start_seconds", "segment_start", "begin", "begin_time")
-OTHER_ENDS = ("end_time", "end_sec", "end_seconds", "segment_end", "stop_time")
-MILLISECONDS = "_ms"  # ends the name of a column of times in milliseconds
-TIME_COLUMN = re.compile(r"(start|begin|end|stop|onset|offset)(_\w+)?")
-DATE = r"^\s*\d{4}[-/]\d"  # of a recording: no time in a file
-INVALID_PART = "invalid times of a part"  # reason
-CHANNEL_COLUMNS = ("channel", "channel_selector", "channel_id", "audio_channel")
-INVALID_CHANNEL = "invalid channel"  # reason
-CHANNEL_LETTERS = {"A": 0, "B": 1}  # of Kaldi
-CHANNEL = r"^\s*[\[(AB\d-][AB\d\s,.\])-]*$"  # a channel or several; other columns are data
-MAX_CHANNEL_DIGITS = 3
 DATA_ROOT = "$data_root"  # in paths of SpeechBrain: the folder of the corpus
-MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 DELIMITERS = "\t,;|"  # a table of one column has the first
 BLOCK_BYTES = 1 << 24  # read at a time; no row may be longer
 BATCH_ROWS = 50_000  # of JSON Lines
@@ -76,6 +73,8 @@ COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
+
+logger = logging.getLogger(__name__)
 
 LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 Row = dict[str, str]  # the text of each column
@@ -206,7 +205,9 @@ def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]
             yield text, encoding
     except UnicodeError as error:
         raise _wrong_encoding(file, encoding) from error
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if getattr(error, "errno", None):  # the file cannot be reached
+            raise
         raise DataError(f"{file} is damaged ({error}). Copy it again.", where=str(file)) from error
 
 
@@ -222,31 +223,52 @@ def _read_document(file: Path, lines: TextIO) -> Table | None:
     document = None
     if not is_lines:
         with suppress(ValueError):
-            document = json.load(lines)
+            document = json.load(lines, object_pairs_hook=partial(_unique_keys, file=file))
     lines.seek(0)
     if isinstance(document, dict) and all(isinstance(row, dict) for row in document.values()):
         document = [{ID_COLUMNS[0]: id, **row} for id, row in document.items()]
     if not document or not isinstance(document, list):
         return None
-    numbered = enumerate(map(_flatten_part, document), start=1)
+    numbered = enumerate(document, start=1)
     return join_tables(_collect_objects(file, numbered), file)
 
 
-def _flatten_part(row: Any) -> Any:
-    """Return the columns of a row whose path has a start and a stop beside it, as one value."""
-    for name, value in row.items() if isinstance(row, dict) else ():
-        if name.lower() in PATH_COLUMNS and isinstance(value, dict) and "file" in value:
-            return {**row, **value, name: value["file"]}
-    return row
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an object with those of objects in it that describe the audio.
+
+    {"wav": {"file": "a.wav", "start": 1}} and {"audio": {"path": "a.wav"}} name a file, and
+    {"segment": {"start": 1, "end": 2}} or {"segment": [1, 2]} times.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and plain_name(name) in PATH_COLUMNS:
+            inner = {key: item for key, item in value.items() if key not in ("array", "bytes")}
+            path = inner.pop(find_column([*inner], None, PATH_COLUMNS), None)
+            flat |= {**inner, name: path}
+        elif isinstance(value, dict) and any(find_part_columns([*value])):
+            flat |= {f"{name}_{key}": item for key, item in value.items()}
+        elif isinstance(value, list) and is_span(name, value):
+            flat |= {f"{name}_start": value[0], f"{name}_end": value[1]}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _read_ljspeech(file: Path, encoding: str, first: str, number: int) -> Table:
     """Read lines "ID|TEXT", or "ID|WRITTEN|TEXT", with the audio in wavs/ID.wav."""
-    header = "path|written|sentence" if first.count("|") > 1 else "path|sentence"
+    header = "path|text|sentence" if first.count("|") > 1 else "path|sentence"
     table = _Delimited(file, encoding, header, number - 1, is_quoted=False).read()
-    ids = table.rows["path"]
-    paths = pc.binary_join_element_wise("wavs/", ids, ".wav", "")
-    return replace(table, rows=table.rows.set_column(0, "path", paths))
+    rows = table.rows
+    if "text" in rows.column_names:
+        starts = [pc.utf8_lower(pc.utf8_slice_codeunits(rows[c], 0, 1)) for c in rows.column_names]
+        if 2 * pc.sum(pc.equal(starts[1], starts[2])).as_py() < len(rows):
+            raise DataError(
+                f"{file} has no header, but the third field is not the text of the second. Add a "
+                "header, such as path|text|speaker, and paths such as wavs/ID.wav.",
+                where=f"{file}:{number}",
+            )
+    paths = pc.binary_join_element_wise("wavs/", rows["path"], ".wav", "")
+    return replace(table, rows=rows.set_column(0, "path", paths))
 
 
 def _encoding_of(file: Path, declared: str | None) -> str:
@@ -266,7 +288,7 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
     encoding = encoding or "utf-8-sig"
     with fsspec.open(file, "rb", compression="infer") as stream:
         content: bytes = stream.read()
-    number = 1 + len(content.decode(encoding, "replace").partition("\ufffd")[0].splitlines()[1:])
+    number = 1 + content.decode(encoding, "replace").partition("\ufffd")[0].count("\n")
     foreign_lines = b"\n".join(line for line in content.splitlines() if not line.isascii())
     guess = charset_normalizer.from_bytes(foreign_lines[:SAMPLE_BYTES]).best()
     name = "cp1252" if guess is None else guess.encoding
@@ -287,7 +309,9 @@ class _Delimited:
         self._encoding = encoding
         self._header = header
         self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        self._is_quoted = is_quoted and self._delimiter != "\t"
+        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
+        has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
+        self._is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
         fields = first.split(self._delimiter)
         if self._is_quoted:
             (fields,) = csv.reader([first], delimiter=self._delimiter)
@@ -304,6 +328,8 @@ class _Delimited:
     def read(self) -> Table:
         try:
             table, invalid = self._parse()
+            if invalid and not self._is_quoted:
+                self._check_line_breaks(table, {row.number for row in invalid})
             breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
             if any(breaks) or any("\n" in row.text for row in invalid):
                 self._check_quotes()
@@ -360,13 +386,35 @@ class _Delimited:
         text = dict.fromkeys(names, pa.string())
         convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
         try:
-            return arrow_csv.read_csv(self._file, read, parse, convert), []
+            return arrow_csv.read_csv(self._source(), read, parse, convert), []
         except pa.ArrowInvalid:
             # Threads do not number rows. One of them may also release the handler after Python has
             # ended, which aborts the process ("terminate called without an active exception").
             read.use_threads = False
             parse.invalid_row_handler = skip
-            return arrow_csv.read_csv(self._file, read, parse, convert), invalid
+            return arrow_csv.read_csv(self._source(), read, parse, convert), invalid
+
+    def _source(self) -> Any:
+        """Return the file for Arrow, or a stream of what it contains, if it is compressed."""
+        is_compressed = infer_compression(self._file.name) is not None
+        return (
+            fsspec.open(self._file, "rb", compression="infer").open()
+            if is_compressed
+            else self._file
+        )
+
+    def _check_line_breaks(self, table: pa.Table, invalid: set[int]) -> None:
+        """Raise DataError if a quoted field of a table with tabs goes on in the next line."""
+        numbers = (n for n in range(self._header + 1, self._header + 1 + len(table) + len(invalid)))
+        valid = [number for number in numbers if number not in invalid]
+        for row, number in enumerate(valid):
+            last = table.columns[-1][row].as_py() if number + 1 in invalid else ""
+            if last.startswith('"') and not last.endswith('"'):
+                raise DataError(
+                    f"{self._file}: a quotation mark opens a field on line {number} and closes on "
+                    "another. Tables with tabs have one row on each line: write the text on one.",
+                    where=f"{self._file}:{number}",
+                )
 
     def _check_quotes(self) -> None:
         """Raise DataError if a quotation mark joins several rows to one field."""
@@ -384,7 +432,8 @@ class _Delimited:
                 number += len(parts)
                 parts.clear()
                 try:
-                    is_right = not (next(reader, None) and any(map(self._is_row, parts[1:])))
+                    next(reader, None)
+                    is_right = not any(self._is_row(part, parts[0]) for part in parts[1:])
                 except csv.Error:  # a closing mark within a field, or none
                     is_right = len(parts) == 1
                 if not is_right:
@@ -397,11 +446,21 @@ class _Delimited:
                 if not parts:
                     return
 
-    def _is_row(self, line: str) -> bool:
-        """Check whether a line looks like a row, with the name of an audio file."""
+    def _is_row(self, line: str, first: str) -> bool:
+        """Check whether a line within a field looks like a row.
+
+        It has as many fields, and names an audio file or begins with a name like that of ``first``.
+        """
         fields = line.strip().split(self._delimiter)
         has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
-        return has_file and len(fields) == len(self._names)
+        shape = _shape(fields[0])
+        is_alike = not shape.isalpha() and shape == _shape(first.split(self._delimiter)[0])
+        return (has_file or is_alike) and len(fields) == len(self._names)
+
+
+def _shape(name: str) -> str:
+    """Return a name with letters as a and digits as 0, such as a0/a for clip7/b."""
+    return re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", name.strip(' "')))
 
 
 def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS) -> Iterator[Table]:
@@ -414,9 +473,18 @@ def read_objects(file: Path, lines: Iterable[str], batch_rows: int = BATCH_ROWS)
 def _parse(line: str) -> Any:
     """Return the value of a line, or the error of an invalid one."""
     try:
-        return json.loads(line)
-    except ValueError as error:
+        return json.loads(line, object_pairs_hook=_unique_keys)
+    except (ValueError, DataError) as error:
         return error
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]], file: object = "The line") -> dict[str, Any]:
+    """Return an object of JSON; raise DataError if it has a key twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        key = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise DataError(f"{file} has the key {key!r} twice. Rename one of the two.")
+    return values
 
 
 def _collect_objects(
@@ -433,8 +501,9 @@ def _to_row(
 ) -> Row | Excluded:
     """Return the values of an object as text; add those that are no texts to ``other_values``."""
     if not isinstance(values, dict) or not values:
-        detail = str(values) if isinstance(values, ValueError) else "it is not an object with keys"
+        detail = str(values) if isinstance(values, Exception) else "it is not an object with keys"
         return Excluded("", "not a JSON object", detail)
+    values = _flatten(values)
     for name, value in values.items():
         if not (isinstance(value, str) or is_missing(value)):
             other_values.setdefault(name.strip(), (number, value))
@@ -469,35 +538,27 @@ def to_manifest(
             read by whole columns, three times as fast. None: `find_audio` is called for each row.
     """
     path = _require_column(table, options.path_column, PATH_COLUMNS, "path_column")
-    text = ""
-    if options.text_column is not False:
-        text = require_text_column(table, options.text_column)
-    lower = {column.lower(): column for column in table.rows.column_names}
-    id = next((lower[name] for name in ID_COLUMNS if name in lower), "")
-    rows = table.rows
+    text = "" if options.text_column is False else require_text_column(table, options.text_column)
+    id = find_column(table.rows.column_names, None, ID_COLUMNS) or ""
+    rows = fill_from_other_columns(table.rows, options)
+    table = replace(table, rows=rows)
     excluded = [*table.excluded]
     clips = dict[str, pa.Array]()
-    start, length, end = find_part_columns(rows.column_names)
-    if start and pc.any(pc.match_substring_regex(rows[start], DATE)).as_py():
-        start = length = end = ""
-    channel = find_column(rows.column_names, None, CHANNEL_COLUMNS) or ""
-    if channel and not pc.any(pc.match_substring_regex(rows[channel], CHANNEL)).as_py():
-        channel = ""  # of a platform, for example
-    if folder and not (id or start or channel):
+    part, channel = _find_position(table)
+    if folder and not (id or part.start or channel):
         clips = _relative_clips(rows[path].fill_null(""), folder)
     if not clips:
-        clips, rows = _find_clips(
-            table, (path, id, start, length, end, channel), find_audio, excluded
-        )
+        clip_columns = ClipColumns(path, id, part, channel)
+        clips, rows = _find_clips(table, clip_columns, find_audio, excluded)
     no_text = pa.nulls(len(rows), pa.string())
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
-    position = (start, length, end, channel)
-    names = rename_columns(rows.column_names, (path, text, id, *position))
+    names = rename_columns(rows.column_names, (path, text, id, *part, channel))
     columns = {new: rows[old] for old, new in names.items()}
     if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
         trimmed = pc.utf8_trim_whitespace(columns["speaker"])
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
-    columns["language"] = columns.get("language", no_text).fill_null(options.language)
+    language = columns.get("language", no_text).fill_null("")
+    columns["language"] = pc.if_else(pc.equal(language, ""), options.language, language)
     return Manifest(pa.table(clips | columns), tuple(excluded))
 
 
@@ -515,42 +576,15 @@ def require_text_column(table: Table, name: str | None) -> str:
     return text
 
 
-def find_column(columns: Sequence[str], name: str | None, usual: Sequence[str]) -> str | None:
-    """Return the column that the YAML names, or the first with a usual name; ignore case."""
-    lower = {column.lower(): column for column in columns}
-    for candidate in [name] if name else usual:
-        if candidate.lower() in lower:
-            return lower[candidate.lower()]
-    return None
-
-
-def find_part_columns(columns: Sequence[str]) -> tuple[str, str, str]:
-    """Return the columns of the start, the length and the end of parts, "" for those missing.
-
-    Without a start, a duration describes a whole file.
-    """
-    named = {column.lower().removesuffix(MILLISECONDS): column for column in columns}
-    length = named.get(LENGTH_COLUMN, "")
-    if ONSET_COLUMN in named and (OFFSET_COLUMN in named or length):
-        end = named.get(OFFSET_COLUMN, "")
-        return named[ONSET_COLUMN], "" if end else length, end
-    if OFFSET_COLUMN in named:
-        return named[OFFSET_COLUMN], length, ""
-    for start in (START_COLUMN, *OTHER_STARTS):
-        ends = [end for end in (END_COLUMN, *OTHER_ENDS, STOP_COLUMN) if end in named]
-        if start in named and (ends or length):
-            return named[start], "" if ends else length, named[ends[0]] if ends else ""
-    return "", "", ""
-
-
-def unused_time_columns(columns: Sequence[str]) -> list[str]:
-    """Return the columns that look like times of parts, if there are no parts."""
-    is_used = any(find_part_columns(columns))
-    return [] if is_used else [name for name in columns if TIME_COLUMN.fullmatch(name.lower())]
-
-
 def _require_column(table: Table, name: str | None, usual: Sequence[str], key: str) -> str:
     columns: list[str] = table.rows.column_names
+    if not columns and table.excluded:
+        first = table.excluded[0]
+        raise DataError(
+            f"{table.file} has no row that can be used: {plural(len(table.excluded), 'row')} "
+            f"excluded, such as {first.id}: {first.reason} ({first.detail}).",
+            where=str(table.file),
+        )
     column = find_column(columns, name, usual)
     if column:
         return column
@@ -573,26 +607,82 @@ def _relative_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]
     return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "audio": paths}
 
 
+class ClipColumns(NamedTuple):
+    """The names of the columns of a clip; "" for none."""
+
+    path: str
+    id: str
+    part: PartColumns
+    channel: str
+
+
+def _find_position(table: Table) -> tuple[PartColumns, str]:
+    """Return the columns of the part and of the channel; name those that cannot be used."""
+    names = table.rows.column_names
+    part = find_part_columns(names)
+    if part.start and not are_times(read_text_column(table, part.start)):
+        part = PartColumns()
+    channel = find_column(names, None, CHANNEL_COLUMNS) or ""
+    unused = unused_time_columns(names, part)
+    values = filter(str.strip, read_text_column(table, channel))
+    if channel and not are_channels(values):
+        unused += [channel] * any(map(str.strip, read_text_column(table, channel)))
+        channel = ""
+    if unused:
+        _note_unused(table.file, tuple(unused))
+    return part, channel
+
+
+@lru_cache(maxsize=1000)
+def _note_unused(file: Path, columns: tuple[str, ...]) -> None:
+    """Name columns once for each table."""
+    logger.info(
+        f"note: {file}: {listed(columns)} {'is' if len(columns) == 1 else 'are'} not used. The "
+        "times of a part are start and end, or offset and duration, in seconds; a channel is a "
+        "number from 0."
+    )
+
+
+def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
+    """Fill the missing paths, texts and speakers of rows from other columns with usual names."""
+    usual_columns = (
+        (options.path_column, PATH_COLUMNS),
+        (options.text_column, TEXT_COLUMNS),
+        (None, SPEAKER_COLUMNS),
+    )
+    for name, usual in usual_columns:
+        if name is False:
+            continue
+        columns = find_columns(rows.column_names, name, usual)
+        if len(columns) > 1:
+            values = [
+                pc.if_else(pc.equal(rows[column], ""), None, rows[column]) for column in columns
+            ]
+            index = rows.column_names.index(columns[0])
+            rows = rows.set_column(index, columns[0], pc.coalesce(*values))
+    return rows
+
+
 def _find_clips(
     table: Table,
-    columns: Sequence[str],
+    columns: ClipColumns,
     find_audio: Callable[[str], str | Excluded],
     excluded: list[Excluded],
 ) -> tuple[dict[str, pa.Array], pa.Table]:
-    """Return the ids and paths of a table's clips, and their rows; append to ``excluded``.
-
-    columns: the names of the columns of the path, the id, the start, the length and the end of a
-        part, and the channel.
-    """
+    """Return the ids and paths of a table's clips, and their rows; append to ``excluded``."""
     indices: list[int] = []
     ids: list[str] = []
     paths: list[bytes] = []
     parts: list[AudioPart] = []
-    fields = (_read_position(table, column) for column in columns)
-    parse = _parse_samples if columns[4].lower() == STOP_COLUMN else parse_part
-    for index, (name, id, *position) in enumerate(zip(*fields, strict=True)):
+    times = [to_seconds(read_text_column(table, column), column) for column in columns.part]
+    fields = (read_text_column(table, name) for name in (columns.path, columns.id, columns.channel))
+    numbers = [time.strip() or "0" for time in chain(times[0], times[2])]
+    in_samples = columns.part.counts_samples and all(map(str.isdecimal, numbers))
+    parse = _parse_samples if in_samples else parse_part
+    for index, values in enumerate(zip(*fields, *times, strict=True)):
+        name, id, channel, start, length, end = values
         file = find_audio(name.strip())
-        part = parse(file, *position) if isinstance(file, str) else file
+        part = parse(file, start, length, end, channel) if isinstance(file, str) else file
         if isinstance(part, Excluded):
             excluded.append(replace(part, id=f"row {table.lines[index]}"))
             continue
@@ -610,37 +700,6 @@ def _find_clips(
     return clips, rows
 
 
-def _read_position(table: Table, column: str) -> list[str]:
-    """Return the texts of a column, milliseconds as seconds."""
-    texts = read_text_column(table, column)
-    if not column.lower().endswith(MILLISECONDS):
-        return texts
-    is_number = re.compile(r"\s*-?\d+(\.\d*)?\s*").fullmatch
-    return [repr(float(text) / 1000) if is_number(text) else text for text in texts]
-
-
-def parse_part(path: str, start: str, length: str, end: str, channel: str) -> AudioPart | Excluded:
-    """Return the part of a file at times in seconds; the whole file if the start is empty.
-
-    As in NeMo, a part without a length or end lasts to the end of its file. Without a channel, all
-    are mixed.
-    """
-    number = parse_channel(channel)
-    if isinstance(number, Excluded):
-        return number
-    if not start.strip():
-        return AudioPart(path, channel=number)
-    try:
-        first, last = float(start), None
-        if length.strip():
-            last = first + float(length)
-        elif end.strip():
-            last = float(end)
-        return to_part(path, first, last, number)
-    except ValueError as error:
-        return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
-
-
 def _parse_samples(path: str, start: str, _: str, stop: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
     try:
@@ -656,31 +715,6 @@ def _parse_samples(path: str, start: str, _: str, stop: str, channel: str) -> Au
 @lru_cache(maxsize=1 << 16)
 def _rate_of(path: str) -> int:
     return file_rate(path)
-
-
-def parse_channel(text: str) -> int | Excluded | None:
-    """Return a channel: a number from 0, or Kaldi's A or B; None if the text is empty."""
-    text = text.strip()
-    if not text:
-        return None
-    if text in CHANNEL_LETTERS:
-        return CHANNEL_LETTERS[text]
-    digits = text.removesuffix(".0")  # as pandas writes numbers beside empty fields
-    if digits.isdecimal() and len(digits) <= MAX_CHANNEL_DIGITS:
-        return int(digits)
-    return Excluded("", INVALID_CHANNEL, f"{text} is not one channel, counted from 0")
-
-
-def to_part(
-    path: str, start: float, end: float | None, channel: int | None = None
-) -> AudioPart | Excluded:
-    """Return the part between two times in seconds; an end of None is the end of the file."""
-    last = MAX_PART_SECONDS if end is None else end
-    if not (start >= 0 and start + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
-        times = f"{start:g} to " + ("the end" if end is None else f"{end:g} s")
-        return Excluded("", INVALID_PART, f"{times} of {path.rpartition('/')[2]}")
-    microseconds = None if end is None else round(end * MICROSECONDS)
-    return AudioPart(path, round(start * MICROSECONDS), microseconds, channel)
 
 
 def read_text_column(table: Table, name: str) -> list[str]:
@@ -706,13 +740,19 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
     if "\\" in name and not Path(folder, name).exists():
         return Excluded("", "a path of Windows", f"{name} has backslashes. Write slashes.")
     path = name if name.startswith("/") else f"{folder}/{name}"
-    if "//" in path or "/." in path:  # one file has one path
+    if "//" in path or "/./" in path or "/../" in path:  # one file has one path
         plain = os.path.normpath(path)
         return plain if os.path.realpath(plain) == os.path.realpath(path) else path
     return path
 
 
 # Releases of Common Voice
+
+
+def is_release(tsv: Path) -> bool:
+    """Return whether a table is of a release: paths of clips/ beside it, and hashes of speakers."""
+    has_clips = (tsv.parent / "clips").is_dir()
+    return has_clips and "client_id" in read_table(tsv).rows.column_names
 
 
 def read_release(tsv: Path, options: TableOptions) -> Manifest:
@@ -726,7 +766,7 @@ def read_releases(releases: Mapping[str, Path], split: str, options: TableOption
     for language, release in releases.items():
         clips = release / "clips"
         columns = replace(options, language=language)
-        table = read_table(release / f"{split}.tsv")
+        table = read_table(release / f"{split}.tsv", options.encoding)
         manifest = to_manifest(table, columns, partial(locate_clip, clips), clips)
         parts.append((language, _add_durations(manifest, release / DURATIONS_FILE, clips)))
     first = next(iter(releases.values()))

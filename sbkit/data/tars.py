@@ -23,19 +23,22 @@ import fsspec
 from sbkit.audio.io import SUFFIXES as AUDIO_SUFFIXES
 from sbkit.base.errors import DataError
 from sbkit.base.imports import require_package
-from sbkit.data.filesystem import iter_members, unpacking_errors_as_data_errors
-from sbkit.data.manifest import Excluded
-from sbkit.data.tables import (
+from sbkit.data.columns import (
     ID_COLUMNS,
     PATH_COLUMNS,
     TEXT_COLUMNS,
+    find_columns,
+    find_part_columns,
+)
+from sbkit.data.filesystem import iter_members, unpacking_errors_as_data_errors
+from sbkit.data.manifest import Excluded
+from sbkit.data.tables import (
     Row,
     Table,
     TableOptions,
     WriteAudio,
     collect_rows,
-    find_column,
-    find_part_columns,
+    is_missing,
     read_objects,
     to_text,
 )
@@ -170,19 +173,23 @@ def _read_texts(sample: Sample, options: TableOptions) -> Row | Excluded:
         text = sample.get("txt", b"").decode("utf-8-sig").strip()
     except (ValueError, TypeError) as error:
         return Excluded(name, "not a JSON object or UTF-8 text", str(error))
-    row = {ID_COLUMNS[0]: name}
-    start, _, end = find_part_columns([*values])
-    for key, value in values.items():
-        if key not in (*PATH_COLUMNS, start, end):  # of the file that the clip was cut from
-            row[key] = to_text(value)
+    # A path or times are of the file that the clip was cut from.
+    others = (*PATH_COLUMNS, *find_part_columns([*values])[::2])
+    row = {key: to_text(value) for key, value in values.items() if key not in others}
+    row[ID_COLUMNS[0]] = name
     if options.text_column is False:
         return row
-    column = find_column([*row], options.text_column, TEXT_COLUMNS)
-    if column is None and "txt" not in sample:
+    columns = find_columns([*row], options.text_column, TEXT_COLUMNS)
+    if not columns and "txt" not in sample:
         detail = "neither .txt nor .json has a text; for none at all, pass --text_column=False"
         return Excluded(name, "no transcript", detail)
+    for column in columns:
+        if not (isinstance(values[column], str) or is_missing(values[column])):
+            type_name = type(values[column]).__name__
+            return Excluded(name, "a transcript that is no text", f"{row[column]} is {type_name}")
     # One column for all samples: some may have their text in .json and others in .txt.
-    row[options.text_column or TEXT_COLUMNS[0]] = text if column is None else row.pop(column)
+    texts = [*(row.pop(column) for column in columns), text]
+    row[options.text_column or TEXT_COLUMNS[0]] = next(filter(str.strip, texts), "")
     return row
 
 

@@ -16,9 +16,14 @@ _TAG = re.compile(r"\[([^][\n]+)\]|<(/?\w[^<>\n]{0,40})>|\{([^{}\n]{1,40})\}|\((
 SOUNDS = re.compile(
     r"\b(laugh|laughter|laughs|laughing|chuckles?|giggles?|noise|noises|cough|coughs|coughing|"
     r"breath|breathing|breathes|inhales?|exhales?|sighs?|sniffs?|sneezes?|throat|music|applause|"
-    r"silence|pause|inaudible|unintelligible|indiscernible|unclear|crosstalk|foreign|unk)\b",
+    r"silence|pause|inaudible|unintelligible|indiscernible|unclear|crosstalk|foreign|unk|sniffles|"
+    r"gasps?|cheers|cheering|beeps?|beeping|indistinct|sings|singing|whispers|whispering|sound|"
+    r"crowd|claps|clapping|groans|crying|humming|ringing|clicks?|static|笑|笑い|笑声|拍手|掌声|咳)\b",
     re.IGNORECASE,
 )
+
+_NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by the code of a wide one
+_WIDE_TAG = re.compile("[{0}]([^{0}]{{1,40}})[{0}]".format(re.escape("".join(map(chr, _NARROW)))))
 
 Tag = tuple[str, ...]  # the names in a tag, which may contain other tags
 
@@ -72,7 +77,7 @@ def unify_tags(text: str) -> str:
     >>> unify_tags("Tom &amp; I (laughs) <unk> left (yes) {cough}")
     'Tom & I [laughs] [unk] left (yes) [cough]'
     """
-    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    text = _unescape(text)
     return _TAG.sub(lambda match: f"[{_content(match)}]" if _is_tag(match) else match[0], text)
 
 
@@ -85,10 +90,22 @@ def count_dropped_tags(texts: Iterable[str], kept_names: Collection[str] = ()) -
     """Count the tags of texts that are not kept, as they are written."""
     dropped = Counter[str]()
     for text in texts:
-        for match in _TAG.finditer(_ENTITY.sub(lambda entity: html.unescape(entity[0]), text)):
+        for match in _TAG.finditer(_unescape(text)):
             if _is_tag(match) and not select_tags(f"[{_content(match)}]", kept_names):
                 dropped[match[0]] += 1
     return dropped
+
+
+def _unescape(text: str) -> str:
+    """Write the characters of entities, and narrow brackets around tags that have wide ones."""
+    text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+    return _WIDE_TAG.sub(_to_narrow, text)
+
+
+def _to_narrow(wide: re.Match[str]) -> str:
+    narrow = wide[0].translate(_NARROW)
+    match = _TAG.fullmatch(narrow)
+    return narrow if match and _is_tag(match) else wide[0]
 
 
 def _content(match: re.Match[str]) -> str:

@@ -204,8 +204,8 @@ def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
     splits = replace(stores, train=train, valid={"dev": dev})
     with planned_on(splits, folder / "run") as planned:
         (finding,) = check_data(planned)
-    assert "train has rows of other splits" in finding.problem
-    assert finding.problem.endswith("says: 1 dev, 1 test-clean")
+    assert "train has rows whose column `split` names another split: " in finding.problem
+    assert finding.problem.endswith(": 1 dev, 1 test-clean")
 
 
 def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 
@@ -176,6 +179,110 @@ def test_a_speaker_is_one_however_the_number_is_written(tmp_path: Path) -> None:
     for file in tmp_path.iterdir():
         speakers = [clip.columns["speaker"] for clip in read(file)]
         assert speakers == ["7", "7", ""], file
+
+
+CELLS = [  # rows, the clips: their paths, texts and speakers
+    (
+        ['{"path": "a.wav", "text": "hi", "spk": "ann"}', '{"wav": "b.wav", "sentence": "yo"}'],
+        [("a.wav", "hi", "ann"), ("b.wav", "yo", "")],
+    ),
+    (
+        ['{"audio": {"path": "a.wav"}, "text": "hi", "Speaker ID": 7}', "null"],
+        [("a.wav", "hi", "7")],
+    ),
+    (
+        ['{"path": "a.wav", "text": "hi", "text": "yo"}', '{"path": "b.wav", "text": "so"}'],
+        [("b.wav", "so", "")],
+    ),
+    (["path,sentence,text,reader", "a.wav,,hi,bob"], [("a.wav", "hi", "bob")]),
+    (['"path"\t"text"', '"a.wav"\t"well, ""so"""'], [("a.wav", 'well, "so"', "")]),
+]
+
+
+@pytest.mark.parametrize(("lines", "clips"), CELLS)
+def test_cells_are_found_under_every_usual_name(
+    lines: list[str], clips: Rows, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    manifest = read(tmp_path / "a.txt")
+    assert [(c.path.name, c.sentence, c.columns.get("speaker", "")) for c in manifest] == clips
+    starts_with_header = lines[0][0] != "{"
+    assert len(manifest) + len(manifest.excluded) == len(lines) - starts_with_header
+
+
+def test_times_in_objects_and_lists_are_parts(tmp_path: Path) -> None:
+    segments = [{"start": 1, "end": 2.5}, [1, 2.5]]
+    rows = [{"path": f"{n}.wav", "text": "hi", "segment": s} for n, s in enumerate(segments)]
+    rows.append({"wav": {"file": "2.wav", "start": 16_000, "stop": 40_000}, "text": "hi"})
+    soundfile.write(tmp_path / "2.wav", np.zeros(16_000), 16_000)
+    for row in rows:
+        (tmp_path / "a.jsonl").write_text(json.dumps(row))
+        assert [part[1:3] for part in read(tmp_path / "a.jsonl").parts] == [(1_000_000, 2_500_000)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["id,path,text", '1,clips/a,"hello', "2,clips/b,foo", '3,clips/c,bar"', "4,clips/d,ok"],
+        ["path,text", 'a1,"hello', "a2,foo", 'a3,bar"'],
+        ["path\ttext", 'a.wav\t"line one', 'line two"', "b.wav\tok"],
+    ],
+)
+def test_quote_that_swallows_rows_is_refused_with_its_line(
+    lines: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    with pytest.raises(SbkitError, match="a quotation mark opens a field on line 2") as refused:
+        read(tmp_path / "a.csv")
+    assert refused.value.where == f"{tmp_path / 'a.csv'}:2"
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
+def test_compressed_table_is_read_or_called_damaged(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"a.csv.{suffix}"
+    text = "path,text\n" + "".join(f"{n}.wav,number {n}\n" for n in range(999))
+    with fsspec.open(file, "wt", compression="infer") as stream:
+        stream.write(text)
+    assert len(read(file)) == 999
+    file.write_bytes(file.read_bytes()[:-99])
+    with pytest.raises(SbkitError, match="a.csv.* is damaged"):
+        read(file)
+
+
+def test_channels_have_several_names_or_are_named_as_unused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for column, values in (("channel", "left right"), ("Channel ID", "ch0 ch1"), ("side", "a B")):
+        rows = [f"call.wav,hi,{value}" for value in values.split()]
+        (tmp_path / "a.csv").write_text("\n".join([f"path,text,{column}", *rows]))
+        assert [part.channel for part in read(tmp_path / "a.csv").parts] == [0, 1]
+    assert not caplog.text
+    (tmp_path / "b.csv").write_text("path,text,channel\na.wav,hi,agent\nb.wav,yo,customer\n")
+    assert len(read(tmp_path / "b.csv")) == 2
+    assert "b.csv: channel is not used" in caplog.text
+
+
+def test_third_field_of_ljspeech_is_the_text_of_the_second(tmp_path: Path) -> None:
+    (tmp_path / "wavs").mkdir()
+    (tmp_path / "wavs/a1.wav").touch()
+    table = tmp_path / "metadata.csv"
+    table.write_text("a1|Dr. Hi|Doctor Hi\na2|Ho|\n")
+    assert read(table).sentences == ["Doctor Hi", "Ho"]
+    table.write_text("a1|Hi there|speaker\na2|Ho|speaker\n")
+    with pytest.raises(SbkitError, match="no header, but the third field is not the text"):
+        read(table)
+
+
+def test_sound_in_a_dataset_is_read_instead_of_its_old_path(tmp_path: Path) -> None:
+    sound = io.BytesIO()
+    soundfile.write(sound, np.zeros(1600), 16_000, format="WAV")
+    audio = {"bytes": sound.getvalue(), "path": "a.wav"}
+    columns = {"path": ["/gone/a.wav"], "audio": [audio], "sentence": ["hi"]}
+    columns["client_id"] = [bytes(range(240, 256))]  # a UUID
+    pq.write_table(pa.table(columns), tmp_path / "cv.parquet")
+    (clip,) = read(tmp_path / "cv.parquet")
+    assert clip.path.is_file() and clip.columns["speaker"] == bytes(range(240, 256)).hex()
 
 
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:

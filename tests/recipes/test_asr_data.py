@@ -118,6 +118,10 @@ TEXT_FILES = {
     "d.tsv.gz": gzip.compress(b"id\tsentence\n1\tCall the office.\n"),
     "e.jsonl": b'{"audio_filepath": "a.wav", "text": "Call the office."}\n{"text": null}\n',
     "f.json": b'{"a": {"wav": "a.wav", "wrd": "call the office"}}',
+    "l.CSV": b"path,text\na.wav,Call the office\n",
+    "rows.txt": b'{"text": "Call the office"}\n',
+    "rows.tab": b"id\tsentence\n1\tCall the office.\n",
+    "mixed.jsonl": b'{"sentence": "Call the office"}\n{"text": ""}\n',
     "g.parquet": parquet({"audio": [b"RIFF\0"], "text": ["Call the office"]}),
 }
 
@@ -135,6 +139,7 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
     ("content", "match"),
     [
         ({"a.arpa": "", "b.txt": "call"}, "names the ARPA file .*a.arpa with other files. Name it"),
+        ({"a.txt": 'id,text\n1,"hi\n2,yo\n3,so"\n'}, "a quotation mark opens a field on line 2"),
         ({"a.csv": "id,said\n1,call\n"}, "a.csv has none of the columns sentence, .* id, said"),
         ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
         ({"a.csv": 'path,text\na.wav,"hi\nb.wav,yo\n'}, "a quotation mark opens .* on line 2"),

@@ -170,6 +170,16 @@ def test_speakers_with_many_rows_are_for_training(tmp_path: Path) -> None:
     assert sizes == {"train": 800, "dev": 5, "test": 5}
 
 
+def test_split_may_be_a_column_of_another_name_and_spelling(tmp_path: Path) -> None:
+    rows = ["a.wav,hi,Train", "b.wav,yo,val", "c.wav,so,TEST", "d.wav,no,train"]
+    splits = read_all(tmp_path / "a.csv", ["path,text,Subset", *rows])
+    assert {name: manifest.ids for name, manifest in splits.items()} == {
+        "train": ["a", "d"],
+        "val": ["b"],
+        "test": ["c"],
+    }
+
+
 NEMO = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
 TABLES = {
     "a.csv": ("path,text,client_id\na.wav,hi,ann\n", {}),

@@ -68,6 +68,9 @@ WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
     "&lt;unk&gt; AT&T; R&B": ("at and t r and b", ["<unk>"]),
     "yes (he said so) a < b and c > d": ("yes he said so a b and c d", []),
     "<noise> (background noise) {Laughter}": ("[noise] [laughter]", ["(background noise)"]),
+    "\uff08laughter\uff09 yes \uff3bnoise\uff3d": ("yes", ["(laughter)", "[noise]"]),
+    "\uff08yes\uff09 no": ("yes no", []),
+    "(gasps) oh (crowd cheering)": ("oh", ["(gasps)", "(crowd cheering)"]),
 }
 
 
