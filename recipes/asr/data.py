@@ -12,7 +12,6 @@ import numpy as np
 from recipes.prepare import log_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
-from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.bundle import text_table_of
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
@@ -33,7 +32,7 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
-from sbkit.runtime.transcriber import MAX_SEGMENT_SECONDS
+from sbkit.runtime.transcriber import longest_whole
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
@@ -109,12 +108,6 @@ def leave_out_impossible(
     return replace(splits, train=splits.train.select(rows), excluded=[*splits.excluded, *left_out])
 
 
-def longest_whole(hparams: Mapping[str, Any]) -> int:
-    """Return the samples of the longest recording that is validated whole, not in segments."""
-    seconds = max(hparams["eval_batch_seconds"], MAX_SEGMENT_SECONDS)
-    return seconds_to_samples(seconds, hparams["sample_rate"])
-
-
 def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> None:
     """Raise DataError if a decoder is to be fitted, but all validated recordings are long."""
     decoder = hparams.get("decoder")
@@ -123,7 +116,8 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
         isinstance(decoder, BeamDecoder)
         and decoder.needs_tuning
         and any(used_weights(decoder))
-        and min(samples, default=0) > longest_whole(hparams)
+        and min(samples, default=0)
+        > longest_whole(hparams["eval_batch_seconds"], hparams["sample_rate"])
     ):
         raise DataError(
             f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but "

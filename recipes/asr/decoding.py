@@ -17,7 +17,6 @@ import torch
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.asr.data import longest_whole
 from sbkit.base.errors import ConfigError
 from sbkit.base.machine import usable_cores
 from sbkit.data.batch import TextBatch
@@ -41,6 +40,7 @@ from sbkit.decoding.greedy import merge_repeats
 from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.evaluate.wer import GreedyCounts, ScoredUtterance
 from sbkit.models.asr import AsrModel
+from sbkit.runtime.transcriber import longest_whole
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import separates_words, text_table
 from sbkit.train.brain import Brain
@@ -103,7 +103,7 @@ class RunDecoding:
         """
         if self.decoder is None or brain.loaders is None:
             return 0.0
-        longest = longest_whole(self._hparams.knobs)
+        longest = longest_whole(self._hparams.eval_batch_seconds, self._hparams.sample_rate)
         counts = map(sample_counts, brain.loaders.splits.valid.values())
         samples = sum(int(lengths[lengths <= longest].sum()) for lengths in counts)
         num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self._model.samples_per_frame
@@ -141,8 +141,8 @@ class RunDecoding:
 
         Attention and CTC over so many frames would take minutes and gigabytes.
         """
-        longest = int(batch.audio_lengths.max())
-        return len(batch) == 1 and longest > longest_whole(self._hparams.knobs)
+        longest = longest_whole(self._hparams.eval_batch_seconds, self._hparams.sample_rate)
+        return len(batch) == 1 and int(batch.audio_lengths.max()) > longest
 
     # -- a batch ------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.base.units import seconds_to_samples
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
@@ -30,7 +29,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
 from sbkit.data.splits import sample_counts
-from sbkit.runtime.transcriber import MAX_SEGMENT_SECONDS
+from sbkit.runtime.transcriber import longest_whole
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 
@@ -174,10 +173,10 @@ def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
 def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
     """Return the ids of recordings longer than a batch that are evaluated whole, by split."""
     splits = planned.prepare_splits()
-    in_segments = planned.make_cpu_brain().validates_segments
-    evaluated = splits.test if in_segments else splits.evaluated()
-    seconds = max(planned.knobs["eval_batch_seconds"], MAX_SEGMENT_SECONDS)
-    max_samples = seconds_to_samples(seconds, planned.knobs["sample_rate"])
+    validates_segments = planned.make_cpu_brain().validates_segments
+    evaluated = splits.test if validates_segments else splits.evaluated()
+    knobs = planned.knobs
+    max_samples = longest_whole(knobs["eval_batch_seconds"], knobs["sample_rate"])
     return {
         name: rows.select(longer)["id"][:]
         for name, rows in evaluated.items()

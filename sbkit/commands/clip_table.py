@@ -77,8 +77,8 @@ class ClipTable:
         for file in files:
             if file in self.sizes and Path(file).stat().st_size != self.sizes[file]:
                 raise DataError(
-                    f"{file} is another recording than the one in {self.file}, whose rows would "
-                    "not fit it. Give it another name, or choose another --out."
+                    f"{file} has changed since {self.file} was written, so its rows would be of "
+                    "other audio. Rename it, or choose another --out."
                 )
 
     def add(self, item: str, rows: list[Row]) -> None:

@@ -45,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Range):
-    """Text or null; with ``or_false`` also false, with ``or_list`` or ``or_mapping`` also texts."""
+    """Text or null; the options also allow false, a list of texts, or a mapping to texts."""
 
     advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
     or_false: bool = False

@@ -194,12 +194,7 @@ def _to_table(
     Audio bytes become the path of a file that ``write_audio`` writes. A `datasets.ClassLabel`
     becomes the name of the class; -1, no class, becomes "".
     """
-    if b"huggingface" in (rows.schema.metadata or {}):
-        features = datasets.Features.from_arrow_schema(rows.schema)
-        for index, (name, feature) in enumerate(features.items()):
-            if isinstance(feature, datasets.ClassLabel):
-                classes = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
-                rows = rows.set_column(index, name, pc.take(pa.array(feature.names), classes))
+    rows = _name_classes(rows)
     names = rows.schema.names
     audio_columns = find_columns(names, options.path_column, PATH_COLUMNS)
     has_bytes = [
@@ -236,6 +231,17 @@ def _to_table(
         columns[name] = pa.array(texts, "string")
     lines = range(first_row, first_row + len(rows))
     return Table(file, pa.table(columns), lines, other_values=other_values)
+
+
+def _name_classes(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+    """Replace the numbers of a `datasets.ClassLabel` by the names of its classes."""
+    if b"huggingface" in (rows.schema.metadata or {}):
+        features = datasets.Features.from_arrow_schema(rows.schema)
+        for index, (name, feature) in enumerate(features.items()):
+            if isinstance(feature, datasets.ClassLabel):
+                classes = pc.if_else(pc.greater_equal(rows[name], 0), rows[name], None)
+                rows = rows.set_column(index, name, pc.take(pa.array(feature.names), classes))
+    return rows
 
 
 def _to_path(value: object, write_audio: WriteAudio) -> str:

@@ -1,7 +1,7 @@
 """How many sentences of a test set a language model has learned from, by hashes of its sentences.
 
-Of a large text, the smallest hashes are kept. Since hashes are as good as random, these are a draw;
-so are the test sentences with hashes as small, and the share of all is estimated from them.
+Of a large text, only the smallest hashes are kept. Hashes are as good as random, so these are a
+random sample. Test sentences are sampled by the same limit, and their share is the estimate.
 """
 
 import hashlib

@@ -124,6 +124,11 @@ class Segment:
         return end, end - next_segment_frame
 
 
+def longest_whole(eval_batch_seconds: float, sample_rate: int) -> int:
+    """Return the samples of the longest recording that is validated whole, not in segments."""
+    return seconds_to_samples(max(eval_batch_seconds, MAX_SEGMENT_SECONDS), sample_rate)
+
+
 @dataclass(frozen=True)
 class Segmenter:
     """Cut a stream of samples into segments.

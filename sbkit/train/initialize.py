@@ -62,7 +62,7 @@ def initialize_from(
     Returns lines that list which tensors are loaded, which by token, which are new and why, and
     which of the source's are not used. Call it only for a run without a checkpoint of its own.
     Raises BundleError if the folder is neither, or if nothing in it fits, and ConfigError if a
-    setting without a shape differs that `init_from_differs` does not list.
+    setting that no tensor shape reveals differs, and `init_from_differs` does not list it.
     """
     theirs = read_named_weights(source)
     ours = tensors_by_part(hparams)
