@@ -15,6 +15,7 @@ from sbkit.data.sampler import (
     MicroBatch,
     TrainSampler,
     cut_runs,
+    fastest_percent,
     split_batch,
     to_percents,
 )
@@ -214,6 +215,7 @@ def test_train_sampler_plays_at_natural_speed_what_would_not_fit() -> None:
     (batches,) = micro_batches([39 * SECOND, SECOND], speeds=[0.9])
     speeds = {example.rows: example.percent for batch in batches for example in batch}
     assert speeds == {(0,): 100, (1,): 90}
+    assert (fastest_percent([0.9]), fastest_percent([0.9, 1.1])) == (100, 110)
 
 
 @pytest.mark.parametrize("speeds", ([], [1.0, -0.9], [1.005], ["fast"], 1.0), ids=str)

@@ -49,6 +49,9 @@ def test_slice_columns_groups_lengths_unless_the_data_has_them() -> None:
     lengths = ["00 to 02 s", "00 to 02 s", "02 to 05 s", "05 to 10 s", "20 s or more"]
     assert values == [*zip("abcde", lengths, strict=True)]
     assert slice_columns(["length"], {"length": ["short"]}, [1], 16_000) == [("short",)]
+    clips = iter([np.zeros(9, np.int16)])
+    slice_columns(["length"], {}, [9], 16_000, clips)
+    assert next(clips) is not None  # no clip is read
 
 
 def test_slice_columns_estimates_noise_from_clips() -> None:
