@@ -218,8 +218,17 @@ class RealSteps:
         return cast(Batch, loader.collate_fn(dataset.__getitems__(micro_batch)))
 
     def evaluate(self, batch: Batch) -> None:
-        """Evaluate a batch, as in a validation after an epoch."""
+        """Evaluate a batch, as in a validation after an epoch.
+
+        Only its memory counts. The weights become zeros, since those of a few steps at a high rate
+        may not be finite.
+        """
         self.brain.modules.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for parameter in self.brain.modules.parameters():
+                parameter.zero_()
+            for buffer in self.brain.modules.buffers():
+                buffer.nan_to_num_(0.0, 0.0, 0.0)
         self.brain.modules.eval()
         self.brain.on_stage_start(Stage.VALID, 1)
         self.brain.evaluate_batch(batch, Stage.VALID)

@@ -270,7 +270,7 @@ def prepare_source(
     has_text = scorer is not None and scorer.target == "text"
     columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
     columns = columns if has_text else replace(columns, text_column=False)
-    if source.suffix == ".tsv" and is_release(source):
+    if source.suffix == ".tsv" and is_release(source, columns.encoding):
         manifest = read_release(source, columns)
     elif source.match(TABLE_NAME.format("*")):
         manifest = read_spontaneous(source, None, columns)

@@ -18,10 +18,12 @@ PATH_COLUMNS = (
 )
 TEXT_COLUMNS = ("sentence", "text", "transcript", "transcription", "txt", "wrd")
 ID_COLUMNS = ("id", "utt_id", "utterance_id", "key")
+SPEAKER_IDS = ("speaker", "client_id", "speaker_id", "spk_id", "spk")  # become ``speaker``
 SPEAKER_COLUMNS = (
-    *("speaker", "client_id", "speaker_id", "spk_id", "spk", "spkr", "speakerid", "spkid"),
-    *("speaker_name", "speaker_index", "talker", "talker_id", "reader", "reader_id", "user_id"),
-    *("participant", "participant_id", "subject_id", "worker_id", "narrator"),
+    *SPEAKER_IDS,
+    *("spkr", "speakerid", "spkid", "speaker_name", "speaker_index", "talker", "talker_id"),
+    *("reader", "reader_id", "user_id", "participant", "participant_id", "subject_id"),
+    *("worker_id", "narrator"),
 )
 SPLIT_COLUMNS = ("split", "subset", "partition", "set", "fold")
 ROLE_OF = {
@@ -93,7 +95,7 @@ def rename_columns(names: Sequence[str], used: Collection[str]) -> dict[str, str
     The speaker's column becomes ``speaker``. A reserved name gets the prefix ``manifest_``.
     """
     unused = [name for name in names if name not in used]
-    speaker = find_column(unused, None, SPEAKER_COLUMNS)
+    speaker = find_column(unused, None, SPEAKER_IDS)
     return {name: "speaker" if name == speaker else unreserved_name(name) for name in unused}
 
 

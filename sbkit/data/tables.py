@@ -554,6 +554,9 @@ def to_manifest(
     clips["sentence"] = (rows[text] if text else no_text).fill_null("")
     names = rename_columns(rows.column_names, (path, text, id, *part, channel))
     columns = {new: rows[old] for old, new in names.items()}
+    speaker = find_column([*columns], None, SPEAKER_COLUMNS)
+    if speaker is not None:  # a column of another name keeps it, too
+        columns["speaker"] = columns[speaker]
     if "speaker" in columns:  # pandas writes the number 7 as 7.0 beside missing ones
         trimmed = pc.utf8_trim_whitespace(columns["speaker"])
         columns["speaker"] = pc.replace_substring_regex(trimmed, r"^(\d+)\.0$", r"\1")
@@ -749,10 +752,14 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
 # Releases of Common Voice
 
 
-def is_release(tsv: Path) -> bool:
-    """Return whether a table is of a release: paths of clips/ beside it, and hashes of speakers."""
-    has_clips = (tsv.parent / "clips").is_dir()
-    return has_clips and "client_id" in read_table(tsv).rows.column_names
+def is_release(tsv: Path, encoding: str | None = None) -> bool:
+    """Return whether a table is of a release: with the names of files in ``clips/`` beside it."""
+    if not (tsv.parent / "clips").is_dir():
+        return False
+    table = read_table(tsv, encoding)
+    path = find_column(table.rows.column_names, None, PATH_COLUMNS)
+    names = read_text_column(table, path or "")[:1]
+    return not any((tsv.parent / name).is_file() for name in names)
 
 
 def read_release(tsv: Path, options: TableOptions) -> Manifest:

@@ -214,6 +214,7 @@ def test_serve_refuses_an_onnxruntime_that_hides_cuda(
     """Both distributions are installed, and the files of the CPU distribution are in effect."""
     bundle, cpu = make_bundle(tmp_path), "CPUExecutionProvider"
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [cpu])
+    monkeypatch.setattr("sbkit.runtime.runtimes.has_driver", lambda: True)
     with pytest.raises(SbkitError, match="another wheel hides it. Uninstall onnxruntime and"):
         run(["serve", str(bundle), "--port", "0", "--device", "cuda:0", "--runtime", "onnx"])
 
