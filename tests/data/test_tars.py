@@ -5,6 +5,7 @@ import json
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import lhotse
 import numpy as np
@@ -135,6 +136,20 @@ def test_tars_give_the_clips(
     assert len(audio) == len(clips)
     for clip, text in clips.items():
         assert np.array_equal(audio[text], read_audio(clip))
+
+
+@pytest.mark.parametrize("text_column", ["said", False])
+def test_text_column_names_the_text_of_a_sample_or_says_that_there_is_none(
+    clips: dict[Path, str], tmp_path: Path, text_column: Literal[False] | str
+) -> None:
+    """The column of paths is of tables: a sample has its audio beside it."""
+    values = json.dumps({"said": "hi", "text": "yo", "path": "/gone.flac"} if text_column else {})
+    members = [("a.flac", next(iter(clips)).read_bytes()), ("a.json", values.encode())]
+    write_tar(tmp_path / "a.tar", members)
+    options = TableOptions(path_column="wav", text_column=text_column)
+    tables = TableFolders((str(tmp_path / "a.tar"),), options)
+    (manifest,) = tables.read(str(tmp_path / "a.tar"), tmp_path, 0)
+    assert (manifest.sentences, manifest.excluded) == (["hi" if text_column else ""], ())
 
 
 def test_shar_with_fewer_recordings_than_cuts_is_refused(

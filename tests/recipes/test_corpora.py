@@ -253,6 +253,13 @@ def kaldi(folder: Path, **files: str) -> Mapping[str, object]:
     return {"manifest": {"train": str(folder)}, "language": "en"}
 
 
+def test_kaldi_folder_needs_no_text_where_none_is_read(tmp_path: Path) -> None:
+    knobs = {**kaldi(tmp_path / "k", wav="u1 /x/a.flac\n"), "text_column": False}
+    manifest = corpus_of(knobs).read(knobs, "train")
+    assert isinstance(manifest, Manifest)
+    assert (manifest.ids, manifest.sentences, manifest.excluded) == (["u1"], [""], ())
+
+
 def test_kaldi_folder_is_read(tmp_path: Path) -> None:
     wav = "u1 /x/a.flac\nu2 b.flac\n\nu3 c.flac\n"
     text, english = "u1 hello there\n\nu2 yes\nu4 no\n", {"language": "en"}
