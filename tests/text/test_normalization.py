@@ -132,6 +132,7 @@ def test_join_segments_with_and_without_spaces(segments: list[str], joined: str)
 def test_languages_with_letters() -> None:
     assert languages_with(Counter("ąęł")) == ["pl"]
     assert languages_with({}) == []
+    assert languages_with({"é": 1})[:3] == ["es", "it", "ca"]  # the shortest tables first
 
 
 def test_spoken_symbols_note_counts_symbols() -> None:
