@@ -288,16 +288,16 @@ def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
         column = find_split_column(split.column_names, partial(read_column, split))
         if column is not None:
             values = Counter(filter(None, read_column(split, column)))
-            others = [
+            misplaced = [
                 f"{count:,} {value}"
                 for value, count in values.items()
                 if name not in roles.get(role_of(value) or "", {name})
             ]
-            if others:
+            if misplaced:
                 yield planned.finding(
                     "data_folder",
                     problem=f"{name} has rows whose column `{column}` names another split: "
-                    f"{listed(others)}",
+                    f"{listed(misplaced)}",
                     fix="Pass --manifest all=FILE, which follows the column, or rename it.",
                     stops=False,
                 )
@@ -320,7 +320,7 @@ def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -
 
 
 def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
-    """Find what normalization drops or replaces, each kind once, and what it leaves as it is."""
+    """Find dropped, replaced and unusual characters of transcripts, each kind once."""
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)

@@ -180,10 +180,10 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
 
 
 def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
-    """Return the settings of a run, or what is known of them from a bundle, and its decoding."""
+    """Return the settings of a run, or the few that a bundle has, and its decoding."""
     config = bundle.config
-    known = {"sample_rate": config.sample_rate, "language": config.language}
-    settings = read_records(model).get(SETTINGS, known)
+    bundle_settings = {"sample_rate": config.sample_rate, "language": config.language}
+    settings = read_records(model).get(SETTINGS, bundle_settings)
     decoding = describe_decoding(bundle)
     return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
 

@@ -30,7 +30,7 @@ MAX_LISTED_ITEMS = 50  # of a kind: the most frequent ones
 
 
 class Transcript(NamedTuple):
-    """A transcript as written, as trained, and what is counted: without tags and entities."""
+    """A transcript as written and as trained, and its content without tags and entities."""
 
     written: str
     trained: str
@@ -61,7 +61,7 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
     for rows in batches():
         counts[TAGS] += count_dropped_tags((row.written for row in rows), tag_names)
         counts[NULL_WORDS].update(r.written.strip() for r in rows if NULL_WORD.fullmatch(r.written))
-    found = {kind: positive for kind, count in counts.items() if (positive := +count)}
+    positive_counts = {kind: positive for kind, count in counts.items() if (positive := +count)}
     return [
         {
             "kind": kind,
@@ -69,12 +69,12 @@ def find_changes(split: datasets.Dataset, language: str) -> list[dict[str, Any]]
             "counts": {visible(key): n for key, n in count.most_common(MAX_LISTED_ITEMS)},
             **_find_example(kind, count, batches(), tag_names),
         }
-        for kind, count in sorted(found.items(), key=lambda item: -item[1].total())
+        for kind, count in sorted(positive_counts.items(), key=lambda item: -item[1].total())
     ]
 
 
 def visible(text: str) -> str:
-    """Return a text, or the code of a character that cannot be seen alone.
+    """Return a text; an invisible character as its code.
 
     >>> visible("€"), visible(chr(0x200d))
     ('€', 'U+200D')

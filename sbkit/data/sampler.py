@@ -336,7 +336,9 @@ class EvalSampler(Sampler[MicroBatch]):
         sample_rate: int = SAMPLE_RATE,
     ) -> None:
         lengths = np.asarray(samples)
-        capacity = seconds_to_samples(batch_seconds, sample_rate)  # a longer clip is alone
+        capacity = seconds_to_samples(
+            batch_seconds, sample_rate
+        )  # a longer clip is a batch of its own
         order = np.argsort(lengths, kind="stable")
         self._plan = Plan(Examples.of_single_rows(lengths), order, capacity)
         self._indices = range(rank, len(self._plan), world_size)

@@ -196,7 +196,7 @@ def read_lines(file: Path, encoding: str | None = None) -> Iterator[str]:
 
 @contextmanager
 def _open_text(file: Path, encoding: str | None) -> Iterator[tuple[TextIO, str]]:
-    """Open a text, and yield its encoding, too; raise DataError for damage in what is read."""
+    """Open a text and yield it with its encoding; raise DataError if it is damaged."""
     if not file.is_file():
         raise DataError(f"{file} is not a file. Check its path.", where=str(file))
     try:
@@ -328,7 +328,7 @@ class _Delimited:
     def read(self) -> Table:
         try:
             table, invalid = self._parse()
-            if invalid and not self._is_quoted:
+            if invalid and self._delimiter == "\t" and not self._is_quoted:
                 self._check_line_breaks(table, {row.number for row in invalid})
             breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
             if any(breaks) or any("\n" in row.text for row in invalid):
@@ -395,7 +395,7 @@ class _Delimited:
             return arrow_csv.read_csv(self._source(), read, parse, convert), invalid
 
     def _source(self) -> Any:
-        """Return the file for Arrow, or a stream of what it contains, if it is compressed."""
+        """Return the file for Arrow; if it is compressed, its decompressed stream."""
         is_compressed = infer_compression(self._file.name) is not None
         return (
             fsspec.open(self._file, "rb", compression="infer").open()
@@ -627,9 +627,9 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
         part = PartColumns()
     channel = find_column(names, None, CHANNEL_COLUMNS) or ""
     unused = unused_time_columns(names, part)
-    values = filter(str.strip, read_text_column(table, channel))
-    if channel and not are_channels(values):
-        unused += [channel] * any(map(str.strip, read_text_column(table, channel)))
+    values = [value for value in read_text_column(table, channel) if value.strip()]
+    if not are_channels(values):
+        unused += [channel] if values else []
         channel = ""
     if unused:
         _note_unused(table.file, tuple(unused))

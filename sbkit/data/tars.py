@@ -174,8 +174,8 @@ def _read_texts(sample: Sample, options: TableOptions) -> Row | Excluded:
     except (ValueError, TypeError) as error:
         return Excluded(name, "not a JSON object or UTF-8 text", str(error))
     # A path or times are of the file that the clip was cut from.
-    others = (*PATH_COLUMNS, *find_part_columns([*values])[::2])
-    row = {key: to_text(value) for key, value in values.items() if key not in others}
+    origin_keys = (*PATH_COLUMNS, *find_part_columns([*values])[::2])
+    row = {key: to_text(value) for key, value in values.items() if key not in origin_keys}
     row[ID_COLUMNS[0]] = name
     if options.text_column is False:
         return row

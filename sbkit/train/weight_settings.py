@@ -151,8 +151,8 @@ def _is_size(ours: PartSettings, difference: SettingDifference) -> bool:
     is_number = all(_is_numeric(value) for value in difference[1:])
     if name == FEATURES or not isinstance(ours[name], dict) or not is_number:
         return False
-    shapes, others = _shapes(ours, name), _shapes(_with_their_value(ours, difference), name)
-    return shapes is not None and others is not None and shapes != others
+    shapes, their_shapes = _shapes(ours, name), _shapes(_with_their_value(ours, difference), name)
+    return shapes is not None and their_shapes is not None and shapes != their_shapes
 
 
 def _is_numeric(value: Plain) -> bool:
