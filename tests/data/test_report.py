@@ -15,7 +15,14 @@ import soundfile
 
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.manifest import Clip, Excluded
-from sbkit.data.report import encode_clips, implausible_rows, measure_data, write_data_report
+from sbkit.data.report import (
+    MP3_RATES,
+    encode_clips,
+    encode_mp3,
+    implausible_rows,
+    measure_data,
+    write_data_report,
+)
 from sbkit.data.splits import Splits, within_limits
 from tests.data.test_splits import prepare
 from tests.runs import ROOT, make_workplace
@@ -105,6 +112,12 @@ def test_data_report_page_loads_nothing_escapes_text_and_plays_excluded_examples
     assert "default-src &#39;none&#39;; " in page
     (clip,) = re.findall(r"data:audio/mpeg;base64,([\w+/=]+)", page)
     assert seconds_of(clip) == pytest.approx(9.0, abs=0.2)
+
+
+@pytest.mark.parametrize("rate", MP3_RATES)
+def test_clips_are_encoded_at_every_rate_of_mp3(rate: int) -> None:
+    noise = np.random.default_rng(0).integers(-999, 999, rate).astype(np.int16)
+    assert soundfile.info(io.BytesIO(encode_mp3(noise, rate))).samplerate == rate
 
 
 def test_prepare_command_writes_no_run_folder(

@@ -212,6 +212,16 @@ def test_a_range_names_many_tars(
         prepare(tmp_path / f"audio_{numbers.replace('1', '2')}.tar", tmp_path / "more")
 
 
+def test_nemo_manifest_with_a_damaged_row_is_refused(
+    clips: dict[Path, str], tmp_path: Path
+) -> None:
+    write_nemo(tmp_path, clips)
+    manifest = tmp_path / "tarred_audio_manifest.json"
+    manifest.write_text(manifest.read_text().replace('"ann"}', '"ann"', 1))
+    with pytest.raises(SbkitError, match=r"tarred_audio_manifest.json: .* is not a JSON object"):
+        prepare(tmp_path / "audio_0.tar", tmp_path / "shards")
+
+
 def test_rows_that_a_tar_lacks_are_named_and_counted(
     clips: dict[Path, str], tmp_path: Path
 ) -> None:

@@ -99,6 +99,8 @@ def test_stored_table_is_read_back(language: str) -> None:
         {"version": "2"},
         {"letters": 0},
         {"rewrite": {"a": 1}},
+        {"rewrite": {"ab": "c"}},
+        {"rewrite": {"a": "bb", "b": "cc"}},
         {"rewrite": 1},
         {"spaces": "no"},
         {"x": ""},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.vocabulary import Vocabulary, ensure_labels
+from sbkit.text.vocabulary import ClassLabels, Vocabulary, ensure_labels
 
 INVALID = [
     ({"size": 3}, "from 0 to 2"),  # eos is 3
@@ -22,7 +22,7 @@ def test_special_ids_must_differ_and_lie_inside(ids: dict[str, int], text: str) 
 
 @pytest.mark.parametrize("label", [-1, 0, 10, 1 << 40])
 def test_target_out_of_bounds_or_blank_is_refused(label: int) -> None:
-    with pytest.raises(SbkitError, match=f"clip7 holds {label}\\."):
+    with pytest.raises(SbkitError, match=f"from 0 to 9 and .* clip7 holds {label}\\."):
         Vocabulary(size=10).check_targets([4, label, 5], clip="clip7")
 
 
@@ -44,6 +44,12 @@ def test_fewer_than_two_classes_are_refused_and_nothing_is_written(
         ensure_labels(tmp_path / "labels.txt", names)
     assert not (tmp_path / "labels.txt").exists()
     assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
+
+
+@pytest.mark.parametrize("content", [b"en\n", b"en\nen\n", b"en\n\n"])
+def test_label_file_without_two_different_names_is_refused(content: bytes) -> None:
+    with pytest.raises(SbkitError, match="must list two or more different classes"):
+        ClassLabels(file="labels.txt", content=content)
 
 
 def test_other_classes_in_run_folder_are_named(tmp_path: Path) -> None:
