@@ -156,12 +156,23 @@ PARAKEET: Config = {
     **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
     **{"hop_length": 160, "preemphasis": 0.97},
 }
+WHISPER: Config = {
+    **_sizes(384, 4, 6, 1536),
+    **{"hidden_act": "gelu", "num_mel_bins": 80, "max_source_positions": 1500},
+    **{"n_fft": 400, "hop_length": 160},
+}
+WHISPER_NAMES = {  # keys of its config.json, which also has the sizes of a decoder
+    **{"hidden_size": "d_model", "num_hidden_layers": "encoder_layers"},
+    **{"num_attention_heads": "encoder_attention_heads", "intermediate_size": "encoder_ffn_dim"},
+    "hidden_act": "activation_function",
+}
 DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "wav2vec2": WAV2VEC2,
     "hubert": {**WAV2VEC2, "feat_proj_layer_norm": True},
     "wavlm": {**WAV2VEC2, "num_buckets": 320, "max_bucket_distance": 800},
     "wav2vec2-bert": W2V_BERT,
     "parakeet_encoder": PARAKEET,
+    "whisper": WHISPER,
 }
 UNSUPPORTED = {  # the value that each key must have
     "auto_map": "null, since code of the model's author is never run",
@@ -215,6 +226,12 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
             f"`model_type` in {source_file} must be {', '.join(DEFAULTS)}, but is {family}."
             f"{did_you_mean(str(family), DEFAULTS)} Use a model of one of these families."
         )
+    if family == "whisper":
+        theirs = {key: settings.get(name) for key, name in WHISPER_NAMES.items()}
+        settings = {
+            **settings,
+            **{key: value for key, value in theirs.items() if value is not None},
+        }
     config = {key: settings.get(key, default) for key, default in DEFAULTS[family].items()}
     for key, requirement in _faults({**settings, **config}, DEFAULTS[family]):
         raise ConfigError(
@@ -283,7 +300,10 @@ def _read_license(folder: Path) -> str:
 # -- weights ----------------------------------------------------------------------------------
 
 # The tensors of models with a head have a prefix.
-PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")
+PREFIXES = (
+    *("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder."),
+    "model.encoder.",
+)
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
