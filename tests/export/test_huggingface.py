@@ -185,7 +185,12 @@ def test_write_huggingface_refuses_further_parts(
 
 @pytest.mark.parametrize(
     ("model_type", "knobs"),
-    [("wav2vec2", {"layers": 2}), ("wav2vec2-bert", {}), ("parakeet_encoder", {})],
+    [
+        ("wav2vec2", {"layers": 2}),
+        ("wav2vec2-bert", {}),
+        ("parakeet_encoder", {}),
+        ("whisper", {"layers": 2}),
+    ],
 )
 def test_write_huggingface_writes_other_encoders(
     model_type: str, knobs: dict[str, Any], tmp_path: Path
@@ -202,6 +207,34 @@ def test_write_huggingface_writes_other_encoders(
     for row, frames in enumerate(expected.lengths):
         difference = actual.log_probs[row, :frames] - expected.log_probs[row, :frames]
         assert np.abs(difference).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_transformers_loads_whisper_without_sbkit(
+    tmp_path: Path, clips: list[Samples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no class for Whisper with CTC, so the folder has one."""
+    config = tiny_config("whisper", max_source_positions=1500, source=SOURCE)
+    run = make_run(tmp_path / "run", YAML, make_talkative, encoder_config=config)
+    bundle = tmp_path / "bundle"
+    export_run(run, bundle, formats=["onnx", "sherpa-onnx", "huggingface"], grid=SMALL)
+    for name in ("onnx", "huggingface"):
+        assert next(iter(parity_report(bundle, name).values()))["written"]
+    assert "only compute the features of" in str(parity_report(bundle, "sherpa-onnx"))
+    assert "model=FOLDER, trust_remote_code=True" in (bundle / "huggingface/README.md").read_text()
+    soundfile.write(tmp_path / "clip.wav", clips[0], 16_000)
+    code = (
+        "import sys; sys.modules['sbkit'] = None; import soundfile, transformers; "
+        "recognizer = transformers.pipeline('automatic-speech-recognition', model=sys.argv[1], "
+        "trust_remote_code=True, device='cpu'); "
+        "audio = soundfile.read(sys.argv[2], dtype='float32')[0]; "
+        "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
+    )
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    words = [sys.executable, "-c", code, str(bundle / "huggingface"), str(tmp_path / "clip.wav")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    (expected,) = load_bundle(bundle).transcribe([clips[0]])
+    assert expected and done.stdout.strip() == expected, done.stderr
 
 
 def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ class ParakeetFeatures(MelEnergies):
 class WhisperFeatures(MelEnergies):
     """Compute log energies of centered windows, limited from below by the loudest of the clip.
 
-    (B, S) in +-1, (B,) -> (B, T, M), (B,). The clip goes on as its mirror image at both ends.
+    (B, S) in +-1, (B,) -> (B, T, M), (B,). As in Whisper, a clip begins with its mirror image and
+    is followed by silence; if it is 30 s long, by its mirror image.
     """
 
     is_periodic = True
@@ -146,25 +147,29 @@ class WhisperFeatures(MelEnergies):
     def __init__(self, config: Config) -> None:
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
         super().__init__(filters, size=config["n_fft"], shift=config["hop_length"])
+        self.full_samples = 2 * config["max_source_positions"] * self.shift
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        audio = self.as_precise(audio)
-        if audio.shape[1] < self.shift:  # so that there is a frame
-            audio = pad(audio, (0, self.shift - audio.shape[1]))
-        last = lengths.to(audio.device, non_blocking=True).unsqueeze(1) - 1
-        half = self.size // 2
-        positions = torch.arange(-half, audio.shape[1] + half, device=audio.device).abs()
-        mirrored = torch.where(positions > last, 2 * last - positions, positions)
-        mirrored = mirrored.clamp(min=0, max=audio.shape[1] - 1)
-        windows = audio.gather(1, mirrored).unfold(1, self.size, self.shift)[:, :-1]
-        energies = self.energies(windows, HANN_POWER).clamp(min=10**LOWEST_DECADE).log10()
+        windows = self._extended(self.as_precise(audio), lengths).unfold(1, self.size, self.shift)
         frames = self.frame_lengths(lengths)
+        windows = windows[:, : -(-audio.shape[1] // self.shift)]
+        energies = self.energies(windows, HANN_POWER).clamp(min=10**LOWEST_DECADE).log10()
         mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
         loudest = energies.where(mask, LOWEST_DECADE).amax((1, 2), keepdim=True)
         return (energies.maximum(loudest - RANGE_DECADES) + 4) / 4 * mask, frames
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return lengths // self.shift
+        return (lengths + self.shift - 1) // self.shift
+
+    def _extended(self, audio: Tensor, lengths: Tensor) -> Tensor:
+        """Add half a window to both ends: (B, S), (B,) -> (B, S + W)."""
+        half = self.size // 2
+        lengths = lengths.to(audio.device, non_blocking=True).unsqueeze(1)
+        end = lengths.clamp(min=self.full_samples)
+        positions = torch.arange(-half, audio.shape[1] + half, device=audio.device).abs()
+        positions = torch.where(positions < end, positions, 2 * (end - 1) - positions)
+        samples = audio.gather(1, positions.clamp(min=0, max=audio.shape[1] - 1))
+        return samples * (positions < lengths)
 
 
 @lru_cache(maxsize=8)  # so that it is a constant in an exported graph

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from sbkit.audio.lengths import count_windows, length_mask
-from sbkit.base.errors import DataError
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
 
@@ -20,10 +19,7 @@ KERNEL, STRIDE = 3, 2  # of the second convolution
 
 
 class WhisperConvs(nn.Module):
-    """Two convolutions, of which the second halves the frames: (B, T, M), (B,) -> (B, U, D), (B,).
-
-    Raises DataError if an utterance has more frames than the encoder has positions.
-    """
+    """Convolve twice, and halve the frames: (B, T, M), (B,) -> (B, U, D), (B,)."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -31,19 +27,11 @@ class WhisperConvs(nn.Module):
         self.conv1 = FrameConv(config["num_mel_bins"], width, KERNEL, padding=1)
         self.conv2 = FrameConv(width, width, KERNEL, STRIDE, padding=1)
         self.activation = ACTIVATIONS[config["hidden_act"]]
-        self.max_frames: int = config["max_source_positions"]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        frames = self.frame_lengths(lengths)
-        is_known = frames.device.type == "cpu" and not torch.compiler.is_compiling()
-        if is_known and int(frames.max()) > self.max_frames:
-            raise DataError(
-                f"An utterance has {int(frames.max())} frames, but the encoder has positions for "
-                f"{self.max_frames}. Cut the recording, for example by `sbkit segment`."
-            )
         mask = length_mask(lengths, features.shape[1], features.device).unsqueeze(-1)
         x = self.activation(self.conv1(features * mask)) * mask
-        return self.activation(self.conv2(x)), frames
+        return self.activation(self.conv2(x)), self.frame_lengths(lengths)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
         return count_windows(lengths + 2, KERNEL, STRIDE)
@@ -78,7 +66,8 @@ class StoredPositions(nn.Module):
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, None]:
-        # The padding of a batch may be longer than any utterance can be.
+        # Frames after the last position share it. The check refuses such utterances, and
+        # transcribing cuts them; the padding of a batch and noise of the export may be longer.
         positions = torch.arange(x.shape[1], device=x.device).clamp(max=len(self.weight) - 1)
         return self.dropout(x + embedding(positions, self.weight).to(x.dtype)), None
 

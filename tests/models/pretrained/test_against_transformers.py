@@ -168,15 +168,15 @@ def test_whisper_equals_transformers_on_clips_padded_to_its_length(
     front_end, encoder = make_parts(config)
     assert "not used: model.decoder." in load_weights(tmp_path, [front_end, encoder])
     theirs = model.get_encoder().double()
-    for samples in (5000, 48_000):
+    for samples in (5000, 5120, 48_000):
         audio = clip(samples) * torch.linspace(1, 30, samples).sin()
-        expected = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
-        padded, length = torch.zeros(1, 48_000), torch.tensor([48_000])
-        padded[:, :samples] = audio
-        ours, frames = features(padded, length)
-        mel = expected["input_features"].transpose(1, 2)
-        torch.testing.assert_close(ours, mel, rtol=0.0, atol=1e-5)
+        inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
+        mel = inputs["input_features"].transpose(1, 2)
+        for length in (samples, 48_000):
+            padded = torch.nn.functional.pad(audio, (0, length - samples))
+            ours, frames = features(padded, torch.tensor([length]))
+            torch.testing.assert_close(ours, mel[:, : int(frames)], rtol=0.0, atol=1e-5)
         x, frames = front_end.double()(mel.double(), frames)
         states = encoder.double().encode(x, frames)
-        expected_states = theirs(mel.double().transpose(1, 2)).last_hidden_state
-        torch.testing.assert_close(states, expected_states, rtol=0.0, atol=1e-10)
+        expected = theirs(mel.double().transpose(1, 2)).last_hidden_state
+        torch.testing.assert_close(states, expected, rtol=0.0, atol=1e-10)
