@@ -152,7 +152,8 @@ class WhisperFeatures(MelEnergies):
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         windows = self._extended(self.as_precise(audio), lengths).unfold(1, self.size, self.shift)
         frames = self.frame_lengths(lengths)
-        windows = windows[:, : -(-audio.shape[1] // self.shift)]
+        # Without negative numbers, whose division rounds towards zero in ONNX.
+        windows = windows[:, : (audio.shape[1] + self.shift - 1) // self.shift]
         energies = self.energies(windows, HANN_POWER).clamp(min=10**LOWEST_DECADE).log10()
         mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
         loudest = energies.where(mask, LOWEST_DECADE).amax((1, 2), keepdim=True)
