@@ -8,6 +8,7 @@ HF_TOKEN and HTTPS_PROXY.
 
 import logging
 import re
+import sys
 from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ from sbkit.models.pretrained.folder import (
 logger = logging.getLogger(__name__)
 
 SMALL_FILES = (CONFIG, PREPROCESSOR, PROCESSOR, CARD)
-MODEL_ID = re.compile(r"(?!.*(--|\.\.))\b[\w.-]+\b/\b[\w.-]+\b", re.ASCII)  # the hub's rule
+MODEL_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\b[\w.-]+\b/\b[\w.-]+\b", re.ASCII)  # the hub's rule
 MAIN = "main"  # the branch that a model has if no revision is named
 LOCKS = ".locks"  # the folder in the hub's cache
 
@@ -62,6 +63,7 @@ def find_folder(path_or_id: str, revision: str | None = None) -> Path:
             "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
             f"{path_or_id} is neither. Correct it."
         )
+    logger.info(f"Downloading {path_or_id}, unless another process does so already.")
     locks = Path(constants.HF_HUB_CACHE) / LOCKS
     locks.mkdir(parents=True, exist_ok=True)
     with task_lock(locks, path_or_id, wait=True):
@@ -84,10 +86,11 @@ def _find_in_cache(model: str, revision: str) -> Path | None:
 
 def _download(model: str, revision: str) -> Path:
     """Download what the cache lacks of a model; the weights last, if the rest is supported."""
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
 
-    with _errors_as_sbkit_errors(model, revision):
-        info = HfApi().model_info(model, revision=revision, files_metadata=True)
+    with _errors_as_sbkit_errors(model, revision), _bars_on_terminals():
+        seconds = constants.HF_HUB_ETAG_TIMEOUT
+        info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=seconds)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         _check_files(model, sizes)
         names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]
@@ -96,8 +99,8 @@ def _download(model: str, revision: str) -> Path:
         weights = [name for name in weight_names(folder) if name.endswith(".safetensors")]
         size = sum(sizes.get(name, 0) for name in weights) / 1e6
         logger.info(
-            f"Downloading {model} at commit {folder.name}: {size:,.1f} MB of weights, less what is "
-            f"in {folder.parents[2]} already."
+            f"{model}, commit {folder.name}: {size:,.1f} MB of weights, less what is already in "
+            f"{folder.parents[2]}."
         )
         snapshot_download(model, revision=folder.name, allow_patterns=weights)
     return folder
@@ -117,6 +120,22 @@ def _check_files(model: str, names: Container[str]) -> None:
             f"{model} has no {missing} on the hub{reason}. Use another model, or convert this one "
             "(docs/guide/fine-tuning.md) and name its folder."
         )
+
+
+@contextmanager
+def _bars_on_terminals() -> Iterator[None]:
+    """Hide the bars of `huggingface_hub` in a log, unless its own variable decides."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
+
+    if sys.stderr.isatty() or constants.HF_HUB_DISABLE_PROGRESS_BARS is not None:
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 @contextmanager
@@ -150,8 +169,8 @@ def _errors_as_sbkit_errors(model: str, revision: str) -> Iterator[None]:
         reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         problem = f"{model} cannot be downloaded from {hub} ({reason})"
         fix = (
-            "Check the connection (HTTPS_PROXY, or HF_ENDPOINT for a mirror), and rerun the same "
-            "command: what has arrived is kept."
+            "Check the connection (HTTPS_PROXY, HF_TOKEN, or HF_ENDPOINT for a mirror), and rerun "
+            "the same command: what has arrived is kept."
         )
     else:
         return
