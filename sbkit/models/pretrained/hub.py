@@ -170,7 +170,7 @@ def _errors_as_sbkit_errors(model: str, revision: str) -> Iterator[None]:
         problem = f"{model} cannot be downloaded from {hub} ({reason})"
         fix = (
             "Check the connection (HTTPS_PROXY, HF_TOKEN, or HF_ENDPOINT for a mirror), and rerun "
-            "the same command: what has arrived is kept."
+            "the same command: files that have arrived are kept."
         )
     else:
         return

@@ -11,13 +11,16 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from sbkit.base.errors import SbkitError
+from sbkit.config.hparams import save_resolved
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
+from sbkit.train.run import Run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.hub import Hub, serve_hub
 from tests.runs import ROOT, Workplace, read_json
 
 FILES = ("config.json", "preprocessor_config.json", "README.md", "model.safetensors")
+YAML = ROOT / "hparams/ctc_pretrained.yaml"
 PULL = "refs/pr/1"
 SMALL = (
     *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=1", "--average_checkpoints=1"),
@@ -131,6 +134,18 @@ def test_hub_that_is_off_or_out_of_reach_is_one_sentence(
         find_folder("acme/tiny")
 
 
+def test_yaml_of_a_run_folder_names_the_commit_when_main_has_moved(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Run(YAML, {"pretrained": "acme/tiny"})
+    save_resolved(tmp_path / "resolved.yaml", run.yaml_file, run.overrides)
+    hub.folders["acme/tiny", "main"] = make_folder(tmp_path / "new", **FRAMES, hidden_size=48)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    assert Run(tmp_path / "resolved.yaml", {}).knobs == run.knobs
+    with pytest.raises(SbkitError, match="agree with `pretrained`, but acme/tiny has other sizes"):
+        Run(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ddp)])
 def test_run_downloads_each_file_once_and_names_the_commit(
@@ -143,8 +158,8 @@ def test_run_downloads_each_file_once_and_names_the_commit(
         **{**os.environ, "HF_HOME": str(tmp_path / "home"), "SBKIT_CACHE": str(workplace.cache)},
         **({"HF_ENDPOINT": hub.url} if ranks == 1 else proxy),
     }
-    yaml, run = str(ROOT / "hparams/ctc_pretrained.yaml"), tmp_path / "run"
-    words = workplace.arguments(run, "--pretrained=acme/tiny", yaml=yaml, tiny=SMALL)
+    run = tmp_path / "run"
+    words = workplace.arguments(run, "--pretrained=acme/tiny", yaml=str(YAML), tiny=SMALL)
 
     def start(*command: str, **more: str) -> str:
         process = subprocess.run(
