@@ -43,14 +43,14 @@ MAX_FILE_BYTES = 1 << 25  # a JSON file or a model card
 DOWNLOAD_AGAIN = "Download it again."
 
 
-def root_of(folder: Path) -> Path:
-    """Return the folder that must contain all files: itself, or the model's in the hub's cache."""
-    return folder.parents[1] if commit_of(folder) else folder.resolve()
-
-
 def commit_of(folder: Path) -> str | None:
     """Return the commit of a model in the hub's cache, None for another folder."""
     return folder.name if folder.parent.name == SNAPSHOTS else None
+
+
+def root_of(folder: Path) -> Path:
+    """Return the folder that must contain all files: itself, or the model's in the hub's cache."""
+    return folder.parents[1] if commit_of(folder) else folder.resolve()
 
 
 def name_of(folder: Path) -> str:
@@ -345,7 +345,7 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
     unused = [name for name in stored if name not in tensors]
     note = f"; not used: {listed(unused, max_names=MAX_LISTED_NAMES)}" if unused else ""
     commit = commit_of(folder)
-    model = f"{name_of(folder)}, commit {commit} in {folder.parents[2]}" if commit else folder
+    model = f"{name_of(folder)}, commit {commit}, in the cache" if commit else folder
     size = sum(file.stat().st_size for file in weight_files(folder)) / 1e6
     return f"pretrained {model} ({size:,.1f} MB): loaded {len(tensors)} tensors{note}."
 
