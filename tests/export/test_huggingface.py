@@ -39,7 +39,7 @@ from tests.runtime.bundles import ROOT, SMALL, make_run, parity_report
 # transformers' WavLM warns about its own masks
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
-SOURCE = {"name": "ann/tiny", "license": "mit", "sha256": "ab12"}
+SOURCE = {"name": "ann/tiny", "revision": "c0ffee", "license": "mit", "sha256": "ab12"}
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 MODELS: dict[str, dict[str, Any]] = {
     "wav2vec2": {},
@@ -155,7 +155,8 @@ def test_model_cards_name_the_pretrained_encoder(folder: Path) -> None:
         text = (folder / card).read_text()
         head = yaml.safe_load(text.split("---\n")[1])
         assert (head["base_model"], head["library_name"]) == ("ann/tiny", library)
-        assert "- pretrained encoder: ann/tiny, license: mit, SHA-256 of its weights: ab12" in text
+        assert "- pretrained encoder: ann/tiny, commit c0ffee, license: mit, SHA-256" in text
+        assert "SHA-256 of its weights: ab12" in text
 
 
 def test_bundle_runs_without_transformers(tmp_path: Path) -> None:

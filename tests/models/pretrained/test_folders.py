@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sbkit.base.errors import BundleError, ConfigError, DeviceError, SbkitError
+from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 from sbkit.models.pretrained import folder as folder_module
 from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import (
@@ -219,28 +219,6 @@ def test_cut_encoder_loads_only_its_layers(model_type: str, tmp_path: Path) -> N
     parts = [PretrainedFrontEnd(config=config), PretrainedEncoder(config=config, layers=2)]
     (unused,) = re.findall("; not used: (.*)", load_weights(folder, parts))
     assert re.match(r"(encoder\.)?layers\.2\.", unused)
-
-
-def test_model_id_finds_the_hub_cache_with_its_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    home = tmp_path / "models--org--tiny"
-    snapshot = make_folder(home / "snapshots" / ("0" * 40))
-    (home / "refs").mkdir()
-    (home / "refs/main").write_text("0" * 40)
-    (home / "blobs").mkdir()
-    for file in [*snapshot.iterdir()]:
-        file.rename(home / "blobs" / file.stem)
-        file.symlink_to(f"../../blobs/{file.stem}")
-    config = read_encoder_config("org/tiny")
-    assert config["source"]["name"] == "org/tiny"
-    check_weights(snapshot, config)
-    (home / "blobs/model").unlink()
-    with pytest.raises(BundleError, match="is not a file, or an incomplete download"):
-        read_encoder_config("org/tiny")
-    with pytest.raises(ConfigError, match="but org/other is neither"):
-        read_encoder_config("org/other")
 
 
 def test_license_is_read_from_the_model_card(folder: Path) -> None:
