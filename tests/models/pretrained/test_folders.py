@@ -107,7 +107,7 @@ def rename(old: str, new: str) -> Change:
 
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
-    "whisper": (set_config(model_type="whisper"), "`model_type` in .* wav2vec2, .* but is whisper"),
+    "family": (set_config(model_type="data2vec"), "`model_type` in .* wav2vec2, .* but is data2vec"),
     "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
     "MMS adapters": (set_config(adapter_attn_dim=16), "`adapter_attn_dim` in .* null, but is 16"),
     "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
@@ -245,10 +245,11 @@ def test_modules_read_every_key_that_a_config_keeps(model_type: str, tmp_path: P
                 part(config=incomplete)
 
 
-def test_quiet_clips_have_the_features_of_loud_ones_in_every_family(tmp_path: Path) -> None:
+def test_quiet_clips_have_the_features_of_loud_ones(tmp_path: Path) -> None:
+    """Except in Whisper, whose features keep the level: it was trained on all levels."""
     torch.manual_seed(0)
     audio = torch.randn(1, 16_000) * torch.linspace(0, 20, 16_000).sin() / 10
-    for model_type in FAMILIES:
+    for model_type in FAMILIES.keys() - {"whisper"}:
         folder = make_folder(tmp_path / model_type, model_type)
         file = folder / "preprocessor_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"do_normalize": False}))
