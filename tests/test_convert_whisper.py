@@ -75,12 +75,18 @@ def model_bin(variables: dict[str, Any], version: int = 6) -> bytes:
     return content + struct.pack("<I", 0)
 
 
+def tiny_model_bin(kind: str = "float32", **config: Any) -> bytes:
+    """Return a tiny model of random weights."""
+    parts = make_parts(tiny_config("whisper", **config))
+    return model_bin(variables_of(file_tensors(*parts), kind))
+
+
 @pytest.mark.parametrize("kind", DIFFERENCES)
 @torch.no_grad()
 def test_converted_encoder_has_the_states_of_the_original(kind: str, tmp_path: Path) -> None:
     config = tiny_config("whisper")
     parts = make_parts(config)
-    content = model_bin(variables_of(file_tensors(*parts), kind))
+    content = tiny_model_bin(kind)
     pieces = [tmp_path / "model.bin.part1", tmp_path / "model.bin.part2"]
     pieces[0].write_bytes(content[:5000])
     pieces[1].write_bytes(content[5000:])

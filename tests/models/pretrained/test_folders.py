@@ -107,7 +107,10 @@ def rename(old: str, new: str) -> Change:
 
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
-    "family": (set_config(model_type="data2vec"), "`model_type` in .* wav2vec2, .* but is data2vec"),
+    "family": (
+        set_config(model_type="data2vec"),
+        "`model_type` in .* wav2vec2, .* but is data2vec",
+    ),
     "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
     "MMS adapters": (set_config(adapter_attn_dim=16), "`adapter_attn_dim` in .* null, but is 16"),
     "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
