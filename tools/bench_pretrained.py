@@ -4,13 +4,16 @@ SpeechBrain's side is its `recipes/CommonVoice/ASR/CTC/train_with_wav2vec.py`: i
 Hugging Face's model, three linear layers with batch norm, Adam and Adadelta, speed perturbation,
 dropped frequencies and chunks, and batches of clips sorted by duration. Hugging Face's side is the
 loop of `run_speech_recognition_ctc.py`: `Wav2Vec2ForCTC`, the batches of `group_by_length`, its
-padding, and the step of its Trainer. On both sides, a batch has as many clips as sbkit's has on
-average, the convolutions are frozen, and the encoder is trained from the first step.
+padding, and the step of its Trainer. From a Whisper, SpeechBrain's side has its wrapper of Whisper,
+and Hugging Face's side `WhisperEncoder` and a head; both pad to 30 s. On both sides, a batch has as
+many clips as sbkit's has on average, the convolutions of wav2vec 2.0 are frozen, and the encoder is
+trained from the first step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import speechbrain as sb
@@ -20,6 +23,7 @@ from speechbrain.augment.augmenter import Augmenter
 from speechbrain.augment.time_domain import DropChunk, DropFreq, SpeedPerturb
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.integrations.huggingface.wav2vec2 import Wav2Vec2
+from speechbrain.integrations.huggingface.whisper import Whisper
 from speechbrain.nnet.containers import Sequential
 from speechbrain.nnet.linear import Linear
 from speechbrain.nnet.losses import ctc_loss
@@ -36,6 +40,7 @@ from tools.bench_speechbrain import BLANK, RATE, SpeechBrainSide, read_wav
 library: Any = transformers  # it has incomplete types
 HEAD_DROPOUT = 0.15
 HEAD_NEURONS = 1024
+WHISPER_SECONDS = 30.0
 NO_DROPOUT = ("attention_dropout", "activation_dropout", "hidden_dropout", "feat_proj_dropout")
 
 
@@ -56,7 +61,13 @@ class FineTuningBrain(sb.Brain):  # type: ignore[misc]
         audio, lengths = batch.sig
         if stage is sb.Stage.TRAIN:
             audio, lengths = self.hparams.augment(audio, lengths)
-        encoded = self.modules.enc(self.modules.wav2vec2(audio, lengths))
+        if isinstance(self.modules.wav2vec2, Whisper):
+            seconds = audio.shape[1] / RATE
+            states = self.modules.wav2vec2(audio)
+            lengths = lengths * seconds / WHISPER_SECONDS
+        else:
+            states = self.modules.wav2vec2(audio, lengths)
+        encoded = self.modules.enc(states)
         return self.modules.ctc_lin(encoded).log_softmax(-1), None, lengths
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: sb.Stage) -> Tensor:
@@ -103,7 +114,10 @@ class SpeechBrainFineTuningSide(SpeechBrainSide):
         """Make the Brain of the encoder in `pretrained`; the augmentation is version 1.1's."""
         folder = run.knobs["pretrained"]
         vocab_size = self._tokenizer.vocabulary.size
-        encoder = Wav2Vec2(folder, folder, output_norm=True, freeze_feature_extractor=True)
+        if is_whisper(run):
+            encoder = Whisper(folder, folder, encoder_only=True)
+        else:
+            encoder = Wav2Vec2(folder, folder, output_norm=True, freeze_feature_extractor=True)
         head = Sequential(input_shape=[None, None, encoder.model.config.hidden_size])
         for _ in range(3):
             head.append(Linear, n_neurons=HEAD_NEURONS)
@@ -138,6 +152,11 @@ class SpeechBrainFineTuningSide(SpeechBrainSide):
         )
 
 
+def is_whisper(run: Run) -> bool:
+    """Return whether the sides fine-tune a Whisper."""
+    return bool(run.knobs["encoder_config"]["model_type"] == "whisper")
+
+
 def clips_in_batch(seconds: Sequence[float], knobs: Mapping[str, Any]) -> int:
     """Return the number of clips in `batch_seconds`, on average."""
     return max(1, round(float(knobs["batch_seconds"]) * len(seconds) / sum(seconds)))
@@ -156,15 +175,19 @@ class HuggingFaceSide:
         knobs = run.knobs
         self._tokenizer = run.prepare_labels()
         folder = run.knobs["pretrained"]
-        self._extractor = library.Wav2Vec2FeatureExtractor.from_pretrained(folder)
-        self.model: Any = library.Wav2Vec2ForCTC.from_pretrained(
-            folder,
-            vocab_size=self._tokenizer.vocabulary.size,
-            pad_token_id=BLANK,
-            ctc_loss_reduction="mean",
-            **dict.fromkeys(NO_DROPOUT, 0.0),
-        )
-        self.model.freeze_feature_encoder()
+        vocab_size = self._tokenizer.vocabulary.size
+        self._extractor = library.AutoFeatureExtractor.from_pretrained(folder)
+        if is_whisper(run):
+            self.model: Any = WhisperCtc(folder, vocab_size)
+        else:
+            self.model = library.Wav2Vec2ForCTC.from_pretrained(
+                folder,
+                vocab_size=vocab_size,
+                pad_token_id=BLANK,
+                ctc_loss_reduction="mean",
+                **dict.fromkeys(NO_DROPOUT, 0.0),
+            )
+            self.model.freeze_feature_encoder()
         self._device = run.choose_placement().device
         self.model.to(self._device).train()
         self._context = run.choose_placement().autocast()
@@ -196,6 +219,8 @@ class HuggingFaceSide:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self.model.zero_grad()
+        if "input_features" in batch:
+            return seconds, WHISPER_SECONDS * len(batch["labels"])
         return seconds, batch["input_values"].numel() / RATE
 
     @torch.no_grad()
@@ -205,17 +230,21 @@ class HuggingFaceSide:
         scored: list[ScoredUtterance] = []
         for id, item in self._dev_items.items():
             audio = torch.from_numpy(self._read(item["wav"])).to(self._device)
-            tokens = self.model(audio.unsqueeze(0)).logits[0].argmax(-1).unique_consecutive()
+            logits = self.model(audio.unsqueeze(0)).logits[0]
+            if self.model.__class__ is WhisperCtc:
+                logits = logits[: WhisperCtc.count_frames(item["duration"])]
+            tokens = logits.argmax(-1).unique_consecutive()
             text = self._tokenizer.decode(tokens[tokens != BLANK].tolist())
             scored.append(ScoredUtterance(id, item["text"], text))
         self.model.train()
         return total_scores(scored).cer
 
     def _collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        audio = [{"input_values": self._read(item["wav"])} for item in items]
+        name = self._extractor.model_input_names[0]
+        audio = [{name: self._read(item["wav"])} for item in items]
         labels = [torch.tensor(self._tokenizer.encode(item["text"])) for item in items]
         return {
-            **self._extractor.pad(audio, padding="longest", return_tensors="pt"),
+            **self._padded(audio, items),
             "labels": nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100),
             "seconds": sum(item["duration"] for item in items),
         }
@@ -225,8 +254,40 @@ class HuggingFaceSide:
         inode = Path(wav).stat().st_ino
         if inode not in self._inputs:
             extracted = self._extractor(read_wav(wav).numpy(), sampling_rate=RATE)
-            self._inputs[inode] = extracted.input_values[0]
+            self._inputs[inode] = next(iter(extracted.values()))[0]
         return self._inputs[inode]
+
+    def _padded(self, audio: list[dict[str, Any]], items: Sequence[Mapping[str, Any]]) -> Any:
+        if "input_values" in audio[0]:
+            return self._extractor.pad(audio, padding="longest", return_tensors="pt")
+        frames = [WhisperCtc.count_frames(item["duration"]) for item in items]
+        features = [torch.as_tensor(clip["input_features"]) for clip in audio]
+        return {"input_features": torch.stack(features), "frames": torch.tensor(frames)}
+
+
+class WhisperCtc(nn.Module):
+    """`WhisperEncoder` and a linear head, trained as `Wav2Vec2ForCTC` computes its loss."""
+
+    def __init__(self, folder: str, vocab_size: int) -> None:
+        super().__init__()
+        self.encoder = library.WhisperModel.from_pretrained(folder).encoder
+        self.head = nn.Linear(self.encoder.config.d_model, vocab_size)
+
+    @staticmethod
+    def count_frames(seconds: float) -> int:
+        return max(1, int(seconds * 50))
+
+    def forward(
+        self, input_features: Tensor, frames: Tensor | None = None, labels: Tensor | None = None
+    ) -> Any:
+        """Compute logits, and with labels the loss: (B, M, T), (B,), (B, L)."""
+        logits = self.head(self.encoder(input_features).last_hidden_state)
+        loss = None
+        if labels is not None and frames is not None:
+            log_probs = logits.float().log_softmax(-1).transpose(0, 1)
+            counts = (labels >= 0).sum(1)
+            loss = nn.functional.ctc_loss(log_probs, labels.clamp(min=0), frames, counts, BLANK)
+        return SimpleNamespace(logits=logits, loss=loss)
 
 
 SIDES = {"speechbrain": SpeechBrainFineTuningSide, "huggingface": HuggingFaceSide}

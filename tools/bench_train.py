@@ -5,8 +5,8 @@ python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--only-s
 
 By default, sbkit is compared with SpeechBrain's CommonVoice transformer recipe. With
 --yaml hparams/ctc_pretrained.yaml, it is compared with SpeechBrain's CTC recipe and Hugging Face's
-script: all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another) on clips
-of at most 10 s.
+script: all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another, or a
+Whisper) on clips of at most 10 s.
 
 All sides have the same corpus (48 kHz mp3; without --data_folder, the default corpus is converted),
 labels, precision, number of parameters within 1 % (4 % beside the CTC recipe, because of its linear

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import glob
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
+LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 # After this time without a change, an unfinished folder is taken for that of a killed process.
 ABANDONED_SECONDS = 86_400
 
@@ -177,6 +179,47 @@ def lock_shared(descriptor: int) -> None:
     """Wait for a shared lock on an open file or folder; do nothing if locks are unsupported."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+@contextmanager
+def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of a named task; yield whether this process holds it.
+
+    wait: whether to wait until no other process holds the lock.
+
+    On a disk without locks, every process holds it.
+    """
+    file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
+    lock, is_held = _open_and_lock(file, wait=wait)
+    # A process may open the file just before the holder removes it, and then lock a file that
+    # nobody else can find.
+    while is_held and not _is_at(file, lock):
+        os.close(lock)
+        lock, is_held = _open_and_lock(file, wait=wait)
+    try:
+        yield is_held
+        if is_held:
+            file.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _open_and_lock(file: Path, *, wait: bool) -> tuple[int, bool]:
+    """Open a file and try to lock it; return its descriptor, and whether it is locked."""
+    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    is_held = try_lock(lock)
+    if not is_held and wait:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_held = True
+    return lock, is_held
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Check whether an open file is the one at ``path``."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool = False) -> bytes:

@@ -13,7 +13,7 @@ from torch import nn
 from sbkit.audio.channels import CANCEL, DIFFER
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.messages import listed, plural
-from sbkit.base.units import samples_to_seconds
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.data.changes import (
@@ -28,7 +28,7 @@ from sbkit.data.changes import (
 from sbkit.data.columns import find_split_column, role_of
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, implausible_rows, measure_data
-from sbkit.data.sampler import fastest_percent
+from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     TextTokenizer,
@@ -240,6 +240,35 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
             fix="Lower --mask_channel_length, or pass --mask_channel_prob=0.",
             stops=False,
         )
+
+
+def check_positions(planned: PlannedRun) -> Iterator[Finding]:
+    """Find utterances that are longer than the encoder has positions for, at the lowest speed."""
+    knobs = planned.knobs
+    positions = (knobs.get("encoder_config") or {}).get("max_source_positions")
+    if positions is None:
+        return
+    subsampling = measure_subsampling(planned.build_hparams())
+    slowest = min(1.0, *knobs["speeds"])
+    # An utterance may be joined to one that is nearly this long.
+    joined = seconds_to_samples(MAX_JOINED_SECONDS, knobs["sample_rate"])
+    too_long = {}
+    for name, split in planned.prepare_splits().named().items():
+        samples = sample_counts(split)
+        if name == TRAIN:
+            samples = ((samples + joined * (knobs["concat_prob"] > 0)) / slowest).astype(np.int64)
+        too_long[name] = np.flatnonzero(subsampling.count(samples) > positions)
+    seconds = samples_to_seconds(positions * subsampling.stride, knobs["sample_rate"])
+    yield from _finding_of_rows(
+        planned,
+        too_long,
+        key="max_seconds",
+        problem=f"Utterances, with the slowest of `speeds`, are longer than the {seconds:g} s that "
+        "the encoder has positions for",
+        fix=f"Leave them out of training (--max_seconds={seconds * slowest:g}), and cut those of "
+        "other splits, for example by `sbkit segment`.",
+        stops=True,
+    )
 
 
 def check_data(planned: PlannedRun) -> Iterator[Finding]:

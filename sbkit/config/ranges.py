@@ -88,7 +88,7 @@ RANGES = {  # of the keys of every run; a class declares the ranges of its argum
     "lr": NON_NEGATIVE,
     "weight_decay": NON_NEGATIVE,
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or below 0
-    **dict.fromkeys(("init_from", "pretrained"), Text()),
+    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Text()),
     "init_from_differs": Text(or_list=True),
     "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
 }

@@ -14,15 +14,13 @@ lazy  no shard: the clip's own file is decoded whenever it is read; its length i
       corpus states
 """
 
-import fcntl
-import hashlib
 import io
 import json
 import logging
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +37,7 @@ from datasets import Audio, Features
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import os_errors_name, try_lock
+from sbkit.base.files import LOCK_PREFIX, os_errors_name, task_lock
 from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
@@ -63,7 +61,6 @@ AUDIO_TYPE = pa.struct(
 WAV_HEADER_BYTES = 44  # as libsndfile writes it
 CLIPS_PER_REQUEST = 50
 BATCH_BYTES = 16_000_000  # audio in one record batch; Arrow's 32-bit offsets allow up to 2 GB
-LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 FACTS_KEY = b"sbkit"  # in the metadata of a table, for its `ShardFacts`
 _SCHEMA = Features({AUDIO: Audio()}).arrow_schema
 
@@ -339,47 +336,6 @@ def share_work(folder: Path, tasks: Sequence[tuple[str, Callable[[], None]]]) ->
     for name, task in held_elsewhere:
         with task_lock(folder, name, wait=True):
             task()
-
-
-@contextmanager
-def task_lock(folder: Path, task: str, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a named task; yield whether this process holds it.
-
-    wait: whether to wait until no other process holds the lock.
-
-    On a disk without locks, every process holds it.
-    """
-    file = folder / f"{LOCK_PREFIX}{hashlib.sha256(task.encode()).hexdigest()[:16]}"
-    lock, is_held = _open_and_lock(file, wait=wait)
-    # A process may open the file just before the holder removes it, and then lock a file that
-    # nobody else can find.
-    while is_held and not _is_at(file, lock):
-        os.close(lock)
-        lock, is_held = _open_and_lock(file, wait=wait)
-    try:
-        yield is_held
-        if is_held:
-            file.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
-
-
-def _open_and_lock(file: Path, *, wait: bool) -> tuple[int, bool]:
-    """Open a file and try to lock it; return its descriptor, and whether it is locked."""
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    is_held = try_lock(lock)
-    if not is_held and wait:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        is_held = True
-    return lock, is_held
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Check whether an open file is the one at ``path``."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def remove_leftovers(folder: Path) -> None:

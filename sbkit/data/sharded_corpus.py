@@ -33,6 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.files import task_lock
 from sbkit.base.messages import plural
 from sbkit.base.units import MICROSECONDS
 from sbkit.data.clips import by_file, decode_clips
@@ -46,7 +47,6 @@ from sbkit.data.shard import (
     read_shard_table,
     remove_leftovers,
     share_work,
-    task_lock,
     to_located_audio,
 )
 from sbkit.data.sources import TableFolders, file_version

@@ -4,6 +4,7 @@
     preprocessor_config.json          the preparation of audio
     tokenizer.json, vocab.json        the tokens
     tokenizer_config.json             the class of the tokenizer
+    whisper_ctc.py                    for Whisper: the class, loaded with trust_remote_code=True
 
 The model is a pretrained encoder with one linear head and nothing else. Only this module imports
 transformers: it lets transformers write the format, and run it for the comparison.
@@ -16,6 +17,7 @@ knows the times of words, so its `vocab.json` is written too if the tokens are c
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
 from sbkit.export.traced import TrainedModel, quiet_exporters
 from sbkit.models.asr import AsrModel
+from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.text.tokenizer import SPACE, Tokenizer
@@ -39,7 +42,8 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 CHARACTERS_FILE = "vocab.json"
 WORD_DELIMITER = "|"  # in CHARACTERS_FILE
-PARAKEET = "parakeet_encoder"
+PARAKEET, WHISPER = "parakeet_encoder", "whisper"
+WHISPER_FILE = "whisper_ctc.py"
 SBKIT_KEYS = ("source", "do_normalize", "sample_rate")  # of `encoder_config`, not `config.json`
 AUDIO_SETTINGS = (
     *("do_normalize", "num_mel_bins", "stride"),
@@ -48,6 +52,7 @@ AUDIO_SETTINGS = (
 PROCESSORS = {  # the classes of the processor and the features, by an encoder's `model_type`
     "wav2vec2-bert": ("Wav2Vec2BertProcessor", "SeamlessM4TFeatureExtractor"),
     PARAKEET: ("ParakeetProcessor", "ParakeetFeatureExtractor"),
+    WHISPER: ("Wav2Vec2Processor", "WhisperFeatureExtractor"),  # Whisper's has its tokenizer
 }
 WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
@@ -63,6 +68,8 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
+    if config["model_type"] == WHISPER:
+        _register_whisper(transformers)
     settings = transformers.AutoConfig.for_model(**_model_settings(network, config))
     model = transformers.AutoModelForCTC.from_config(settings)
     model.load_state_dict(_renamed_weights(model, network))
@@ -70,15 +77,26 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     preprocessor = to_json(_preprocessor(config), indent=1) + "\n"
     (folder / PREPROCESSOR_FILE).write_text(preprocessor, encoding="utf-8")
     tokenizer_files = write_tokenizer(bundle.tokenizer, folder)
+    code_files = [WHISPER_FILE] if config["model_type"] == WHISPER else []
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
     return [
         Candidate(
             name=type(model).__name__,
-            files=(CONFIG_FILE, WEIGHTS_FILE, PREPROCESSOR_FILE, *tokenizer_files),
+            files=(CONFIG_FILE, WEIGHTS_FILE, PREPROCESSOR_FILE, *tokenizer_files, *code_files),
             log_probs=partial(_log_probs, loaded, network.encoder.modules),
             transcribe=partial(_transcribe, loaded),
         )
     ]
+
+
+def _register_whisper(transformers: Any) -> None:
+    """Make a class for Whisper known to transformers, whose `save_pretrained` copies its file."""
+    classes: Any = import_module("sbkit.export.whisper_ctc")  # it imports transformers
+    config, model = classes.WhisperCTCConfig, classes.WhisperForCTC
+    config.register_for_auto_class()
+    model.register_for_auto_class("AutoModelForCTC")
+    transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+    transformers.AutoModelForCTC.register(config, model, exist_ok=True)
 
 
 def _require_one_head(network: AsrModel) -> None:
@@ -120,6 +138,9 @@ def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object
     }
     if config["model_type"] == PARAKEET:
         settings = {"model_type": "parakeet_ctc", "encoder_config": settings}
+    if config["model_type"] == WHISPER:
+        settings = {WHISPER_NAMES.get(key, key): value for key, value in settings.items()}
+        settings["model_type"] = "whisper_ctc"
     return {
         **settings,
         "vocab_size": vocabulary.size,
@@ -132,7 +153,7 @@ def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object
 def _renamed_weights(model: Any, network: Any) -> dict[str, Tensor]:
     is_parakeet = hasattr(model, "ctc_head")
     weights: dict[str, Tensor] = {}
-    prefix = "encoder" if is_parakeet else model.base_model_prefix
+    prefix = "encoder" if hasattr(model, "encoder") else model.base_model_prefix
     for part in (network.encoder.modules["CNN"], network.encoder.modules["Transformer"]):
         for name, tensor in part.state_dict().items():
             weights[f"{prefix}.{getattr(part, 'prefix', '')}{name.removeprefix('body.')}"] = tensor

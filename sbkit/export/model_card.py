@@ -36,7 +36,7 @@ USES = {  # how to load a format, by the name of its folder
     "`OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it with the model, "
     'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
     "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
-    "sbkit.",
+    "sbkit. Whisper's encoder needs `trust_remote_code=True`, which runs `whisper_ctc.py`.",
     "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, with sbkit installed.",
     "hub": "a copy of the bundle to upload.",
 }
@@ -73,6 +73,7 @@ def model_card(
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
     export = task.require_export()
+    encoder = config["parts"].get("Transformer", {}).get("arguments", {})
     return environment.get_template("card.md.j2").render(
         task=task,
         hub_task=export.hub_task,
@@ -83,7 +84,7 @@ def model_card(
         parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
         corpus=data.get("corpus") or {},
         base_model=_without_folders(str(init_from)) if init_from else None,
-        encoder=_pretrained_encoder(config),
+        encoder_config=encoder.get("config") or {},
         ema_decay=knobs.get("ema_decay"),
         splits=data.get("splits"),
         results=[] if differs else [*_results(task, summary)],
@@ -148,10 +149,3 @@ def _command(run: Path) -> str:
 def _without_folders(command: str) -> str:
     """Remove the folders of absolute paths, which belong to one machine and may name its user."""
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", command)
-
-
-def _pretrained_encoder(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the name, license and SHA-256 of the weights that the encoder started from."""
-    arguments = config["parts"].get("Transformer", {}).get("arguments", {})
-    source = (arguments.get("config") or {}).get("source")
-    return source if isinstance(source, Mapping) else None

@@ -6,9 +6,9 @@ If its vocabulary is another one, heads and embeddings are loaded token by token
 agree: characters are numbered by how often they occur. Only numbers are read, from safetensors or a
 state_dict, and a YAML or JSON as text; nothing from the other folder is built.
 
-`pretrained` names the folder of an encoder. Its sizes become the plain data `encoder_config` when
-the run begins: the resolved YAML, the run configuration and the bundle hold every size, and the run
-no longer needs the folder.
+`pretrained` names the folder of an encoder, or a model of Hugging Face's hub. Its sizes become the
+plain data `encoder_config` when the run begins: the resolved YAML, the run configuration and the
+bundle hold every size, and the run no longer needs the folder.
 """
 
 from collections.abc import Mapping
@@ -35,13 +35,10 @@ from sbkit.checkpoint.weights import (
 )
 from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_knobs
+from sbkit.config.ranges import require_in_range
 from sbkit.models.parts import token_embedding
-from sbkit.models.pretrained.folder import (
-    check_weights,
-    complete_config,
-    find_folder,
-    read_encoder_config,
-)
+from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
+from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
 from sbkit.tasks.task import Task
 from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
@@ -49,7 +46,8 @@ from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
 SOURCE = "be a run folder or a bundle for `init_from`"
 FIX = "Name another, or null to start without."
 MAX_LISTED_NAMES = 4
-PRETRAINED, ENCODER_CONFIG = "pretrained", "encoder_config"  # keys of the YAML
+# Keys of the YAML
+PRETRAINED, REVISION, ENCODER_CONFIG = "pretrained", "pretrained_revision", "encoder_config"
 
 
 def initialize_from(
@@ -249,23 +247,29 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
 
 
 def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-    folder = knobs.get(PRETRAINED)
+    names = {key: knobs.get(key) for key in (PRETRAINED, REVISION)}
+    require_in_range(names)
+    name, revision = names.values()
     declared = knobs[ENCODER_CONFIG]
-    if folder is None:
+    if name is None:
         if declared is None and (source := knobs.get("init_from")):
             declared = encoder_config_of(Path(source))
         if isinstance(declared, Mapping):
             return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
         raise ConfigError(
             f"`{PRETRAINED}` must name the folder of a pretrained encoder, but is null. Pass "
-            f"--{PRETRAINED}=FOLDER, or for random weights a mapping as `{ENCODER_CONFIG}`."
+            f"--{PRETRAINED}=FOLDER or OWNER/NAME, or for random weights a mapping as "
+            f"`{ENCODER_CONFIG}`."
         )
+    source = (declared or {}).get("source") or {}  # in the YAML of a run folder
+    commit = source.get("revision") if source.get("name") == name else None
+    folder = find_folder(name, revision or commit)
     config = read_encoder_config(folder)
     if declared is None:
-        check_weights(find_folder(folder), config, layers=knobs.get("layers"))
+        check_weights(folder, config, layers=knobs.get("layers"))
     elif declared != config:
         raise ConfigError(
-            f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}`, but {folder} has other "
-            "sizes. Remove one of the two."
+            f"`{ENCODER_CONFIG}` must be null or agree with `{PRETRAINED}`, but {name} has other "
+            "sizes or weights. Remove one of the two."
         )
     return config

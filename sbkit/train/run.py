@@ -63,7 +63,8 @@ from sbkit.distributed.device import DeviceCounter, Placement, count_local_devic
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
-from sbkit.models.pretrained.folder import find_folder, load_weights
+from sbkit.models.pretrained.folder import load_weights
+from sbkit.models.pretrained.hub import find_folder
 from sbkit.tasks.task import Task
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
@@ -223,7 +224,9 @@ class Run:
         if self.has_checkpoint():
             return lines
         if name := self.knobs.get("pretrained"):
-            lines.append(load_weights(find_folder(name), self.build_hparams().values()))
+            source = (self.knobs.get("encoder_config") or {}).get("source") or {}
+            folder = find_folder(name, source.get("revision"))
+            lines.append(load_weights(folder, self.build_hparams().values()))
         if source := self.knobs.get("init_from"):
             task = self.load_recipe().task
             root = resolve_yaml(self.yaml_file, self.overrides).tree

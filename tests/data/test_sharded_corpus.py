@@ -23,8 +23,9 @@ import soundfile
 
 from recipes.prepare import corpus_of, prepare_transcripts
 from sbkit.audio.io import read_audio
+from sbkit.base import files
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import try_lock
+from sbkit.base.files import task_lock, try_lock
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import filesystem, shard, sources
 from sbkit.data.batch import UtteranceDataset
@@ -198,10 +199,10 @@ def test_lock_file_that_its_holder_removes_is_not_locked(
             removed[0].unlink()
         return try_lock(descriptor)
 
-    monkeypatch.setattr(shard, "try_lock", lock_late)
+    monkeypatch.setattr(files, "try_lock", lock_late)
     with (
-        shard.task_lock(tmp_path, "part", wait=False) as first,
-        shard.task_lock(tmp_path, "part", wait=False) as second,
+        task_lock(tmp_path, "part", wait=False) as first,
+        task_lock(tmp_path, "part", wait=False) as second,
     ):
         assert (first, second) == (True, False)
     assert not [*tmp_path.iterdir()]

@@ -39,7 +39,7 @@ from tests.runtime.bundles import ROOT, SMALL, make_run, parity_report
 # transformers' WavLM warns about its own masks
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
-SOURCE = {"name": "ann/tiny", "license": "mit", "sha256": "ab12"}
+SOURCE = {"name": "ann/tiny", "revision": "c0ffee", "license": "mit", "sha256": "ab12"}
 LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 MODELS: dict[str, dict[str, Any]] = {
     "wav2vec2": {},
@@ -58,6 +58,13 @@ def make_talkative(hparams: Any) -> None:
         hparams["ctc_lin"].weight.mul_(3)
         hparams["ctc_lin"].bias[0] = 1
         hparams["ctc_lin"].bias[1:4] = -100  # other libraries write the names of special tokens
+
+
+def make_chatty(hparams: Any) -> None:
+    make_talkative(hparams)
+    with torch.no_grad():
+        hparams["ctc_lin"].weight.mul_(3)
+        hparams["ctc_lin"].bias[0] = -1
 
 
 def run_of(
@@ -148,7 +155,8 @@ def test_model_cards_name_the_pretrained_encoder(folder: Path) -> None:
         text = (folder / card).read_text()
         head = yaml.safe_load(text.split("---\n")[1])
         assert (head["base_model"], head["library_name"]) == ("ann/tiny", library)
-        assert "- pretrained encoder: ann/tiny, license: mit, SHA-256 of its weights: ab12" in text
+        assert "- pretrained encoder: ann/tiny, commit c0ffee, license: mit, SHA-256" in text
+        assert "SHA-256 of its weights: ab12" in text
 
 
 def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
@@ -185,7 +193,12 @@ def test_write_huggingface_refuses_further_parts(
 
 @pytest.mark.parametrize(
     ("model_type", "knobs"),
-    [("wav2vec2", {"layers": 2}), ("wav2vec2-bert", {}), ("parakeet_encoder", {})],
+    [
+        ("wav2vec2", {"layers": 2}),
+        ("wav2vec2-bert", {}),
+        ("parakeet_encoder", {}),
+        ("whisper", {"layers": 2}),
+    ],
 )
 def test_write_huggingface_writes_other_encoders(
     model_type: str, knobs: dict[str, Any], tmp_path: Path
@@ -202,6 +215,39 @@ def test_write_huggingface_writes_other_encoders(
     for row, frames in enumerate(expected.lengths):
         difference = actual.log_probs[row, :frames] - expected.log_probs[row, :frames]
         assert np.abs(difference).max() < 1e-4
+
+
+@pytest.mark.slow
+def test_transformers_loads_whisper_without_sbkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no class for Whisper with CTC, so the folder has one."""
+    config = tiny_config("whisper", max_source_positions=1500, source=SOURCE)
+    bundle = tmp_path / "bundle"
+    run = make_run(tmp_path / "run", YAML, make_chatty, encoder_config=config)
+    export_run(run, bundle, formats=["onnx", "sherpa-onnx", "huggingface"], grid=SMALL)
+    for name in ("onnx", "huggingface"):
+        assert next(iter(parity_report(bundle, name).values()))["written"]
+    assert "only compute the features of" in str(parity_report(bundle, "sherpa-onnx"))
+    assert "model=FOLDER, trust_remote_code=True" in (bundle / "huggingface/README.md").read_text()
+    dice = np.random.default_rng(0)
+    phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()[
+        :42_300
+    ]  # another tone each 0.1 s
+    clip = (3000 * np.sin(phase)).astype(np.int16)
+    soundfile.write(tmp_path / "clip.wav", clip, 16_000)
+    code = (
+        "import sys; sys.modules['sbkit'] = None; import soundfile, transformers; "
+        "recognizer = transformers.pipeline('automatic-speech-recognition', model=sys.argv[1], "
+        "trust_remote_code=True, device='cpu'); "
+        "audio = soundfile.read(sys.argv[2], dtype='float32')[0]; "
+        "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
+    )
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    words = [sys.executable, "-c", code, str(bundle / "huggingface"), str(tmp_path / "clip.wav")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    (expected,) = load_bundle(bundle).transcribe([clip])
+    assert expected and done.stdout.strip() == expected, done.stderr
 
 
 def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:

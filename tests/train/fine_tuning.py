@@ -20,7 +20,8 @@ from tests.models.pretrained.folders import make_parts, tiny_config
 
 STEPS, PARTS, FROZEN = 5, 2, 2  # PARTS: micro-batches of a step
 FREEZE = {"CNN": "always", "Transformer": FROZEN}
-SAMPLES = {"wavlm": 1000, "wav2vec2-bert": 3600, "parakeet_encoder": 9000}  # some ten frames
+SAMPLES = {"wavlm": 1000, "wav2vec2-bert": 3600, "parakeet_encoder": 9000}
+SAMPLES |= {"whisper": 3600}  # some ten frames
 KNOBS = {
     **{"layerdrop": 0.5, "dropout": 0.1, "mask_time_length": 2, "mask_channel_length": 4},
     **{"layers": "weighted", "gradient_checkpointing": True},

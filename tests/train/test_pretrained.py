@@ -118,9 +118,13 @@ def test_run_stopped_where_freezing_ends_resumes_without_base_model(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "config"),
-    [("wav2vec2-bert", {}), ("parakeet_encoder", {"subsampling_factor": 2})],  # frames of 20 ms
+    [
+        ("wav2vec2-bert", {}),
+        ("parakeet_encoder", {"subsampling_factor": 2}),  # frames of 20 ms
+        ("whisper", {"max_source_positions": 1500}),
+    ],
 )
-def test_stopped_conformer_run_resumes_without_base_model(
+def test_stopped_run_of_other_encoders_resumes_without_base_model(
     model_type: str, config: dict[str, Any], workplace: Workplace, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path / "tiny", model_type, **config)
@@ -166,6 +170,23 @@ def test_check_reports_masks_and_writes_no_files(
         r"note: Utterances are shorter than the 75 frames of a mask.* in train", output
     )
     assert "note: A mask of 25 channels is wider than the encoder (24)" in output
+
+
+@pytest.mark.slow
+def test_check_finds_utterances_without_positions(
+    workplace: Workplace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 1.5 s, slowed down to 1.67 s."""
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    folder = make_folder(tmp_path / "tiny", "whisper", max_source_positions=80)
+    words = command(workplace, folder, tmp_path / "run")[1:]
+    assert sbkit(["check", *words]) != 0
+    output = capsys.readouterr().out
+    assert re.search(r"error: Utterances.* longer than the 1\.6 s that .* in train", output)
+    assert "--max_seconds=1.44" in output
 
 
 # -- refused before anything is prepared -----------------------------------------------------------

@@ -24,6 +24,7 @@ from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.pretrained.blocks import Config
 
 POVEY_POWER, HANN_POWER = 0.85, 1.0  # exponents of Hann's window
+LOWEST_DECADE, RANGE_DECADES = -10.0, 8.0  # of Whisper's energies; below the loudest
 VARIANCE_EPS = 1e-7  # for audio, and the mel bins of w2v-BERT
 DEVIATION_EPS, ENERGY_EPS = 1e-5, 2.0**-24  # for the mel bins of Parakeet
 
@@ -69,6 +70,7 @@ class MelEnergies(nn.Module):
     """Compute mel energies of windows of ``size`` samples, one every ``shift`` samples."""
 
     filters: Tensor  # (K, M)
+    is_periodic = False  # the window
 
     def __init__(self, filters: Float64s, *, size: int, shift: int) -> None:
         super().__init__()
@@ -82,7 +84,8 @@ class MelEnergies(nn.Module):
 
     def energies(self, windows: Tensor, power: float) -> Tensor:
         """Weight windows by a power of Hann's: (B, T, W) -> (B, T, M) of float32."""
-        window = hann_window(self.size, power, windows.dtype, windows.device)
+        dtype, device = windows.dtype, windows.device
+        window = hann_window(self.size, power, dtype, device, periodic=self.is_periodic)
         spectra = torch.fft.rfft(windows * window, self.n_fft)
         return torch.view_as_real(spectra).square().sum(-1).float() @ self.filters
 
@@ -132,10 +135,50 @@ class ParakeetFeatures(MelEnergies):
         return lengths // self.shift  # half of the last window lies past the end
 
 
+class WhisperFeatures(MelEnergies):
+    """Compute log energies of centered windows, limited from below by the loudest of the clip.
+
+    (B, S) in +-1, (B,) -> (B, T, M), (B,). As in Whisper, a clip begins with its mirror image and
+    is followed by silence; if it is 30 s long, by its mirror image.
+    """
+
+    is_periodic = True
+
+    def __init__(self, config: Config) -> None:
+        filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
+        super().__init__(filters, size=config["n_fft"], shift=config["hop_length"])
+        self.full_samples = 2 * config["max_source_positions"] * self.shift
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        windows = self._extended(self.as_precise(audio), lengths).unfold(1, self.size, self.shift)
+        frames = self.frame_lengths(lengths)
+        # Without negative numbers, whose division rounds towards zero in ONNX.
+        windows = windows[:, : (audio.shape[1] + self.shift - 1) // self.shift]
+        energies = self.energies(windows, HANN_POWER).clamp(min=10**LOWEST_DECADE).log10()
+        mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
+        loudest = energies.where(mask, LOWEST_DECADE).amax((1, 2), keepdim=True)
+        return (energies.maximum(loudest - RANGE_DECADES) + 4) / 4 * mask, frames
+
+    def frame_lengths(self, lengths: Tensor) -> Tensor:
+        return (lengths + self.shift - 1) // self.shift
+
+    def _extended(self, audio: Tensor, lengths: Tensor) -> Tensor:
+        """Add half a window to both ends: (B, S), (B,) -> (B, S + W)."""
+        half = self.size // 2
+        lengths = lengths.to(audio.device, non_blocking=True).unsqueeze(1)
+        end = lengths.clamp(min=self.full_samples)
+        positions = torch.arange(-half, audio.shape[1] + half, device=audio.device).abs()
+        positions = torch.where(positions < end, positions, 2 * (end - 1) - positions)
+        samples = audio.gather(1, positions.clamp(min=0, max=audio.shape[1] - 1))
+        return samples * (positions < lengths)
+
+
 @lru_cache(maxsize=8)  # so that it is a constant in an exported graph
-def hann_window(size: int, power: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a power of the symmetric Hann window: (W,)."""
-    return torch.hann_window(size, periodic=False, dtype=dtype, device=device) ** power
+def hann_window(
+    size: int, power: float, dtype: torch.dtype, device: torch.device, *, periodic: bool
+) -> Tensor:
+    """Return a power of the Hann window, symmetric unless it is periodic: (W,)."""
+    return torch.hann_window(size, periodic=periodic, dtype=dtype, device=device) ** power
 
 
 def kaldi_filters(n_mels: int, sample_rate: int) -> Float64s:

@@ -1,8 +1,8 @@
 """The folder of a pretrained encoder, as `save_pretrained` or a download from a hub writes it.
 
-Its files are read as data: nothing is executed, and no connection is opened. Weights are mapped and
-copied tensor by tensor into the parts of a YAML, so that they are in memory only once. Parameters
-that the files do not have, such as adapters, keep their initial values.
+Its files are read as data: nothing is executed, and no connection is opened (`hub.py` downloads).
+Weights are mapped and copied tensor by tensor into the parts of a YAML, so that they are in memory
+only once. Parameters that the files do not have, such as adapters, keep their initial values.
 
 The configuration is `config.json`, completed with defaults. Keys and defaults are Hugging Face's
 (transformers 5.23, `models/*/configuration_*.py`). Keys that no module here reads are dropped, and
@@ -10,7 +10,8 @@ three are added:
 
     do_normalize   whether clips get zero mean and unit variance; always with a group norm
     sample_rate    Hz
-    source         name, license and SHA-256 of the weights of the base model; null: random weights
+    source         name, commit on the hub (`revision`), license and SHA-256 of the weights of the
+                   base model; null: random weights
 """
 
 import hashlib
@@ -18,7 +19,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,24 +43,20 @@ MAX_FILE_BYTES = 1 << 25  # a JSON file or a model card
 DOWNLOAD_AGAIN = "Download it again."
 
 
-def find_folder(path_or_id: str) -> Path:
-    """Return the folder that `pretrained` names, by its path or its id in the hub's cache."""
-    if (folder := Path(path_or_id).expanduser()).is_dir():
-        return folder
-    from huggingface_hub import try_to_load_from_cache  # reads the disk only, below HF_HOME
-
-    with suppress(ValueError):  # the text is not an id
-        if isinstance(file := try_to_load_from_cache(path_or_id, CONFIG), str):
-            return Path(file).parent
-    raise ConfigError(
-        f"`pretrained` must name a folder, or a model in the cache of huggingface_hub, but "
-        f"{path_or_id} is neither. Download it first (hf download {path_or_id}), or correct it."
-    )
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of a model in the hub's cache, None for another folder."""
+    return folder.name if folder.parent.name == SNAPSHOTS else None
 
 
 def root_of(folder: Path) -> Path:
     """Return the folder that must contain all files: itself, or the model's in the hub's cache."""
-    return folder.parents[1] if folder.parent.name == SNAPSHOTS else folder.resolve()
+    return folder.parents[1] if commit_of(folder) else folder.resolve()
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a folder, or the id of a model in the hub's cache."""
+    name = root_of(folder).name
+    return name.removeprefix("models--").replace("--", "/") if commit_of(folder) else name
 
 
 def file_in(folder: Path, name: str) -> Path | None:
@@ -88,20 +84,25 @@ def read_json(folder: Path, name: str) -> dict[str, Any] | None:
         return {**json.loads(read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The {name}"))}
 
 
+def weight_names(folder: Path) -> list[str]:
+    """Return the names of the files of the weights: one, or the shards of the index."""
+    index = read_json(folder, INDEX)
+    if index is None or file_in(folder, WEIGHTS) is not None:
+        return [WEIGHTS]
+    with parse_errors_as_sbkit_errors(folder / INDEX, "be a whole file", fix=DOWNLOAD_AGAIN):
+        return sorted({*index["weight_map"].values()})
+
+
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of the weights: one, or the shards of the index.
+    """Return the files of the weights.
 
     Raises:
         BundleError: a file is missing. Pickles are not read, since loading one runs its code.
     """
-    names = [WEIGHTS]
-    if (index := read_json(folder, INDEX)) is not None and file_in(folder, WEIGHTS) is None:
-        with parse_errors_as_sbkit_errors(folder / INDEX, "be a whole file", fix=DOWNLOAD_AGAIN):
-            names = sorted({*index["weight_map"].values()})
-    files = {name: file_in(folder, name) for name in names}
+    files = {name: file_in(folder, name) for name in weight_names(folder)}
     if missing := [name for name, file in files.items() if file is None]:
         pickles = [name for name in PICKLES if (folder / name).exists()]
-        if pickles and index is None:
+        if pickles and not (folder / INDEX).exists():
             raise BundleError(
                 f"{folder} has only {pickles[0]}, a pickle, which is not read because loading it "
                 f"runs code. Download {WEIGHTS}, or load the model with transformers, if you trust "
@@ -156,12 +157,23 @@ PARAKEET: Config = {
     **{"subsampling_conv_stride": 2, "num_mel_bins": 80, "n_fft": 512, "win_length": 400},
     **{"hop_length": 160, "preemphasis": 0.97},
 }
+WHISPER: Config = {
+    **_sizes(384, 4, 6, 1536),
+    **{"hidden_act": "gelu", "num_mel_bins": 80, "max_source_positions": 1500},
+    **{"n_fft": 400, "hop_length": 160},
+}
+WHISPER_NAMES = {  # keys of its config.json, which also has the sizes of a decoder
+    **{"hidden_size": "d_model", "num_hidden_layers": "encoder_layers"},
+    **{"num_attention_heads": "encoder_attention_heads", "intermediate_size": "encoder_ffn_dim"},
+    "hidden_act": "activation_function",
+}
 DEFAULTS: dict[str, Config] = {  # keyed by model_type
     "wav2vec2": WAV2VEC2,
     "hubert": {**WAV2VEC2, "feat_proj_layer_norm": True},
     "wavlm": {**WAV2VEC2, "num_buckets": 320, "max_bucket_distance": 800},
     "wav2vec2-bert": W2V_BERT,
     "parakeet_encoder": PARAKEET,
+    "whisper": WHISPER,
 }
 UNSUPPORTED = {  # the value that each key must have
     "auto_map": "null, since code of the model's author is never run",
@@ -180,14 +192,25 @@ DIVISORS = ("num_attention_heads", "num_conv_pos_embedding_groups")  # they divi
 PREPROCESSOR, PROCESSOR, CARD = "preprocessor_config.json", "processor_config.json", "README.md"
 
 
-def read_encoder_config(path_or_id: str | Path) -> Config:
-    """Read the configuration of an encoder from a folder, or from the hub's cache by its id.
+def read_encoder_config(folder: Path) -> Config:
+    """Read the configuration of an encoder from a folder; raises SbkitError as `read_settings`."""
+    config = read_settings(folder)
+    source = {
+        "name": name_of(folder),
+        "revision": commit_of(folder),
+        "license": _read_license(folder),
+        "sha256": hash_weights(folder),
+    }
+    return {**config, "source": source}
+
+
+def read_settings(folder: Path) -> Config:
+    """Read the configuration of an encoder, without its source and its weights.
 
     Raises:
         ConfigError: the family, the architecture or a size is not supported.
         BundleError: a file of the folder is missing or damaged.
     """
-    folder = find_folder(str(path_or_id))
     settings = read_json(folder, CONFIG)
     if settings is None:
         raise BundleError(
@@ -197,14 +220,10 @@ def read_encoder_config(path_or_id: str | Path) -> Config:
     encoder_settings = settings.get("encoder_config") or {}  # in a model with a head
     settings = {**settings, **encoder_settings, **_feature_settings(folder)}
     config = complete_config(settings, source_file=str(folder / CONFIG))
-    name = folder.resolve().name
-    if folder.parent.name == SNAPSHOTS:
-        name = root_of(folder).name.removeprefix("models--").replace("--", "/")
-    source = {"name": name, "license": _read_license(folder), "sha256": hash_weights(folder)}
     if config.get("feat_extract_norm") == "group":
         # The norm undoes any level, but not its epsilon: quiet clips would become fainter features.
         config = {**config, "do_normalize": True}
-    return {**config, "source": source}
+    return config
 
 
 def complete_config(settings: Config, *, source_file: str) -> Config:
@@ -215,6 +234,12 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
             f"`model_type` in {source_file} must be {', '.join(DEFAULTS)}, but is {family}."
             f"{did_you_mean(str(family), DEFAULTS)} Use a model of one of these families."
         )
+    if family == "whisper":
+        theirs = {key: settings.get(name) for key, name in WHISPER_NAMES.items()}
+        settings = {
+            **settings,
+            **{key: value for key, value in theirs.items() if value is not None},
+        }
     config = {key: settings.get(key, default) for key, default in DEFAULTS[family].items()}
     for key, requirement in _faults({**settings, **config}, DEFAULTS[family]):
         raise ConfigError(
@@ -283,7 +308,10 @@ def _read_license(folder: Path) -> str:
 # -- weights ----------------------------------------------------------------------------------
 
 # The tensors of models with a head have a prefix.
-PREFIXES = ("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder.")
+PREFIXES = (
+    *("", "wav2vec2.", "hubert.", "wavlm.", "wav2vec2_bert.", "encoder."),
+    "model.encoder.",
+)
 RENAMED = {  # weight norm before torch 2.0
     "weight_g": "parametrizations.weight.original0",
     "weight_v": "parametrizations.weight.original1",
@@ -336,7 +364,10 @@ def load_weights(folder: Path, objects: Iterable[object]) -> str:
             tensor.copy_(value)
     unused = [name for name in stored if name not in tensors]
     note = f"; not used: {listed(unused, max_names=MAX_LISTED_NAMES)}" if unused else ""
-    return f"pretrained {folder}: loaded {len(tensors)} tensors{note}."
+    commit = commit_of(folder)
+    model = f"{name_of(folder)}, commit {commit}, in the cache" if commit else folder
+    size = sum(file.stat().st_size for file in weight_files(folder)) / 1e6
+    return f"pretrained {model} ({size:,.1f} MB): loaded {len(tensors)} tensors{note}."
 
 
 def _match_tensors(folder: Path, parts: Iterable[nn.Module]) -> tuple[dict[str, Tensor], Stored]:

@@ -21,9 +21,15 @@ from sbkit.audio.lengths import length_mask
 from sbkit.config.ranges import POSITIVE_COUNT, SHARE, Range, require_in_range
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
-from sbkit.models.pretrained.features import NormalizedAudio, ParakeetFeatures, W2vBertFeatures
+from sbkit.models.pretrained.features import (
+    NormalizedAudio,
+    ParakeetFeatures,
+    W2vBertFeatures,
+    WhisperFeatures,
+)
 from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
+from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs
 
 WEIGHTED = "weighted"  # a value of `layers`
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
@@ -46,6 +52,7 @@ FAMILIES = {  # keyed by the `model_type` of a `config.json`
     "parakeet_encoder": Family(
         ParakeetFeatures, StridedConvs, FastConformer, "subsampling.", has_mask_vector=False
     ),
+    "whisper": Family(WhisperFeatures, WhisperConvs, WhisperBody, "", has_mask_vector=False),
 }
 
 

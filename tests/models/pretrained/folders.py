@@ -31,6 +31,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"left_max_position_embeddings": 12, "right_max_position_embeddings": 3},
     },
     "parakeet_encoder": {**SIZES, "conv_kernel_size": 5, "subsampling_conv_channels": 8},
+    "whisper": {
+        **{"d_model": 24, "encoder_layers": 3, "encoder_attention_heads": 4},
+        **{"encoder_ffn_dim": 32, "num_mel_bins": 20, "max_source_positions": 150},  # 3 s
+    },
 }
 # Frames of 20 ms, like those of large models, so that a run is quick.
 FRAMES = {"conv_dim": [16] * 3, "conv_kernel": [20, 8, 8], "conv_stride": [10, 8, 4]}
@@ -41,6 +45,10 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
         **{"feature_size": 20, "num_mel_bins": 20, "padding_value": 1},
     },
     "parakeet_encoder": PREPROCESSOR | {"feature_extractor_type": "ParakeetFeatureExtractor"},
+    "whisper": {
+        **{"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16_000},
+        **{"feature_size": 20, "chunk_length": 3, "n_fft": 400, "hop_length": 160},
+    },
 }
 
 

@@ -17,9 +17,17 @@ from transformers import (
     SeamlessM4TFeatureExtractor,
     Wav2Vec2BertModel,
     Wav2Vec2FeatureExtractor,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
 )
 
-from sbkit.models.pretrained.folder import DEFAULTS, load_weights, read_encoder_config
+from sbkit.models.pretrained.folder import (
+    DEFAULTS,
+    WHISPER_NAMES,
+    load_weights,
+    read_encoder_config,
+)
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 from tests.models.pretrained.folders import CONFIGS, PREPROCESSORS, encode, make_folder, make_parts
 
@@ -52,9 +60,11 @@ def clip(samples: int) -> Tensor:
 @pytest.mark.parametrize("model_type", DEFAULTS)
 def test_defaults_are_those_of_transformers(model_type: str) -> None:
     extractors = {"wav2vec2-bert": SeamlessM4TFeatureExtractor}
-    extractors |= {"parakeet_encoder": ParakeetFeatureExtractor}
+    extractors |= {"parakeet_encoder": ParakeetFeatureExtractor, "whisper": WhisperFeatureExtractor}
     extractor = extractors.get(model_type, Wav2Vec2FeatureExtractor)().to_dict()
     theirs = extractor | AutoConfig.for_model(model_type).to_dict()
+    if model_type == "whisper":
+        theirs |= {key: theirs[name] for key, name in WHISPER_NAMES.items()}
     extra = {"do_normalize": True, "sample_rate": theirs["sampling_rate"]}  # not in all of theirs
     assert DEFAULTS[model_type].items() <= (extra | theirs).items()
 
@@ -136,3 +146,37 @@ def test_features_and_states_of_saved_conformers_equal_transformers(
         assert x.shape[1] == frames == mask.sum()
         expected = output.last_hidden_state[:, : int(frames)]
         torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("bins", [80, 128])
+@torch.no_grad()
+def test_whisper_equals_transformers_on_clips_padded_to_its_length(
+    bins: int, tmp_path: Path
+) -> None:
+    """In float64: their two forms of attention differ by more than 1e-5 in float32."""
+    sizes = {**CONFIGS["whisper"], "num_mel_bins": bins, "vocab_size": 7, "decoder_layers": 1}
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 1)
+    torch.manual_seed(0)
+    model = WhisperForConditionalGeneration(WhisperConfig(**sizes, **ids)).eval()
+    for parameter in model.parameters():
+        parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    extract = WhisperFeatureExtractor(feature_size=bins, chunk_length=3)
+    extract.save_pretrained(tmp_path)
+    config = read_encoder_config(tmp_path)
+    features = PretrainedFeatures(config=config)  # in training, features are float32 like theirs
+    front_end, encoder = make_parts(config)
+    assert "not used: model.decoder." in load_weights(tmp_path, [front_end, encoder])
+    theirs = model.get_encoder().double()
+    for samples in (5000, 5120, 48_000):
+        audio = clip(samples) * torch.linspace(1, 30, samples).sin()
+        inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
+        mel = inputs["input_features"].transpose(1, 2)
+        for length in (samples, 48_000):
+            padded = torch.nn.functional.pad(audio, (0, length - samples))
+            ours, frames = features(padded, torch.tensor([length]))
+            torch.testing.assert_close(ours, mel[:, : int(frames)], rtol=0.0, atol=1e-5)
+        x, frames = front_end.double()(mel.double(), frames)
+        states = encoder.double().encode(x, frames)
+        expected = theirs(mel.double().transpose(1, 2)).last_hidden_state
+        torch.testing.assert_close(states, expected, rtol=0.0, atol=1e-10)

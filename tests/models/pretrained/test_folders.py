@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sbkit.base.errors import BundleError, ConfigError, DeviceError, SbkitError
+from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 from sbkit.models.pretrained import folder as folder_module
 from sbkit.models.pretrained.folder import check_weights, load_weights, read_encoder_config
 from sbkit.models.pretrained.parts import (
@@ -107,7 +107,10 @@ def rename(old: str, new: str) -> Change:
 
 Q_PROJ = "encoder.layers.0.attention.q_proj.weight"
 BAD: dict[str, tuple[Change, str]] = {
-    "whisper": (set_config(model_type="whisper"), "`model_type` in .* wav2vec2, .* but is whisper"),
+    "family": (
+        set_config(model_type="data2vec"),
+        "`model_type` in .* wav2vec2, .* but is data2vec",
+    ),
     "adapter": (set_config(add_adapter=True), "`add_adapter` in .* false, but is True"),
     "MMS adapters": (set_config(adapter_attn_dim=16), "`adapter_attn_dim` in .* null, but is 16"),
     "remote code": (set_config(auto_map={"AutoModel": "x.Y"}), "model's author is never run"),
@@ -221,28 +224,6 @@ def test_cut_encoder_loads_only_its_layers(model_type: str, tmp_path: Path) -> N
     assert re.match(r"(encoder\.)?layers\.2\.", unused)
 
 
-def test_model_id_finds_the_hub_cache_with_its_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    home = tmp_path / "models--org--tiny"
-    snapshot = make_folder(home / "snapshots" / ("0" * 40))
-    (home / "refs").mkdir()
-    (home / "refs/main").write_text("0" * 40)
-    (home / "blobs").mkdir()
-    for file in [*snapshot.iterdir()]:
-        file.rename(home / "blobs" / file.stem)
-        file.symlink_to(f"../../blobs/{file.stem}")
-    config = read_encoder_config("org/tiny")
-    assert config["source"]["name"] == "org/tiny"
-    check_weights(snapshot, config)
-    (home / "blobs/model").unlink()
-    with pytest.raises(BundleError, match="is not a file, or an incomplete download"):
-        read_encoder_config("org/tiny")
-    with pytest.raises(ConfigError, match="but org/other is neither"):
-        read_encoder_config("org/other")
-
-
 def test_license_is_read_from_the_model_card(folder: Path) -> None:
     assert read_encoder_config(folder)["source"]["license"] == "unknown"
     for text, license in (
@@ -267,10 +248,11 @@ def test_modules_read_every_key_that_a_config_keeps(model_type: str, tmp_path: P
                 part(config=incomplete)
 
 
-def test_quiet_clips_have_the_features_of_loud_ones_in_every_family(tmp_path: Path) -> None:
+def test_quiet_clips_have_the_features_of_loud_ones(tmp_path: Path) -> None:
+    """Except in Whisper, whose features keep the level: it was trained on all levels."""
     torch.manual_seed(0)
     audio = torch.randn(1, 16_000) * torch.linspace(0, 20, 16_000).sin() / 10
-    for model_type in FAMILIES:
+    for model_type in FAMILIES.keys() - {"whisper"}:
         folder = make_folder(tmp_path / model_type, model_type)
         file = folder / "preprocessor_config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"do_normalize": False}))

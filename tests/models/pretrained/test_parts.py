@@ -20,7 +20,7 @@ VARIANTS = [
     for family in ("wav2vec2", "hubert", "wavlm")
     for norm, stable in product(("group", "layer"), (False, True))
 ]
-CONFORMERS = [tiny_config("wav2vec2-bert"), tiny_config("parakeet_encoder")]
+OTHERS = [tiny_config(family) for family in ("wav2vec2-bert", "parakeet_encoder", "whisper")]
 RATES = ("layerdrop", "activation_dropout", "mask_time_prob", "mask_channel_prob")
 PLAIN: dict[str, Any] = dict.fromkeys(RATES, 0.0)
 
@@ -30,7 +30,7 @@ def name_of(config: dict[str, Any]) -> str:
     return f"{config['model_type']}-{norm}-{stable}"
 
 
-@pytest.mark.parametrize("config", VARIANTS + CONFORMERS, ids=name_of)
+@pytest.mark.parametrize("config", VARIANTS + OTHERS, ids=name_of)
 @torch.no_grad()
 def test_states_of_a_clip_do_not_depend_on_its_batch(config: dict[str, Any]) -> None:
     parts = make_parts(config)
@@ -45,7 +45,7 @@ def test_states_of_a_clip_do_not_depend_on_its_batch(config: dict[str, Any]) -> 
         torch.testing.assert_close(batch[row, :count], single[:count], rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", VARIANTS + CONFORMERS, ids=name_of)
+@pytest.mark.parametrize("config", VARIANTS + OTHERS, ids=name_of)
 def test_every_parameter_gets_a_gradient_and_no_buffer_changes(config: dict[str, Any]) -> None:
     options = {"layers": "weighted", "layerdrop": 0.5, "attention_dropout": 0.1, "dropout": 0.1}
     parts = make_parts(config, **options)
@@ -163,7 +163,7 @@ def test_layer_numbers_out_of_range_are_refused(options: dict[str, int]) -> None
         PretrainedEncoder(config=tiny_config(), **options)
 
 
-@pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *CONFORMERS], ids=name_of)
+@pytest.mark.parametrize("config", [VARIANTS[0], VARIANTS[-1], *OTHERS], ids=name_of)
 def test_exported_graph_takes_any_batch_and_length(config: dict[str, Any]) -> None:
     config = {**config, "num_hidden_layers": 1}
 

@@ -1,0 +1,144 @@
+"""A pretrained encoder of Hugging Face's hub: found in the cache, or downloaded.
+
+Its configuration, model card and safetensors are downloaded, never a pickle or code. A model that
+is complete in the cache is used without any connection, whatever the hub has by now.
+`huggingface_hub` keeps the cache below HF_HOME, and reads HF_ENDPOINT (a mirror), HF_HUB_OFFLINE,
+HF_TOKEN and HTTPS_PROXY.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.files import task_lock
+from sbkit.base.messages import listed
+from sbkit.models.pretrained.folder import (
+    CARD,
+    CONFIG,
+    INDEX,
+    PREPROCESSOR,
+    PROCESSOR,
+    WEIGHTS,
+    commit_of,
+    read_settings,
+    weight_files,
+    weight_names,
+)
+
+logger = logging.getLogger(__name__)
+
+SMALL_FILES = (CONFIG, PREPROCESSOR, PROCESSOR, CARD)
+LOG_IN = "log in (hf auth login, or HF_TOKEN)"
+MODEL_ID = re.compile(r"(?!.*(--|\.\.|\.git$))\b[\w.-]+\b/\b[\w.-]+\b", re.ASCII)  # the hub's rule
+
+
+def find_folder(path_or_id: str, revision: str | None = None) -> Path:
+    """Return the folder that `pretrained` names: a path, or a model of the hub.
+
+    revision: a branch, a tag or a commit of the model; None: its branch `main`.
+
+    Raises SbkitError if there is no such folder or model, or if it cannot be downloaded.
+    """
+    if (folder := Path(path_or_id).expanduser()).is_dir():
+        if revision not in (None, commit_of(folder)):
+            raise ConfigError(
+                f"`pretrained_revision` is of a model of the hub, but {path_or_id} is a folder. "
+                "Leave it out."
+            )
+        return folder
+    revision = revision or "main"
+    if (cached := _find_in_cache(path_or_id, revision)) is not None:
+        return cached
+    if not MODEL_ID.fullmatch(path_or_id):
+        raise ConfigError(
+            "`pretrained` must name a folder, or a model of the hub as OWNER/NAME, but "
+            f"{path_or_id} is neither. Correct it."
+        )
+    from huggingface_hub import constants  # not needed for a folder
+
+    logger.info(f"Downloading {path_or_id}, unless another process does so already.")
+    locks = Path(constants.HF_HUB_CACHE) / ".locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with task_lock(locks, path_or_id, wait=True):  # the other processes of a run wait for one
+        cached = _find_in_cache(path_or_id, revision)
+        return cached or _download(path_or_id, revision)
+
+
+def _find_in_cache(model: str, revision: str) -> Path | None:
+    """Return the folder of a model in the hub's cache, None if a file is missing."""
+    from huggingface_hub import try_to_load_from_cache  # reads the disk only
+
+    with suppress(ValueError, BundleError):  # the text is not an id; an incomplete download
+        if isinstance(file := try_to_load_from_cache(model, CONFIG, revision=revision), str):
+            folder = Path(file).parent
+            weight_files(folder)
+            read_settings(folder)
+            return folder
+    return None
+
+
+def _download(model: str, revision: str) -> Path:
+    """Download what the cache lacks of a model; the weights last, if the rest is supported."""
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    seconds = constants.HF_HUB_ETAG_TIMEOUT
+    with _errors_as_sbkit_errors(model, revision):
+        info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=seconds)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        if CONFIG not in sizes or sizes.keys().isdisjoint([WEIGHTS, INDEX]):
+            raise BundleError(
+                f"{model} must have {CONFIG} and {WEIGHTS} on the hub, but has "
+                f"{listed(sorted(sizes), max_names=8)}. Use another model, or convert a pickle, "
+                "which sbkit does not because loading it runs code (docs/guide/fine-tuning.md)."
+            )
+        names = [*SMALL_FILES] if WEIGHTS in sizes else [*SMALL_FILES, INDEX]
+        folder = Path(snapshot_download(model, revision=revision, allow_patterns=names))
+        read_settings(folder)
+        weights = [name for name in weight_names(folder) if name.endswith(".safetensors")]
+        size = sum(sizes.get(name, 0) for name in weights) / 1e6
+        logger.info(f"{model}, commit {folder.name}: {size:,.1f} MB, less what the cache has.")
+        snapshot_download(model, revision=folder.name, allow_patterns=weights)
+    return folder
+
+
+@contextmanager
+def _errors_as_sbkit_errors(model: str, revision: str) -> Iterator[None]:
+    """Explain why a model cannot be downloaded."""
+    from huggingface_hub import constants, errors
+
+    hub = constants.ENDPOINT
+    try:
+        yield
+    except SbkitError:
+        raise
+    except errors.GatedRepoError:
+        message = f"{model} is gated. Accept its terms at {hub}/{model}, and {LOG_IN}."
+    except errors.RepositoryNotFoundError:
+        message = (
+            f"`pretrained` is {model}, which is neither a folder here nor a public model of {hub}. "
+            f"Correct it, or {LOG_IN}."
+        )
+    except errors.RevisionNotFoundError:
+        message = (
+            f"`pretrained_revision` must be a branch, a tag or a commit of {model} on {hub}, but "
+            f"is {revision}. Correct it."
+        )
+    except errors.OfflineModeIsEnabled:
+        message = (
+            f"HF_HUB_OFFLINE forbids to download {model} (revision {revision}), which is not "
+            f"complete in {constants.HF_HUB_CACHE}. Unset it, or copy the model there."
+        )
+    except Exception as error:  # whatever its HTTP client raises
+        if isinstance(error, OSError) and error.errno is not None:  # a full disk, for example
+            raise
+        reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
+        message = (
+            f"{model} cannot be downloaded from {hub} ({reason}). Check the connection, and "
+            "HTTPS_PROXY, HF_ENDPOINT and HF_TOKEN; then rerun the same command."
+        )
+    else:
+        return
+    raise ConfigError(message)

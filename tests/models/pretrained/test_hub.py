@@ -1,0 +1,164 @@
+"""A model is downloaded from a hub once, and every way in which that fails is one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from sbkit.base.errors import SbkitError
+from sbkit.config.hparams import save_resolved
+from sbkit.models.pretrained.folder import read_encoder_config
+from sbkit.models.pretrained.hub import find_folder
+from sbkit.train.run import Run
+from tests.models.pretrained.folders import FRAMES, make_folder
+from tests.models.pretrained.hub import Hub, commit_id
+from tests.runs import ROOT, Workplace, read_json
+
+YAML = ROOT / "hparams/ctc_pretrained.yaml"
+FILES = ("config.json", "preprocessor_config.json", "README.md", "model.safetensors")
+OTHERS = ("pytorch_model.bin", "modeling.py", "model.fp32.safetensors")  # never fetched
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with a model acme/tiny and an empty cache, as seen from this process."""
+    folder = make_folder(tmp_path / "tiny", **FRAMES)
+    for name in ("README.md", *OTHERS):
+        (folder / name).write_text("---\nlicense: mit\n---\n")
+    with Hub() as hub, ThreadPoolExecutor(1) as pool:
+        pool.submit(hub.serve_forever, 0.05)
+        hub.models["acme/tiny"] = {"main": folder}
+        constants = {
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+            "ENDPOINT": hub.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        }
+        for key, value in constants.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{key}", value)
+        yield hub
+        hub.shutdown()
+
+
+def test_missing_files_are_downloaded_and_a_complete_model_needs_no_connection(hub: Hub) -> None:
+    folder = find_folder("acme/tiny")
+    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in FILES}
+    for file in FILES[1::2]:
+        (folder / file).resolve().unlink()  # behind its link
+    assert find_folder("acme/tiny") == folder
+    assert [hub.fetched[f"acme/tiny/{file}"] for file in FILES] == [1, 2, 1, 2]
+    num_requests = hub.num_requests
+    assert find_folder("acme/tiny", folder.name) == find_folder("acme/tiny") == folder
+    assert hub.num_requests == num_requests
+
+
+def test_revision_is_named_by_the_run_and_its_yaml(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, new = hub.models["acme/tiny"]["main"], make_folder(tmp_path / "1", "hubert", **FRAMES)
+    hub.models["acme/tiny"]["refs/pr/1"] = new
+    for revision in ("refs/pr/1", commit_id(new)):
+        run = Run(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
+        assert run.knobs["encoder_config"]["model_type"] == "hubert"
+    run = Run(YAML, {"pretrained": "acme/tiny"})
+    source = run.knobs["encoder_config"]["source"]
+    assert [*source.values()][:3] == ["acme/tiny", commit_id(old), "mit"]
+    save_resolved(tmp_path / "resolved.yaml", run.yaml_file, run.overrides)
+    hub.models["acme/tiny"] = {"main": new, "old": old}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
+    assert Run(tmp_path / "resolved.yaml", {}).knobs == run.knobs
+    with pytest.raises(SbkitError, match="agree with `pretrained`, but acme/tiny has other sizes"):
+        Run(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
+
+
+def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
+    folder = hub.models["acme/tiny"]["main"]
+    weights = load_file(folder / "model.safetensors")
+    shards = [f"part-{index % 2}.safetensors" for index in range(len(weights))]
+    for file in shards[:2]:
+        part = [name for name, shard in zip(weights, shards, strict=True) if shard == file]
+        save_file({name: weights[name] for name in part}, folder / file)
+    weight_map = dict(zip(weights, shards, strict=True))
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors").unlink()
+    read_encoder_config(find_folder("acme/tiny"))
+    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in (*FILES[:3], INDEX, *shards[:2])}
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "sentence"),
+    [
+        ("acme/none", None, "acme/none, which is neither a folder here nor a public model of http"),
+        ("acme/tiny", "v9", "`pretrained_revision` must be a branch, .* of acme/tiny .* is v9"),
+        ("acme/gated", None, "acme/gated is gated. Accept its terms at http.*/acme/gated, and log"),
+        ("acme/pickle", None, "must have .* has config.json, pytorch_model.bin. Use another model"),
+        ("acme/llama", None, "`model_type` in .* is llama"),
+        ("folder/of/mine", None, "a model of the hub as OWNER/NAME, but folder/of/mine is neither"),
+        (".", "main", "`pretrained_revision` is of a model of the hub, but . is a folder"),
+    ],
+)
+def test_model_that_cannot_be_had_is_one_sentence(
+    name: str, revision: str | None, sentence: str, hub: Hub, tmp_path: Path
+) -> None:
+    hub.gated = "acme/gated"
+    for folder, weights in (("gated", "model.safetensors"), ("pickle", OTHERS[0])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
+        (tmp_path / folder / weights).touch()
+        hub.models[f"acme/{folder}"] = {"main": tmp_path / folder}
+    hub.models["acme/llama"] = {"main": make_folder(tmp_path / "llama")}
+    (tmp_path / "llama/config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(SbkitError, match=sentence):
+        find_folder(name, revision)
+    assert not [file for file in hub.fetched if not file.endswith(".json")]
+
+
+def test_hub_that_is_off_or_out_of_reach_is_one_sentence(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(SbkitError, match=r"from http://127.0.0.1:9 \(.*\). Check the connection"):
+        find_folder("acme/tiny")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SbkitError, match="HF_HUB_OFFLINE forbids to download acme/tiny"):
+        find_folder("acme/tiny")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ddp)])
+def test_run_downloads_each_file_once_and_names_the_commit(
+    ranks: int, hub: Hub, workplace: Workplace, tmp_path: Path
+) -> None:
+    """Fresh processes, since `huggingface_hub` reads its variables when it is imported."""
+    run, commit = tmp_path / "run", commit_id(hub.models["acme/tiny"]["main"])
+    small = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=1", "--word_lm_order=0")
+    more = ("--average_checkpoints=1", "--mask_channel_length=4", "--token_lm_order=0")
+    words = workplace.arguments(run, "--pretrained=acme/tiny", *more, yaml=str(YAML), tiny=small)
+    variables = {"HF_HOME": str(tmp_path / "home"), "SBKIT_CACHE": str(workplace.cache)}
+    proxy = {"HF_ENDPOINT": "http://hub.invalid", "http_proxy": hub.url, "no_proxy": ""}
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+    def start(*command: str, **more: str) -> None:
+        environment = {**os.environ, **variables, **more}
+        process = subprocess.run(
+            [sys.executable, *command], env=environment, capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stderr
+        assert f"pretrained acme/tiny, commit {commit}, in the cache (0." in process.stdout
+
+    if ranks == 2:
+        start(*torchrun, "train.py", *words, **proxy)
+    else:
+        start("train.py", *words, HF_ENDPOINT=hub.url)
+        num_requests = hub.num_requests
+        start("-m", "sbkit", "check", *words, f"--output_folder={run}-2", HF_HUB_OFFLINE="1")
+        assert hub.num_requests == num_requests
+    assert hub.fetched == {f"acme/tiny/{file}": 1 for file in FILES}
+    values = read_json(run / "run_config.json")["values"]
+    assert values["encoder_config"]["source"]["revision"] == commit
