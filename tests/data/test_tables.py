@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import SbkitError
+from sbkit.data.columns import find_split_column, is_span
 from sbkit.data.manifest import Clip, Excluded, Manifest, check_locale
 from sbkit.data.tables import TableOptions, read_release
 
@@ -76,6 +77,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "an empty spreadsheet": (",,\n,,\n", "is empty"),
     "only a header": ("path\tsentence\n", "a header but no rows"),
     "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column with --t"),
+    "no objects": ("[1]\n{\n", r"line 1 is not an object \(it is not an object with keys"),
     "a column twice": ("path\tage\tage\na.mp3\t1\t2\n", "the column age twice. Rename"),
     "Latin-1": (
         "path\tsentence\na.mp3\thi\nb.mp3\tété\n".encode("latin-1"),
@@ -95,6 +97,15 @@ def test_read_table_refuses_what_is_not_a_table(tmp_path: Path, case: str) -> No
 def test_read_table_refuses_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is not a file"):
         read_manifest(tmp_path / "train.tsv")
+
+
+def test_columns_of_splits_and_times_are_known_by_their_values() -> None:
+    values = {"set": ["Train", "dev", ""], "subset": ["red", "test"], "split": ["red"]}
+    assert find_split_column(["subset", "set"], values.__getitem__) == "set"
+    assert find_split_column(["subset"], values.__getitem__) is None
+    assert find_split_column(["split"], values.__getitem__) == "split"
+    assert is_span("timestamp", [0.5, 2])
+    assert not is_span("timestamp", ["a", "b"]) and not is_span("times", [1, 2, 3])
 
 
 def test_release_finds_the_extension_of_a_clip(tmp_path: Path) -> None:
