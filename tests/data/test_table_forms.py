@@ -285,6 +285,12 @@ def test_sound_in_a_dataset_is_read_instead_of_its_old_path(tmp_path: Path) -> N
     assert clip.path.is_file() and clip.columns["speaker"] == bytes(range(240, 256)).hex()
 
 
+def test_sound_of_a_dataset_may_be_only_a_path(tmp_path: Path) -> None:
+    columns = {"audio": [{"bytes": None, "path": "clips/a.wav"}], "sentence": ["hi"]}
+    pq.write_table(pa.table(columns), tmp_path / "cv.parquet")
+    assert [clip.path for clip in read(tmp_path / "cv.parquet")] == [tmp_path / "clips/a.wav"]
+
+
 def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     sentences = ["as far as it is ASCII"] * 3000 + ["Привет, как дела"] * 5
@@ -328,6 +334,10 @@ def test_manifests_of_speechbrain_are_read(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "talk.wav", np.zeros(80_000, np.int16), 8000)
     header = "ID,duration,wav,start,stop,spk_id,wrd"
     rows = ["u1,1.0,$data_root/talk.wav,4000,12000,ann,HI", "u2,1.0,$data_root/yo.wav,,,bob,YO"]
+    wrong = "u3,1.0,$data_root/talk.wav,2026-01-01,12000,ann,NO"
+    (tmp_path / "a.csv").write_text("\n".join([header, *rows, wrong]))
+    (excluded,) = read(tmp_path / "a.csv", data_folder=str(tmp_path)).excluded
+    assert excluded.detail.startswith("talk.wav: could not convert")
     (tmp_path / "a.csv").write_text("\n".join([header, *rows]))
     part = {"file": "$data_root/talk.wav", "start": 4000, "stop": 12000}
     document = {

@@ -13,6 +13,7 @@ from sbkit.evaluate.report import (
     confusions,
     join_utterances,
     order_by_use,
+    row,
     unknown_words,
     write_report,
 )
@@ -20,6 +21,7 @@ from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import FigureDict, ScoredUtterance, pair_units
 from sbkit.evaluate.wer_report import slice_figures
 from sbkit.logs.metric import Metric
+from sbkit.text.word import Word
 from tests.logs.reports import results, tone, write_example
 
 
@@ -64,6 +66,12 @@ def test_page_has_at_most_six_megabytes(tmp_path: Path, monkeypatch: pytest.Monk
     assert 80_000 <= max_bytes < 81_000
     static = len(write_example(tmp_path / "..").read_bytes()) - len(tone())
     assert page.stat().st_size < static + 20_000 + 400 * count
+
+
+def test_times_of_words_are_written_in_milliseconds() -> None:
+    words = (Word("one", 0.12345, 1.98765, 0.9),)
+    (side,) = row((ScoredUtterance("a", "one", "one", words=words),), {})["runs"]
+    assert side["heard"] == [[0.123, 1.988, 0.9]]
 
 
 def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
