@@ -62,6 +62,7 @@ CHANGED = [  # sentences, what is noted
     (["Oh [noise] no &amp; [noise]", "<unk>"], "dropped tags: 2 [noise], 1 <unk> ('<unk>' is tr"),
     (["the fox is here", "the fox", f"the f{CYRILLIC_O}x"], f"another script: 1 {CYRILLIC_O} ("),
     (["so\xadft words", "\ufeffa fox"], "deleted characters: 1 U+00AD, 1 U+FEFF ('\\ufeffa fox'"),
+    (["so\u200dft ශ්\u200dරී"], "deleted characters: 1 U+200D ("),
     (["a nan", "NaN", "nan", "nan"], "stand for a missing text: 2 nan, 1 NaN ('NaN' is tr"),
     (["It's fine, (really) - isn't it?", "2nd-rate?!"], "digits: 1 2 ('2nd-rate?!' is trained as"),
     (["It cost 3,50 €", "$5 or 10 %"], ""),

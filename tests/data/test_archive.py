@@ -50,6 +50,23 @@ def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, cache:
     assert entry.is_orphan
 
 
+def test_corpus_stands_beside_other_files_in_its_archive(tmp_path: Path, cache: Path) -> None:
+    release = make_release(tmp_path / "it")
+    (release / "about").mkdir()
+    with tarfile.open(tmp_path / "cv.tar", "w") as tar:
+        tar.add(release, "it")
+    assert corpus_of({"data_folder": tmp_path / "cv.tar"}) == corpus_of({"data_folder": release})
+
+
+def test_archive_with_another_checksum_is_refused(tmp_path: Path, cache: Path) -> None:
+    archive = pack(tmp_path)
+    content = bytearray(archive.read_bytes())
+    content[-8] ^= 1  # of the checksum of gzip, behind the last member
+    archive.write_bytes(content)
+    with pytest.raises(SbkitError, match=r"cannot be unpacked.* Download it again"):
+        corpus_of({"data_folder": archive})
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_truncated_archive_is_refused(share: float, tmp_path: Path, cache: Path) -> None:
     archive = pack(tmp_path)

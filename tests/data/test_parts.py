@@ -380,6 +380,19 @@ def test_compressed_file_without_cuts_is_refused(tmp_path: Path) -> None:
         read(file)
 
 
+@pytest.mark.parametrize(("pause", "end"), [(0.9, 10_000_000), (1.1, 8_900_000)])
+def test_a_second_of_silence_stays_with_the_only_speech_of_a_cut(
+    pause: float, end: int, folder: Path, tmp_path: Path
+) -> None:
+    lhotse = pytest.importorskip("lhotse")
+    recording = lhotse.Recording.from_file(folder / "talk.flac")
+    speech = lhotse.SupervisionSegment("u", "talk", 0, 9 - pause, text="hi")
+    cut = lhotse.MonoCut("c", 1.0, 9.0, 0, [speech], recording=recording)
+    lhotse.CutSet.from_cuts([cut]).to_file(tmp_path / "cuts.jsonl")
+    (clip,) = read(tmp_path / "cuts.jsonl")
+    assert (clip.start, clip.end) == (1_000_000, end)
+
+
 def test_cuts_sound_as_lhotse_reads_them(folder: Path, tmp_path: Path) -> None:
     lhotse = pytest.importorskip("lhotse")
     samples = read_audio(folder / "talk.flac")

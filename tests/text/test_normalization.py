@@ -144,6 +144,7 @@ def test_join_segments_with_and_without_spaces(segments: list[str], joined: str)
 def test_languages_with_letters() -> None:
     assert languages_with(Counter("ąęł")) == ["pl"]
     assert languages_with({}) == []
+    assert languages_with({"a": 95, "ä": 5})[:2] == ["de", "en"]  # most letters kept first
     assert languages_with({"é": 1})[:3] == ["es", "it", "ca"]  # the shortest tables first
 
 
