@@ -365,6 +365,10 @@ def test_json_may_be_one_list(indent: int | None, tmp_path: Path) -> None:
     for values in (rows, rows[:1]):
         (tmp_path / "a.json").write_text(json.dumps(values, indent=indent))
         assert read(tmp_path / "a.json").sentences == [row["text"] for row in values]
+    rows[1]["text"] = True
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=indent))
+    with pytest.raises(SbkitError, match="the text of row 2 is 'True'"):
+        read(tmp_path / "a.json")
     (tmp_path / "a.json").write_text(json.dumps(rows[0]))
     assert read(tmp_path / "a.json").sentences == ["number 0"]
 
