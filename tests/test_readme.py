@@ -70,6 +70,8 @@ NOT_RUN_HERE = (
         "sbkit completion bash",
         "sbkit serve my-",
         "sbkit serve first-model",
+        "sbkit serve whisper-en",
+        "python train.py hparams/ctc_whisper.yaml --pretrained=openai/whisper-base",
         "sbkit transcribe --runtime onnx",
     ),
     "python docs/examples/voice_assistant.py",
@@ -94,6 +96,7 @@ REPLACED_WORDS = {
     "results/tts/en/3407": "results/synthesis",
     "onnx,sherpa-onnx,huggingface": "hub",  # test_huggingface.py writes those
     "onnx,sherpa-onnx": "hub",  # tests/export writes those
+    "onnx,huggingface": "hub",
 }
 # The release of these tests has one language, so language_id.yaml classifies another column.
 TINY_CLASSIFIER = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
@@ -106,8 +109,9 @@ SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
     "hparams/tts.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32", "--d_align=16"),
     MOVED_YAML: (*TINY_ENGLISH, "--vocab_size=45", "--grad_accumulation_factor=1"),
-    "hparams/ctc_pretrained.yaml": (
-        *("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
+    **dict.fromkeys(
+        ("hparams/ctc_pretrained.yaml", "hparams/ctc_whisper.yaml"),
+        ("--device=cpu", "--batch_seconds=6", "--word_lm_order=0", "--token_lm_order=0"),
     ),
 }
 FORMS = ("torchrun train.py hparams/ctc.yaml", "torchrun --nproc_per_node=8 train.py ...")
