@@ -66,13 +66,18 @@ def test_bench_train_runs_both_sides_in_turns(
 
 
 @pytest.mark.slow(30)
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("wav2vec2", FRAMES), ("whisper", {"max_source_positions": 1500})]
+)
 def test_bench_train_fine_tunes_all_sides_in_turns(
+    family: str,
+    sizes: dict[str, Any],
     data_folder: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = make_folder(tmp_path / "base", **FRAMES)
+    folder = make_folder(tmp_path / "base", family, **sizes)
     options = ("--rounds=1", "--seconds=0.3", "--to-cer=9", data_folder)
     model = ("--yaml", "hparams/ctc_pretrained.yaml", f"--pretrained={folder}", "--batch_seconds=6")
     monkeypatch.setattr(sys, "argv", ["bench_train", *options, *model])

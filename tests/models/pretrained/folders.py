@@ -47,7 +47,7 @@ PREPROCESSORS: dict[str, dict[str, Any]] = {
     "parakeet_encoder": PREPROCESSOR | {"feature_extractor_type": "ParakeetFeatureExtractor"},
     "whisper": {
         **{"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16_000},
-        **{"feature_size": 20, "chunk_length": 3, "n_fft": 400, "hop_length": 160},
+        **{"feature_size": 20, "n_fft": 400, "hop_length": 160},
     },
 }
 
@@ -95,6 +95,8 @@ def make_folder(path: Path, model_type: str = "wav2vec2", **config: Any) -> Path
     settings = {**CONFIGS[model_type], "model_type": model_type, **config}
     (path / "config.json").write_text(json.dumps(settings))
     preprocessor = PREPROCESSORS.get(model_type, PREPROCESSOR)
+    if model_type == "whisper":
+        preprocessor = {**preprocessor, "chunk_length": settings["max_source_positions"] // 50}
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     tensors = file_tensors(*make_parts(tiny_config(model_type, **config)))
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
