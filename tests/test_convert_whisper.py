@@ -21,8 +21,13 @@ LAYER_NAMES = [
     ("fc1", "ffn/linear_0"),
     ("fc2", "ffn/linear_1"),
 ]
-TYPES = {"float32": 0, "int8": 1, "int16": 2, "float16": 4}
-DIFFERENCES = {"float32": 0.0, "float16": 0.02, "int8": 0.3}  # of states of about 1
+TYPES = {"float32": 0, "int8": 1, "int16": 2, "float16": 4, "uint16": 5}  # uint16: bfloat16
+DIFFERENCES = {
+    "float32": 0.0,
+    "float16": 0.02,
+    "bfloat16": 0.15,
+    "int8": 0.3,
+}  # of states of about 1
 
 
 def name_in_ctranslate2(name: str) -> str:
@@ -58,6 +63,8 @@ def variables_of(tensors: dict[str, Tensor], kind: str) -> dict[str, Any]:
             variables[f"{name}_scale"] = scale
         elif values.dtype == np.float32 and kind == "float16":
             variables[name] = values.astype(np.float16)
+        elif values.dtype == np.float32 and kind == "bfloat16":
+            variables[name] = (np.ascontiguousarray(values).view(np.uint32) >> 16).astype(np.uint16)
     return variables
 
 
@@ -72,7 +79,7 @@ def model_bin(variables: dict[str, Any], version: int = 6) -> bytes:
     for name, values in variables.items():
         content += text(name) + struct.pack(f"<B{values.ndim}I", values.ndim, *values.shape)
         content += struct.pack("<BI", TYPES[values.dtype.name], values.nbytes) + values.tobytes()
-    return content + struct.pack("<I", 0)
+    return content + struct.pack("<I", 1) + text("decoder/projection/weight") + text(name)
 
 
 def tiny_model_bin(kind: str = "float32", **config: Any) -> bytes:
@@ -91,6 +98,8 @@ def test_converted_encoder_has_the_states_of_the_original(kind: str, tmp_path: P
     pieces[0].write_bytes(content[:5000])
     pieces[1].write_bytes(content[5000:])
     convert(pieces, tmp_path / "out", "apache-2.0")
+    with pytest.raises(BundleError, match=r"out has a config\.json, which is not overwritten"):
+        convert(pieces, tmp_path / "out", "mit")
     read = read_encoder_config(tmp_path / "out")
     assert read.pop("source")["license"] == "apache-2.0"
     assert read == {key: value for key, value in config.items() if key != "source"}
@@ -106,5 +115,5 @@ def test_other_files_and_incomplete_ones_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.bin"
     for content in (model_bin(variables)[:-900], model_bin(variables, version=9), b"\0" * 80):
         file.write_bytes(content)
-        with pytest.raises(BundleError, match=r"is not a whole model\.bin of CTranslate2"):
+        with pytest.raises(BundleError, match=r"is not a whole model\.bin of a Whisper"):
             convert([file], tmp_path / "out", "mit")

@@ -6,8 +6,8 @@ dropped frequencies and chunks, and batches of clips sorted by duration. Hugging
 loop of `run_speech_recognition_ctc.py`: `Wav2Vec2ForCTC`, the batches of `group_by_length`, its
 padding, and the step of its Trainer. From a Whisper, SpeechBrain's side has its wrapper of Whisper,
 and Hugging Face's side `WhisperEncoder` and a head; both pad to 30 s. On both sides, a batch has as
-many clips as sbkit's has on average, the convolutions of wav2vec 2.0 are frozen, and the encoder is
-trained from the first step.
+many clips as sbkit's has on average, and the encoder is trained from the first step. Convolutions
+are frozen; those of Whisper only on sbkit's side, unless `--freeze={}` is passed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

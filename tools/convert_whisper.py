@@ -4,12 +4,13 @@ python -m tools.convert_whisper MODEL.BIN [MORE.BIN ...] FOLDER [--license mit]
 
 Many people have Whisper only as the `model.bin` of faster-whisper. FOLDER gets its encoder in
 float32, as config.json, preprocessor_config.json and model.safetensors under the names of
-transformers. Several files are the pieces of one, in order. float32, float16 and int8 are read.
+transformers. Several files are the parts of one, in order.
 
 The layout of a file, after CTranslate2's `python/ctranslate2/specs/model_spec.py` (version 6):
-version, name of the specification, revision, and a number of variables. Each is its name, rank,
-sizes, type, number of bytes, and bytes. A name is its length in two bytes, and text that ends in
-zero. Numbers are little-endian, of four bytes; rank and type of one.
+version, name of the specification, revision, a number of variables, and a number of aliases. A
+variable is its name, rank, sizes, type, number of bytes, and bytes; an alias its own name and that
+of a variable. A name is its length in two bytes, and text that ends in zero. Numbers are
+little-endian, of four bytes; rank and type of one.
 """
 
 import argparse
@@ -32,51 +33,60 @@ from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 
 VERSIONS = (5, 6)
-TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2"}
+TYPES = {0: "<f4", 1: "<i1", 2: "<i2", 3: "<i4", 4: "<f2", 5: "<u2"}
+BFLOAT16 = 5
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # one matrix in CTranslate2
-RENAMED = [  # the first that matches
-    (r"encoder/position_encodings/encodings", "encoder.embed_positions.weight"),
-    (r"/self_attention/layer_norm/", ".self_attn_layer_norm."),
-    (r"/self_attention/linear_1/", ".self_attn.out_proj."),
-    (r"/self_attention/linear_0/", ".self_attn.qkv."),
-    (r"/ffn/layer_norm/", ".final_layer_norm."),
-    (r"/ffn/linear_0/", ".fc1."),
-    (r"/ffn/linear_1/", ".fc2."),
-]
+RENAMED = (
+    ("encoder/position_encodings/encodings", "encoder/embed_positions/weight"),
+    (r"encoder/layer_(\d+)", r"encoder/layers/\1"),
+    ("self_attention/layer_norm", "self_attn_layer_norm"),
+    ("self_attention/linear_1", "self_attn/out_proj"),
+    ("self_attention/linear_0", "self_attn/qkv"),
+    ("ffn/layer_norm", "final_layer_norm"),
+    ("ffn/linear_0", "fc1"),
+    ("ffn/linear_1", "fc2"),
+    ("gamma$", "weight"),
+    ("beta$", "bias"),
+    ("/", "."),
+)
 
 
 def main() -> None:
-    """Read the pieces of a file and write the folder."""
+    """Read the parts of a file and write the folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pieces", nargs="+", type=Path)
+    parser.add_argument("parts", nargs="+", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--license", default="mit", help="of the weights; OpenAI's are MIT")
     options = parser.parse_args()
-    convert(options.pieces, options.folder, options.license)
+    convert(options.parts, options.folder, options.license)
 
 
-def convert(pieces: list[Path], folder: Path, license: str) -> None:
-    """Write the encoder of a model, which may be in pieces, into a folder.
+def convert(parts: list[Path], folder: Path, license: str) -> None:
+    """Write the encoder of a model, which may be in several files, into a new folder.
 
     Raises:
-        BundleError: the file is not a whole Whisper of CTranslate2, or of an unknown version.
+        BundleError: the files are not a whole Whisper of CTranslate2, or the folder has a model.
     """
-    with tempfile.TemporaryFile() as whole:
-        for piece in pieces:
-            whole.write(piece.read_bytes())
-        whole.flush()
-        content = mmap.mmap(whole.fileno(), 0, access=mmap.ACCESS_READ)
+    if (folder / "config.json").exists():
+        raise BundleError(f"{folder} has a config.json, which is not overwritten. Name another.")
+    with tempfile.TemporaryFile() as joined:
+        for part in parts:
+            joined.write(part.read_bytes())
+        joined.flush()
         try:
+            content = mmap.mmap(joined.fileno(), 0, access=mmap.ACCESS_READ)
             variables = dict(read_variables(content))
+            heads = int(variables["encoder/num_heads"])
         except (struct.error, ValueError, KeyError) as error:
             raise BundleError(
-                f"{pieces[0]} is not a whole model.bin of CTranslate2 ({error}). Pass the pieces "
-                "of one model in order, or convert it with ct2-transformers-converter again."
+                f"{parts[0]} is not a whole model.bin of a Whisper that CTranslate2 wrote "
+                f"({error}). Pass all parts of one model in order, or convert the original by "
+                "ct2-transformers-converter."
             ) from error
     tensors = dict(rename(variables))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", sizes_of(tensors, int(variables["encoder/num_heads"])))
+    write_json(folder / "config.json", sizes_of(tensors, heads))
     extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": SAMPLE_RATE}
     bins = tensors["encoder.conv1.weight"].shape[1]
     write_json(folder / "preprocessor_config.json", extractor | {"feature_size": bins})
@@ -85,13 +95,13 @@ def convert(pieces: list[Path], folder: Path, license: str) -> None:
 
 
 def read_variables(content: mmap.mmap) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Yield the name and the numbers of each variable."""
+    """Yield the name and the numbers of each variable, and of each alias of one."""
     position = 0
 
-    def read(form: str) -> tuple[Any, ...]:
+    def read(fields: str) -> tuple[Any, ...]:
         nonlocal position
-        values = struct.unpack_from(f"<{form}", content, position)
-        position += struct.calcsize(f"<{form}")
+        values = struct.unpack_from(f"<{fields}", content, position)
+        position += struct.calcsize(f"<{fields}")
         return values
 
     def read_name() -> str:
@@ -101,17 +111,22 @@ def read_variables(content: mmap.mmap) -> Iterator[tuple[str, np.ndarray[Any, An
     (version,) = read("I")
     specification = read_name()
     if version not in VERSIONS or specification != "WhisperSpec":
-        raise ValueError(f"version {version} of {specification!r}")
+        raise ValueError(f"it has version {version} of {specification!r}")
     _revision, count = read("II")
+    variables = {}
     for _ in range(count):
         name = read_name()
         shape = read(f"{read('B')[0]}I")
-        kind, size = read("BI")
-        values = np.frombuffer(
-            content, TYPES[kind], size // np.dtype(TYPES[kind]).itemsize, position
-        )
-        yield name, values.reshape(shape)
+        type_id, size = read("BI")
+        dtype = np.dtype(TYPES[type_id])
+        values = np.frombuffer(content, dtype, size // dtype.itemsize, position)
+        if type_id == BFLOAT16:  # the upper half of float32
+            values = (values.astype("<u4") << 16).view("<f4")
+        variables[name] = values.reshape(shape)
         position += size
+    yield from variables.items()
+    for _ in range(read("I")[0]):
+        yield read_name(), variables[read_name()]
 
 
 def rename(variables: dict[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Tensor]]:
@@ -124,9 +139,6 @@ def rename(variables: dict[str, np.ndarray[Any, Any]]) -> Iterator[tuple[str, Te
             tensor = tensor / torch.from_numpy(scale.copy()).view(-1, *[1] * (tensor.ndim - 1))
         for pattern, replacement in RENAMED:
             name = re.sub(pattern, replacement, name)
-        name = name.replace("encoder/layer_norm/", "encoder.layer_norm.")
-        name = re.sub(r"encoder/layer_(\d+)", r"encoder.layers.\1", name).replace("/", ".")
-        name = name.replace("gamma", "weight").replace("beta", "bias")
         if ".qkv." not in name:
             yield name, tensor
             continue

@@ -28,7 +28,7 @@ from sbkit.data.changes import (
 from sbkit.data.columns import find_split_column, role_of
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.report import Facts, implausible_rows, measure_data
-from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent
+from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     TextTokenizer,
@@ -43,6 +43,7 @@ from sbkit.models.asr import head_size
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
+from sbkit.runtime.transcriber import longest_whole
 from sbkit.text.normalization import languages_with
 from sbkit.text.verbalize import languages_with_numbers
 
@@ -243,30 +244,38 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
 
 
 def check_positions(planned: PlannedRun) -> Iterator[Finding]:
-    """Find utterances that are longer than the encoder has positions for, at the lowest speed."""
+    """Find utterances that are longer than the encoder has positions for.
+
+    Those of train are as long as at the slowest speed, or joined to another.
+    """
     knobs = planned.knobs
     positions = (knobs.get("encoder_config") or {}).get("max_source_positions")
     if positions is None:
         return
     subsampling = measure_subsampling(planned.build_hparams())
-    slowest = min(1.0, *knobs["speeds"])
-    # An utterance may be joined to one that is nearly this long.
-    joined = seconds_to_samples(MAX_JOINED_SECONDS, knobs["sample_rate"])
+    rate = knobs["sample_rate"]
+    slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
+    joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0
+    splits = planned.prepare_splits()
+    longest = longest_whole(knobs["eval_batch_seconds"], rate)  # others are validated in segments
     too_long = {}
-    for name, split in planned.prepare_splits().named().items():
+    for name, split in splits.named().items():
         samples = sample_counts(split)
+        frames = subsampling.count(samples)
         if name == TRAIN:
-            samples = ((samples + joined * (knobs["concat_prob"] > 0)) / slowest).astype(np.int64)
-        too_long[name] = np.flatnonzero(subsampling.count(samples) > positions)
-    seconds = samples_to_seconds(positions * subsampling.stride, knobs["sample_rate"])
+            slowed = (samples + seconds_to_samples(joined_seconds, rate)) / slowest
+            frames = subsampling.count(slowed.astype(np.int64))
+        is_cut = (samples > longest) & (name in splits.valid)
+        too_long[name] = np.flatnonzero((frames > positions) & ~is_cut)
+    seconds = samples_to_seconds(positions * subsampling.stride, rate)
     yield from _finding_of_rows(
         planned,
         too_long,
         key="max_seconds",
-        problem=f"Utterances, with the slowest of `speeds`, are longer than the {seconds:g} s that "
-        "the encoder has positions for",
-        fix=f"Leave them out of training (--max_seconds={seconds * slowest:g}), and cut those of "
-        "other splits, for example by `sbkit segment`.",
+        problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
+        "those of train with the slowest of `speeds`",
+        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), and cut "
+        "those of other splits, for example by `sbkit segment`.",
         stops=True,
     )
 

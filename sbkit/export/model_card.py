@@ -36,7 +36,8 @@ USES = {  # how to load a format, by the name of its folder
     "`OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it with the model, "
     'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
     "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
-    "sbkit. Whisper's encoder needs `trust_remote_code=True`, which runs `whisper_ctc.py`.",
+    "sbkit. Whisper's encoder needs `trust_remote_code=True`, which runs `whisper_ctc.py`, and "
+    "`chunk_length_s=20` for clips of more than 30 s.",
     "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, with sbkit installed.",
     "hub": "a copy of the bundle to upload.",
 }

@@ -1,4 +1,4 @@
-"""Whisper's encoder with a CTC head, for transformers, which has no such class.
+"""Whisper's encoder with a CTC head, for transformers 5, which has no such class.
 
 `save_pretrained` copies this file beside the weights, so it imports neither sbkit nor anything that
 transformers does not need. Clips keep their length: frames that `attention_mask` leaves out change
@@ -19,6 +19,7 @@ class WhisperCTCConfig(WhisperConfig):
     """The sizes of a Whisper, of which the decoder's are not used."""
 
     model_type = "whisper_ctc"
+    inputs_to_logits_ratio = 320  # samples of a frame, for chunks and times of the pipeline
 
 
 class WhisperForCTC(WhisperPreTrainedModel):
@@ -46,6 +47,5 @@ class WhisperForCTC(WhisperPreTrainedModel):
         lowest = torch.finfo(x.dtype).min
         bias = (1 - mask[:, None, None, ::2]) * lowest  # (B, 1, 1, U)
         for layer in self.encoder.layers:
-            output = layer(x, bias)
-            x = output[0] if isinstance(output, tuple) else output
+            x = layer(x, bias)
         return CausalLMOutput(logits=self.lm_head(self.encoder.layer_norm(x)))

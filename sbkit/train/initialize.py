@@ -261,7 +261,8 @@ def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
             f"--{PRETRAINED}=FOLDER or OWNER/NAME, or for random weights a mapping as "
             f"`{ENCODER_CONFIG}`."
         )
-    source = (declared or {}).get("source") or {}  # in the YAML of a run folder
+    # In the YAML of a run folder.
+    source = (declared.get("source") if isinstance(declared, Mapping) else None) or {}
     commit = source.get("revision") if source.get("name") == name else None
     folder = find_folder(name, revision or commit)
     config = read_encoder_config(folder)

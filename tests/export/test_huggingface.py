@@ -241,6 +241,7 @@ def test_transformers_loads_whisper_without_sbkit(
         "recognizer = transformers.pipeline('automatic-speech-recognition', model=sys.argv[1], "
         "trust_remote_code=True, device='cpu'); "
         "audio = soundfile.read(sys.argv[2], dtype='float32')[0]; "
+        "assert recognizer.model.config.inputs_to_logits_ratio == 320; "  # for chunks and times
         "print(recognizer({'raw': audio, 'sampling_rate': 16_000})['text'])"
     )
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

@@ -150,6 +150,8 @@ class WhisperFeatures(MelEnergies):
         self.full_samples = 2 * config["max_source_positions"] * self.shift
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        if audio.shape[1] < 1:  # so that there is a frame
+            audio = pad(audio, (0, 1))
         windows = self._extended(self.as_precise(audio), lengths).unfold(1, self.size, self.shift)
         frames = self.frame_lengths(lengths)
         # Without negative numbers, whose division rounds towards zero in ONNX.

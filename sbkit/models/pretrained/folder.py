@@ -235,11 +235,8 @@ def complete_config(settings: Config, *, source_file: str) -> Config:
             f"{did_you_mean(str(family), DEFAULTS)} Use a model of one of these families."
         )
     if family == "whisper":
-        theirs = {key: settings.get(name) for key, name in WHISPER_NAMES.items()}
-        settings = {
-            **settings,
-            **{key: value for key, value in theirs.items() if value is not None},
-        }
+        names = {key: name for key, name in WHISPER_NAMES.items() if name in settings}
+        settings = {**settings, **{key: settings[name] for key, name in names.items()}}
     config = {key: settings.get(key, default) for key, default in DEFAULTS[family].items()}
     for key, requirement in _faults({**settings, **config}, DEFAULTS[family]):
         raise ConfigError(

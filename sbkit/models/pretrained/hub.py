@@ -84,9 +84,9 @@ def _download(model: str, revision: str) -> Path:
     """Download what the cache lacks of a model; the weights last, if the rest is supported."""
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    seconds = constants.HF_HUB_ETAG_TIMEOUT
+    timeout = constants.HF_HUB_ETAG_TIMEOUT  # seconds
     with _errors_as_sbkit_errors(model, revision):
-        info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=seconds)
+        info = HfApi().model_info(model, revision=revision, files_metadata=True, timeout=timeout)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         if CONFIG not in sizes or sizes.keys().isdisjoint([WEIGHTS, INDEX]):
             raise BundleError(
@@ -128,7 +128,7 @@ def _errors_as_sbkit_errors(model: str, revision: str) -> Iterator[None]:
         )
     except errors.OfflineModeIsEnabled:
         message = (
-            f"HF_HUB_OFFLINE forbids to download {model} (revision {revision}), which is not "
+            f"HF_HUB_OFFLINE forbids downloading {model} (revision {revision}), which is not "
             f"complete in {constants.HF_HUB_CACHE}. Unset it, or copy the model there."
         )
     except Exception as error:  # whatever its HTTP client raises

@@ -3,23 +3,27 @@
 Legend: B utterances, T frames of 10 ms, U frames of 20 ms, M mel bins, D width.
 
 Source: Radford et al. 2022. Whisper pads every clip to 30 s. Here a clip keeps its length, and its
-padding in a batch is masked from the first convolution on, so a step on clips of 5 s takes an
-eighth of the time. A clip that is padded to 30 s by zeros has the states that Whisper gives it.
+padding in a batch is masked from the first convolution on: a training step on clips of 5 s takes
+about an eighth of the time. A clip that is padded to 30 s by zeros has the states that Whisper
+gives it.
 """
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from sbkit.audio.lengths import count_windows, length_mask
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
+from sbkit.models.pretrained.conformer import SINUSOID_BASE
 
 KERNEL, STRIDE = 3, 2  # of the second convolution
 
 
 class WhisperConvs(nn.Module):
-    """Convolve twice, and halve the frames: (B, T, M), (B,) -> (B, U, D), (B,)."""
+    """Convolve twice, and halve the frames: (B, T, M), (B,) -> (B, U, D), (B,).
+
+    Features are zero in the padding.
+    """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -30,7 +34,7 @@ class WhisperConvs(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         mask = length_mask(lengths, features.shape[1], features.device).unsqueeze(-1)
-        x = self.activation(self.conv1(features * mask)) * mask
+        x = self.activation(self.conv1(features)) * mask
         return self.activation(self.conv2(x)), self.frame_lengths(lengths)
 
     def frame_lengths(self, lengths: Tensor) -> Tensor:
@@ -62,14 +66,22 @@ class StoredPositions(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         count = config["max_source_positions"]
-        self.register_buffer("weight", torch.zeros(count, config["hidden_size"]))
+        self.register_buffer("weight", sinusoids(count, config["hidden_size"]))
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, None]:
         # Frames after the last position share it. The check refuses such utterances, and
         # transcribing cuts them; the padding of a batch and noise of the export may be longer.
         positions = torch.arange(x.shape[1], device=x.device).clamp(max=len(self.weight) - 1)
-        return self.dropout(x + embedding(positions, self.weight).to(x.dtype)), None
+        return self.dropout(x + self.weight[positions]), None  # in float32, also with autocast
+
+
+def sinusoids(count: int, width: int) -> Tensor:
+    """Return the positions that every Whisper has: (count, D)."""
+    half = width // 2
+    rates = SINUSOID_BASE ** (-torch.arange(half) / (half - 1))
+    angles = torch.arange(count).unsqueeze(1) * rates
+    return torch.cat([angles.sin(), angles.cos()], 1)
 
 
 class WhisperLayer(nn.Module):

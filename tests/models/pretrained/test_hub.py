@@ -126,7 +126,7 @@ def test_hub_that_is_off_or_out_of_reach_is_one_sentence(
     with pytest.raises(SbkitError, match=r"from http://127.0.0.1:9 \(.*\). Check the connection"):
         find_folder("acme/tiny")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(SbkitError, match="HF_HUB_OFFLINE forbids to download acme/tiny"):
+    with pytest.raises(SbkitError, match="HF_HUB_OFFLINE forbids downloading acme/tiny"):
         find_folder("acme/tiny")
 
 
