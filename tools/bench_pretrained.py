@@ -231,7 +231,7 @@ class HuggingFaceSide:
         for id, item in self._dev_items.items():
             audio = torch.from_numpy(self._read(item["wav"])).to(self._device)
             logits = self.model(audio.unsqueeze(0)).logits[0]
-            if self.model.__class__ is WhisperCtc:
+            if isinstance(self.model, WhisperCtc):
                 logits = logits[: WhisperCtc.count_frames(item["duration"])]
             tokens = logits.argmax(-1).unique_consecutive()
             text = self._tokenizer.decode(tokens[tokens != BLANK].tolist())

@@ -246,7 +246,7 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
 def check_positions(planned: PlannedRun) -> Iterator[Finding]:
     """Find utterances that are longer than the encoder has positions for.
 
-    Those of train are as long as at the slowest speed, or joined to another.
+    Utterances of train count at the slowest speed, and with what `concat_prob` may join to them.
     """
     knobs = planned.knobs
     positions = (knobs.get("encoder_config") or {}).get("max_source_positions")

@@ -70,8 +70,8 @@ class StoredPositions(nn.Module):
         self.dropout = Dropout(config["hidden_dropout"])
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, None]:
-        # Frames after the last position share it. The check refuses such utterances, and
-        # transcribing cuts them; the padding of a batch and noise of the export may be longer.
+        # Frames after the last position share it: a padded batch may be longer. `check_positions`
+        # refuses such utterances, and the transcriber cuts them.
         positions = torch.arange(x.shape[1], device=x.device).clamp(max=len(self.weight) - 1)
         return self.dropout(x + self.weight[positions]), None  # in float32, also with autocast
 
