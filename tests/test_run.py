@@ -441,7 +441,9 @@ def test_every_yaml_takes_a_step(
     options += ["--vocab_size=50"] if root.get("token_type") == "unigram" else []
     options += ["--language=[en]", "--label=sentence"] if "label" in root else []
     if "pretrained" in root:
-        options.append(f"--pretrained={make_folder(tmp_path / 'tiny', **FRAMES)}")
+        is_whisper = yaml.stem == "ctc_whisper"
+        family, config = ("whisper", {}) if is_whisper else ("wav2vec2", FRAMES)
+        options.append(f"--pretrained={make_folder(tmp_path / 'tiny', family, **config)}")
     file, overrides = parse_command([str(yaml), *small, *folders, *options])
     run = Run(file, overrides)
     hparams = run.build_hparams()

@@ -21,7 +21,6 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
@@ -29,9 +28,10 @@ from sbkit.evaluate.wer_report import rates_and_counts
 from sbkit.export.test_sets import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
-from sbkit.models.pretrained.features import WhisperFeatures
+from sbkit.models.pretrained.whisper import StoredPositions
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
+from sbkit.runtime.torch_model import TorchBundle
 
 TestSets = Mapping[str, datasets.Dataset]
 # audio (B, S) between -1 and 1, and lengths (B,)
@@ -175,7 +175,7 @@ class Comparison:
     """
 
     candidate: Candidate
-    bundle: Bundle
+    bundle: TorchBundle
     grid: Agreement = field(default_factory=Agreement)
     clips: Agreement = field(default_factory=Agreement)
     errors: Scores = field(default_factory=Scores)
@@ -223,8 +223,7 @@ class Comparison:
     @property
     def max_difference(self) -> float:
         """The limit of a format that computes in float32."""
-        is_whisper = _whisper_features(self.bundle) is not None
-        return MAX_WHISPER_DIFFERENCE if is_whisper else MAX_DIFFERENCE
+        return MAX_WHISPER_DIFFERENCE if _stored_positions(self.bundle) else MAX_DIFFERENCE
 
     def reasons(self) -> list[str]:
         """Say in a sentence each which limits the candidate misses."""
@@ -308,8 +307,9 @@ def compare(
     Candidates and reports are by format; the reports of a format are by candidate.
     """
     rate = trained.bundle.config.sample_rate
-    if (features := _whisper_features(trained.bundle)) is not None:  # it has no more positions
-        grid = grid.up_to(samples_to_seconds(features.full_samples, rate))
+    if positions := _stored_positions(trained.bundle):
+        samples = positions * trained.bundle.model.samples_per_frame
+        grid = grid.up_to(samples_to_seconds(samples, rate))
     comparisons = {
         format: [Comparison(candidate, trained.bundle) for candidate in format_candidates]
         for format, format_candidates in candidates.items()
@@ -325,11 +325,10 @@ def compare(
     }
 
 
-def _whisper_features(bundle: Bundle) -> WhisperFeatures | None:
-    model: Any = bundle.model
-    features = model.network.encoder.modules.get("compute_features")
-    body = getattr(features, "body", None)
-    return body if isinstance(body, WhisperFeatures) else None
+def _stored_positions(bundle: TorchBundle) -> int:
+    """Return the number of frames that Whisper's encoder has positions for; 0 for other models."""
+    parts = bundle.model.network.model.modules()
+    return sum(len(part.weight) for part in parts if isinstance(part, StoredPositions))
 
 
 def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
