@@ -48,7 +48,8 @@ class Cost:
     Attributes:
         trainable_parameters: including those that `freeze` holds for a number of steps.
         peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in
-            the largest step and the largest batch of an evaluation.
+            the largest steps and the largest batch of an evaluation. On the CPU a long run holds
+            up to twice as much, because freed memory stays with the process in pieces.
         step_seconds: the time of a step with the largest batch.
         epoch_seconds: an estimate that grows with the audio, as if validation were as slow as
             training.
@@ -116,17 +117,22 @@ def measure_cost(planned: PlannedRun) -> Cost:
         for batch in loader.batch_sampler or ()
     ]
     largest = max(train_batches, key=padded_samples)
+    # Pauses, which augmentation may put around each utterance, widen many short ones most.
+    most_utterances = max(train_batches, key=len)
 
+    peak_bytes = 0
     with real_steps(planned) as steps:
-        batch = steps.load(largest)
-        with memory_errors_as_sbkit_errors(batch):
-            steps.require_memory(largest)
-            steps.run_step(batch)  # warm-up
-            step_seconds = steps.run_step(batch)
+        for micro_batch in (most_utterances, largest):
+            batch = steps.load(micro_batch)
+            with memory_errors_as_sbkit_errors(batch):
+                steps.require_memory(micro_batch)
+                steps.run_step(batch)  # warm-up
+                step_seconds = steps.run_step(batch)
+            peak_bytes = max(peak_bytes, steps.peak_bytes)
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        peak_bytes = max(steps.peak_bytes, _measure_evaluation(planned, steps))
+        peak_bytes = max(peak_bytes, _measure_evaluation(planned, steps))
         checkpoint_bytes = steps.checkpoint_bytes
 
     train_samples = sum(map(padded_samples, train_batches))

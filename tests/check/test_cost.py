@@ -88,6 +88,26 @@ def test_step_that_fails_only_on_the_device_is_found(
     assert text in str(finding)
 
 
+def test_pauses_make_a_batch_of_many_short_utterances_the_largest(
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def note_size(_: RealSteps, batch: Batch) -> float:
+        sizes.append(len(batch.ids))
+        return 1.0
+
+    monkeypatch.setattr(RealSteps, "run_step", note_size)
+    monkeypatch.setattr(RealSteps, "require_memory", lambda *_: None)
+    monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: max(sizes, default=0)))
+    options = ("--concat_prob=0", "--batch_seconds=13")
+    with planned_run(workplace, tmp_path / "run", *options) as planned:
+        batches = [*planned.require_sampler().steps()]
+        assert measure_cost(planned).peak_bytes == max(map(len, batches))
+        assert sizes[-1] == len(max(batches, key=padded_samples))  # its seconds count
+        assert sizes[-1] < max(sizes)
+
+
 def test_largest_batch_of_an_evaluation_is_measured(
     planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

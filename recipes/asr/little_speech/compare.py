@@ -70,24 +70,31 @@ class LittleSpeechStudy:
     """The folder of a comparison: its tables, recognizers and results."""
 
     def __init__(
-        self, folder: Path, overrides: Sequence[str], *, minutes: float, voice_epochs: int
+        self,
+        folder: Path,
+        overrides: Sequence[str],
+        *,
+        yaml: str = YAML,
+        minutes: float,
+        voice_epochs: int,
     ) -> None:
         """Use a folder.
 
-        overrides: of `hparams/ctc.yaml`, for every recognizer.
+        overrides: of the YAML, for every recognizer.
+        yaml: of the recognizers.
         minutes: the amount of speech with transcripts.
         voice_epochs: epochs of each voice.
         """
         self._folder = folder
         self._minutes = minutes
         self._voice_epochs = voice_epochs
-        yaml, values = parse_command([YAML, *overrides])
-        self._knobs = read_knobs(yaml, values)
+        file, values = parse_command([yaml, *overrides])
+        self._knobs = read_knobs(file, values)
         folder.mkdir(parents=True, exist_ok=True)
         # The tables of this folder take the place of the corpus.
         values = {key: value for key, value in values.items() if key not in CORPUS_KEYS}
-        self._yaml = folder / yaml.name
-        write_text_atomically(self._yaml, resolve(yaml, values).one_file)
+        self._yaml = folder / file.name
+        write_text_atomically(self._yaml, resolve(file, values).one_file)
 
     def prepare(self) -> None:
         """Write the tables of labeled and full speech, a list of the other audio, and the text."""
@@ -203,6 +210,7 @@ def main() -> None:
     description = (__doc__ or "").partition("\n")[0]
     # Without abbreviations: --seed is an option of the YAML.
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument("--yaml", default=YAML, help="of the recognizers")
     parser.add_argument("--out", type=Path, default=Path("results/little_speech"))
     parser.add_argument("--minutes", type=float, default=10.0, help="of speech with transcripts")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -212,6 +220,7 @@ def main() -> None:
     study = LittleSpeechStudy(
         options.out.absolute(),
         overrides,
+        yaml=options.yaml,
         minutes=options.minutes,
         voice_epochs=options.voice_epochs,
     )
