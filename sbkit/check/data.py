@@ -274,8 +274,9 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
         key="max_seconds",
         problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
         "those of train with the slowest of `speeds`",
-        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), and cut "
-        "those of other splits, for example by `sbkit segment`.",
+        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), validate "
+        f"them in segments (--eval_batch_seconds={seconds:g}), and cut those of test sets, for "
+        "example by `sbkit segment`.",
         stops=True,
     )
 
