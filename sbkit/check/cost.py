@@ -120,19 +120,13 @@ def measure_cost(planned: PlannedRun) -> Cost:
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     most_utterances = max(train_batches, key=len)
 
-    peak_bytes = 0
     with real_steps(planned) as steps:
-        for micro_batch in (most_utterances, largest):
-            batch = steps.load(micro_batch)
-            with memory_errors_as_sbkit_errors(batch):
-                steps.require_memory(micro_batch)
-                steps.run_step(batch)  # warm-up
-                step_seconds = steps.run_step(batch)
-            peak_bytes = max(peak_bytes, steps.peak_bytes)
+        peak_bytes, _ = _measure_step(steps, most_utterances)
+        peak_of_largest, step_seconds = _measure_step(steps, largest)
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        peak_bytes = max(peak_bytes, _measure_evaluation(planned, steps))
+        peak_bytes = max(peak_bytes, peak_of_largest, _measure_evaluation(planned, steps))
         checkpoint_bytes = steps.checkpoint_bytes
 
     train_samples = sum(map(padded_samples, train_batches))
@@ -151,6 +145,16 @@ def measure_cost(planned: PlannedRun) -> Cost:
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=num_checkpoints * checkpoint_bytes,
     )
+
+
+def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, float]:
+    """Return the peak bytes and the seconds of a training step, after a first one."""
+    batch = steps.load(micro_batch)
+    with memory_errors_as_sbkit_errors(batch):
+        steps.require_memory(micro_batch)
+        steps.run_step(batch)
+        seconds = steps.run_step(batch)
+    return steps.peak_bytes, seconds
 
 
 def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
