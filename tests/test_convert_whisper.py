@@ -22,12 +22,8 @@ LAYER_NAMES = [
     ("fc2", "ffn/linear_1"),
 ]
 TYPES = {"float32": 0, "int8": 1, "int16": 2, "float16": 4, "uint16": 5}  # uint16: bfloat16
-DIFFERENCES = {
-    "float32": 0.0,
-    "float16": 0.02,
-    "bfloat16": 0.15,
-    "int8": 0.3,
-}  # of states of about 1
+# Of states of about 1.
+DIFFERENCES = {"float32": 0.0, "float16": 0.02, "bfloat16": 0.15, "int8": 0.3}
 
 
 def name_in_ctranslate2(name: str) -> str:
