@@ -226,8 +226,9 @@ def test_score_repeats_the_figures_of_the_run(
 
 
 @pytest.mark.slow
-def test_long_recording_is_validated_as_it_is_transcribed(
-    overfitted: Path, bundle: Path, tmp_path: Path
+@pytest.mark.parametrize("stage", [Stage.VALID, Stage.TEST])
+def test_long_recording_is_evaluated_as_it_is_transcribed(
+    stage: Stage, overfitted: Path, bundle: Path, tmp_path: Path
 ) -> None:
     """It is cut where it pauses, counts as one utterance, and not in the loss."""
     rows, clips = rows_of(overfitted / "release/dev.tsv"), overfitted / "release/clips"
@@ -239,14 +240,15 @@ def test_long_recording_is_validated_as_it_is_transcribed(
         text = transcriber.transcribe(recording).text
     run = Run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
     brain = run.make_brain(noprogressbar=True)
-    brain.checkpointer.recover_if_possible(min_key="CER")
+    brain.on_evaluate_start(min_key="CER")
     row = {"id": "talk", "text": text, "audio": audio, "samples": len(audio)}
     batch = TextCollate(run.prepare_labels())([{**row, "percent": 100, "weight": 1}])
     brain.modules.eval()
-    loss = brain.evaluate_batch(batch, Stage.VALID)
+    brain.on_stage_start(stage)
+    loss = brain.evaluate_batch(batch, stage)
     assert (loss.sums.sum(), loss.counts.sum()) == (0, 0)
     with torch.no_grad():
-        predictions = brain.compute_forward(batch, Stage.VALID)
+        predictions = brain.compute_forward(batch, stage)
     np.testing.assert_allclose(predictions.log_probs[0], np.concatenate(segments), atol=1e-4)
     assert len(segments) > 1
     (scored,) = brain.evaluator.results[""]

@@ -137,7 +137,7 @@ class RunDecoding:
                 yield from map(ValidationUtterance, clips, batch.texts, attention, batch.ids)
 
     def is_long(self, batch: TextBatch) -> bool:
-        """Return whether a batch is one recording that is validated in segments, without a loss.
+        """Return whether a batch is one recording that is evaluated in segments, without a loss.
 
         Attention and CTC over so many frames would take minutes and gigabytes.
         """

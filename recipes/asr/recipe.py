@@ -44,7 +44,7 @@ class AsrBrain(Brain):
 
     task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
     metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
-    validates_segments: ClassVar[bool] = True
+    evaluates_segments: ClassVar[bool] = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -77,11 +77,11 @@ class AsrBrain(Brain):
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)
-        if stage is Stage.VALID and self.decoding.is_long(batch):
-            return self._run_in_segments(audio, batch)
+        if stage is not Stage.TRAIN and self.decoding.is_long(batch):
+            return self._run_in_segments(audio, batch, stage)
         return self.run_model(audio, lengths, batch, stage)
 
-    def _run_in_segments(self, audio: Tensor, batch: TextBatch) -> Predictions:
+    def _run_in_segments(self, audio: Tensor, batch: TextBatch, stage: Stage) -> Predictions:
         """Run the model on segments of a recording (1, S), cut and joined as for a transcript."""
         frame_samples = self.asr_model.samples_per_frame
         segmenter = Segmenter(self.hparams.sample_rate, frame_samples)
@@ -91,15 +91,15 @@ class AsrBrain(Brain):
         log_probs: list[Tensor] = []
         skipped = 0  # frames of the segment that belong to the previous one
         for segment in segmenter.split(batch.clips()):
-            self.watchdog.ping("valid", self.optimizer_step, batch.ids)
+            self.watchdog.ping(stage.name.lower(), self.optimizer_step, batch.ids)
             samples = torch.tensor([len(segment.samples)])
             piece = audio[:, segment.start : segment.start + len(segment.samples)]
-            predictions = self.run_model(piece, samples, batch, Stage.VALID)
+            predictions = self.run_model(piece, samples, batch, stage)
             scores = predictions.log_probs[0, : int(predictions.frame_lengths)].cpu()
             end, skipped_by_next = segment.end_frame(
                 scores.numpy(), frame_samples, self.tokenizer.silent
             )
-            states.append(predictions.states[:, skipped:end].cpu())
+            states.append(predictions.states[:, skipped:end])
             log_probs.append(scores[skipped:end])
             skipped = skipped_by_next
         joined = torch.cat(log_probs).unsqueeze(0)
@@ -121,7 +121,7 @@ class AsrBrain(Brain):
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Interpolate the losses of each utterance, and multiply them by its weight."""
-        if stage is Stage.VALID and self.decoding.is_long(batch):
+        if stage is not Stage.TRAIN and self.decoding.is_long(batch):
             return Loss(torch.zeros(1), torch.zeros(1))
         vocabulary = self.tokenizer.vocabulary
         frame_lengths = predictions.frame_lengths

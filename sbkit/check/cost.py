@@ -182,9 +182,9 @@ def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
 
 def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
     """Return the ids of recordings longer than a batch that are evaluated whole, by split."""
-    splits = planned.prepare_splits()
-    validates_segments = planned.make_cpu_brain().validates_segments
-    evaluated = splits.test if validates_segments else splits.evaluated()
+    if planned.make_cpu_brain().evaluates_segments:
+        return {}
+    evaluated = planned.prepare_splits().evaluated()
     knobs = planned.knobs
     max_samples = longest_whole(knobs["eval_batch_seconds"], knobs["sample_rate"])
     return {

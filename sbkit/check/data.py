@@ -257,7 +257,7 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
     slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0
     splits = planned.prepare_splits()
-    longest = longest_whole(knobs["eval_batch_seconds"], rate)  # others are validated in segments
+    longest = longest_whole(knobs["eval_batch_seconds"], rate)  # others are evaluated in segments
     too_long = {}
     for name, split in splits.named().items():
         samples = sample_counts(split)
@@ -265,7 +265,7 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
         if name == TRAIN:
             slowed = (samples + seconds_to_samples(joined_seconds, rate)) / slowest
             frames = subsampling.count(slowed.astype(np.int64))
-        is_cut = (samples > longest) & (name in splits.valid)
+        is_cut = (samples > longest) & (name != TRAIN)
         too_long[name] = np.flatnonzero((frames > positions) & ~is_cut)
     seconds = samples_to_seconds(positions * subsampling.stride, rate)
     yield from _finding_of_rows(
@@ -274,9 +274,8 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
         key="max_seconds",
         problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
         "those of train with the slowest of `speeds`",
-        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), validate "
-        f"them in segments (--eval_batch_seconds={seconds:g}), and cut those of test sets, for "
-        "example by `sbkit segment`.",
+        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), evaluate "
+        f"them in segments (--eval_batch_seconds={seconds:g}).",
         stops=True,
     )
 

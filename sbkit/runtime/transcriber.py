@@ -125,7 +125,7 @@ class Segment:
 
 
 def longest_whole(eval_batch_seconds: float, sample_rate: int) -> int:
-    """Return the samples of the longest recording that is validated whole, not in segments."""
+    """Return the samples of the longest recording that is evaluated whole, not in segments."""
     return seconds_to_samples(max(eval_batch_seconds, MAX_SEGMENT_SECONDS), sample_rate)
 
 

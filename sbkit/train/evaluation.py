@@ -51,12 +51,12 @@ class EvaluationHooks:
     Attributes:
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
             to the class: an instance may have a SpeechBrain recipe's own attribute of that name.
-        validates_segments: whether a recording longer than `eval_batch_seconds` is validated in
+        evaluates_segments: whether a recording longer than `eval_batch_seconds` is evaluated in
             segments.
     """
 
     metrics: ClassVar[Metrics] = {}
-    validates_segments: ClassVar[bool] = False
+    evaluates_segments: ClassVar[bool] = False
 
     def score(self, outputs: Any, batch: Any) -> Sequence[Any]:
         """Return a result for every utterance of an evaluated batch, as plain data."""

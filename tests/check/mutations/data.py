@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Edit, error, mutation, note
@@ -125,6 +125,10 @@ class WrongBlank(Tokenizer):
         self.vocabulary = replace(self.vocabulary, blank=self.pieces().index("e"))
 
 
+class WholeRecordings(AsrBrain):
+    evaluates_segments = False
+
+
 def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
     def prepare_labels(knobs: Any, splits: Any) -> Tokenizer:
         return tokenizer(model_file=ASR.prepare_labels(knobs, splits).model_file)
@@ -169,6 +173,7 @@ MUTATIONS = [
         "a recording of a test set that is evaluated whole",
         note("recordings", "eval_batch_seconds", "test has 1 recording longer", "sbkit segment"),
         release=with_recordings("test", 1),
+        recipe=lambda recipe: replace(recipe, brain=WholeRecordings),
         options=("--eval_batch_seconds=20",),
     ),
     mutation(
