@@ -96,11 +96,11 @@ def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
     tests = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
     return [
         TimedCommand(
-            "tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 240
+            "tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 200
         ),
-        TimedCommand("ctc_large in bf16", large, 180),
-        TimedCommand("Conformer CTC, 30 M", conformer, 70),
-        TimedCommand("its profile", profile, 70),
+        TimedCommand("ctc_large in bf16", large, 170),
+        TimedCommand("Conformer CTC, 30 M", conformer, 80),
+        TimedCommand("its profile", profile, 130),
     ]
 
 

@@ -32,10 +32,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 WAITING = "OMP_WAIT_POLICY"
 YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
@@ -243,7 +244,7 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         facts = {"parameters": parameters, "device": str(device), "name": name}
         print(json.dumps(facts), flush=True)
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, lengths_on_device():
             _, padded_seconds = side.step(next(side.batches))
         flops_per_second = counter.get_total_flops() / padded_seconds
         for line in sys.stdin:
@@ -254,6 +255,22 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
                 on_gpu = device.type == "cuda"
                 answer = train(side, question["seconds"], flops_per_second, on_gpu=on_gpu)
             print(json.dumps(answer), flush=True)
+
+
+@contextmanager
+def lengths_on_device() -> Iterator[None]:
+    """Pass lengths on the device of the log-probabilities to PyTorch's CTC.
+
+    On CUDA it takes those of sbkit, on the CPU, except where a counter sees its operations.
+    """
+    from torch.nn.functional import ctc_loss
+
+    def place_lengths(log_probs: Any, targets: Any, *lengths: Any, **options: Any) -> Any:
+        placed = (length.to(log_probs.device) for length in lengths)
+        return ctc_loss(log_probs, targets, *placed, **options)
+
+    with patch("sbkit.models.loss.ctc_loss", place_lengths):
+        yield
 
 
 def train(side: Any, seconds: float, flops_per_second: float, *, on_gpu: bool) -> dict[str, float]:

@@ -158,6 +158,9 @@ def sizes_of(tensors: dict[str, Tensor], heads: int) -> dict[str, Any]:
         "encoder_ffn_dim": inner,
         "num_mel_bins": tensors["encoder.conv1.weight"].shape[1],
         "max_source_positions": len(tensors["encoder.embed_positions.weight"]),
+        # Transformers' WhisperModel takes the folder, too, without a decoder.
+        "decoder_layers": 0,
+        "decoder_attention_heads": heads,
     }
 
 
