@@ -14,7 +14,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
