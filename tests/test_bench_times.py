@@ -15,7 +15,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import DataError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Encoded
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.torch_model import TorchModel, load_bundle

@@ -18,8 +18,7 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column, read_transcripts, sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, BeamDecoder
-from sbkit.decoding.fit import used_weights
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -113,9 +112,9 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
     decoder = hparams.get("decoder")
     samples = [*chain.from_iterable(map(sample_counts, splits.valid.values()))]
     if (
-        isinstance(decoder, BeamDecoder)
+        isinstance(decoder, LanguageModelDecoder)
         and decoder.needs_tuning
-        and any(used_weights(decoder))
+        and decoder.used_weights
         and min(samples, default=0)
         > longest_whole(hparams["eval_batch_seconds"], hparams["sample_rate"])
     ):

@@ -21,22 +21,14 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.machine import usable_cores
 from sbkit.data.batch import TextBatch
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import (
-    AttentionScorer,
-    BeamDecoder,
-    ClipDecoder,
-    DecoderInput,
-    DecoderPool,
-    Recognition,
-)
-from sbkit.decoding.fit import (
-    MAX_SAMPLE_TOKENS,
-    NUM_TRIALS,
-    ValidationUtterance,
-    fit_decoder,
-    sample_utterances,
-)
+from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
+from sbkit.decoding.declared import DECODERS
+from sbkit.decoding.decoder import LanguageModelDecoder
+from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit_weights import NUM_TRIALS
 from sbkit.decoding.greedy import merge_repeats
+from sbkit.decoding.rescoring import AttentionScorer
+from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.evaluate.wer import GreedyCounts, ScoredUtterance
 from sbkit.models.asr import AsrModel
@@ -215,9 +207,9 @@ class RunDecoding:
         )
 
 
-def _declared_decoder(hparams: Any) -> BeamDecoder | None:
+def _declared_decoder(hparams: Any) -> LanguageModelDecoder | None:
     """Return the declared decoder, without rescoring if no attention decoder is trained."""
-    decoder: BeamDecoder | None = getattr(hparams, "decoder", None)
+    decoder: LanguageModelDecoder | None = getattr(hparams, "decoder", None)
     if decoder is None:
         if any(getattr(hparams, name, 0) for name in LM_ORDERS):
             raise ConfigError(
@@ -226,15 +218,15 @@ def _declared_decoder(hparams: Any) -> BeamDecoder | None:
                 "decoder."
             )
         return None
-    if type(decoder) is not BeamDecoder:
+    if type(decoder) not in DECODERS.values():
         raise ConfigError(
-            "`decoder` must be a sbkit.decoding.decoder.BeamDecoder, so that a bundle can hold it, "
-            f"not a {type(decoder).__name__}. Use a BeamDecoder, or leave `decoder` out and decode "
-            "in `score` of your own Brain."
+            "`decoder` must be made by sbkit.decoding.declared.make_decoder, so that a bundle can "
+            f"hold it, but is a {type(decoder).__name__}. Correct it, or leave `decoder` out and "
+            "decode in `score` of your own Brain."
         )
     if hparams.ctc_weight == 1:  # the attention decoder is not trained
         decoder = decoder.copy_with(attention_rescoring=False)
-    decoder.check_graph()
+    decoder.check()
     return decoder
 
 

@@ -29,16 +29,11 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
-from sbkit.decoding.decoder import (
-    LANGUAGE_MODELS_FILE,
-    AttentionScorer,
-    BeamDecoder,
-    ClipDecoder,
-    DecoderInput,
-    DecoderPool,
-    Recognition,
-)
+from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
+from sbkit.decoding.declared import make_decoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
+from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
@@ -66,7 +61,7 @@ class BundleContents:
     config: BundleConfig
     task: Task
     labels: Labels = None
-    decoder: BeamDecoder | None = None
+    decoder: LanguageModelDecoder | None = None
     word_lm: NgramModel | None = None
     weights: bytes = b""
 
@@ -93,7 +88,7 @@ class Bundle:
     task: Task
     labels: Labels
     model: RunnableModel
-    decoder: BeamDecoder | None = None
+    decoder: LanguageModelDecoder | None = None
     word_lm: NgramModel | None = None
     refused_hotwords: tuple[str, ...] = ()
 
@@ -186,7 +181,7 @@ class Bundle:
                 f"or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
             )
         if self.decoder is not None:
-            self.decoder.check_graph()
+            self.decoder.check()
         return self
 
     def with_hotwords_option(self, source: str | None) -> Self:
@@ -282,7 +277,7 @@ def read_bundle(
     with parse_errors_as_sbkit_errors(
         folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
     ):
-        decoder = BeamDecoder(
+        decoder = make_decoder(
             tokenizer=labels,
             language_models=language_models,
             beam_size=options["beam_size"],

@@ -31,7 +31,7 @@ from sbkit.commands.transcribe import (
     report_error,
     show_seconds,
 )
-from sbkit.decoding.decoder import Recognition
+from sbkit.decoding.clips import Recognition
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import split_units
 from sbkit.tasks.task import load_task

@@ -27,16 +27,12 @@ from sbkit.commands.score import name_of, prepare_source, table_knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, DECODER_TYPES, LANGUAGE_MODELS_FILE, BeamDecoder
-from sbkit.decoding.fit import (
-    ValidationUtterance,
-    count_own_errors,
-    error_of,
-    fit_decoder,
-    order_of,
-    sample_utterances,
-    used_weights,
-)
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.declared import make_decoder
+from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit_weights import count_own_errors, error_of
+from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -187,13 +183,13 @@ def _make_language_models(
 
 def _decoder_type(bundle: TorchBundle, options: Namespace) -> str:
     """Return the type of the new decoder."""
-    current = DECODER_TYPES[0] if bundle.decoder is None else bundle.decoder.decoder_type
+    current = BeamDecoder.decoder_type if bundle.decoder is None else bundle.decoder.decoder_type
     return options.decoder or current
 
 
 def _make_decoder(
     bundle: TorchBundle, run: Run | None, options: Namespace, language_models: Path
-) -> BeamDecoder:
+) -> LanguageModelDecoder:
     """Make the new decoder, without weights: like the current one, except for the options."""
     knobs = {} if run is None else run.knobs
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
@@ -211,9 +207,9 @@ def _make_decoder(
     settings = {name: current[name] for name in changes if name in current}
     settings |= {name: value for name, value in changes.items() if value is not None}
     models = load_language_models(language_models, bundle.tokenizer)
-    decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
-    decoder.check_graph()
-    if not any(used_weights(decoder)):
+    decoder = make_decoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
+    decoder.check()
+    if not decoder.used_weights:
         raise ConfigError(
             "`sbkit tune` fits the weights of language models, but there is none. Pass "
             "--word-lm-order 3, and for a bundle --lm-text."
@@ -244,7 +240,10 @@ def _encode(
 
 
 def _fit(
-    bundle: TorchBundle, decoder: BeamDecoder, sets: Mapping[str, datasets.Dataset], folder: Path
+    bundle: TorchBundle,
+    decoder: LanguageModelDecoder,
+    sets: Mapping[str, datasets.Dataset],
+    folder: Path,
 ) -> bool:
     """Fit the decoder and write it; return whether it is better than the bundle's."""
     by_words = bundle.config.has_words

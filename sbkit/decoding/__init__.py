@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
-    from sbkit.decoding.decoder import AttentionScorer as AttentionScorer
-    from sbkit.decoding.decoder import BeamDecoder as BeamDecoder
+    from sbkit.decoding.beam import BeamDecoder as BeamDecoder
     from sbkit.decoding.decoder import DecoderWeights as DecoderWeights
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
     from sbkit.decoding.greedy import Hypothesis as Hypothesis
     from sbkit.decoding.prefix_beam import PrefixBeamSearch as PrefixBeamSearch
+    from sbkit.decoding.rescoring import AttentionScorer as AttentionScorer
     from sbkit.decoding.words import WordAligner as WordAligner
 
 __getattr__ = lazy_names(
     "sbkit.decoding",
-    AttentionScorer="decoder",
-    BeamDecoder="decoder",
+    AttentionScorer="rescoring",
+    BeamDecoder="beam",
     GreedyDecoder="greedy",
     Hypothesis="greedy",
     PrefixBeamSearch="prefix_beam",

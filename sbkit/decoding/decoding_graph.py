@@ -14,15 +14,21 @@ Miao, Gowayyed and Metze 2015, arXiv 1507.08240 (the topology of CTC).
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
+from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.greedy import Hypothesis, check_log_probs, mask_silence, merge_repeats
+from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import LanguageModels
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
@@ -30,6 +36,7 @@ UNKNOWN_WORD_ORDER = 3  # n-grams of the tokens in unknown words
 MAX_TOKENS = 2000  # the arcs between 1000 tokens take 0.6 GB during construction, 1500: 1.4 GB
 MAX_GROWTH = 10  # determinization is abandoned beyond this multiple of the states before it
 BEAM_COST, MAX_ACTIVE_STATES = 16.0, 3000  # per frame; the values of sherpa-onnx
+MAX_TRIAL_NGRAMS = 100_000  # in a graph that tries weights: 4 s to build each
 
 PACKAGES = ("kaldifst", "kaldi_decoder")
 Arc = tuple[int, int, int, int, float]  # source, target, input label, output label, cost
@@ -228,35 +235,91 @@ def _topology(tokens: Iterable[int], blank: int, marks: Marks) -> Any:
 # ---- decoding; U frames, V vocabulary
 
 
-class GraphDecoder:
+class GraphDecoder(LanguageModelDecoder):
     """Find the best path of whole clips through a graph of `make_graph`.
 
-    The CTC score is the score of one alignment. If the beam has lost every path that ends with a
-    word, the best unfinished path is taken. Raises SbkitError if kaldi-decoder is not installed.
+    The graph is built when it is first needed. It has its own pruning, and uses no model of tokens,
+    no hotwords and no attention decoder. The CTC score is the score of one alignment. If the beam
+    has lost every path that ends with a word, the best unfinished path is taken.
     """
 
-    def __init__(self, *, graph: Any, tokenizer: Tokenizer) -> None:
-        self._kaldifst, self._kaldi = (require_package(name, extra="graph") for name in PACKAGES)
-        self._options = self._kaldi.FasterDecoderOptions(
-            beam=BEAM_COST, max_active=MAX_ACTIVE_STATES
-        )
-        self.graph = graph
-        self._vocabulary = tokenizer.vocabulary
-        self._silent = tokenizer.silent
+    decoder_type = "graph"
+    # A graph scores a single alignment, and an unknown word costs its tokens.
+    weight_ranges = MappingProxyType(
+        {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown_word": (-8.0, 1.0)}
+    )
+    _built = frozenset(("graph",))
 
-    def decode(self, log_probs: LogProbs) -> list[Hypothesis]:
+    def with_hotwords(self, phrases: Iterable[str]) -> Self:
+        """Refuse hotwords."""
+        raise ConfigError(
+            "Hotwords need the beam decoder, but this model decodes with a graph. Leave the "
+            "hotwords out, or fit another decoder: sbkit tune RUN --decoder beam"
+        )
+
+    def make_quick(self) -> Self:
+        """Return a copy whose language model has only the orders with few n-grams."""
+        word_lm = self.language_models.words
+        if word_lm is None:
+            return self
+        sizes = np.cumsum([len(grams) for grams in word_lm.grams])
+        num_orders = max(1, int((sizes <= MAX_TRIAL_NGRAMS).sum()))
+        shorter = replace(word_lm, grams=word_lm.grams[:num_orders])
+        return self.copy_with(language_models=LanguageModels(words=shorter, tokens=None))
+
+    def check(self) -> None:
+        """Raise an error if packages are missing, or if the attention decoder should rescore."""
+        for name in PACKAGES:
+            require_package(name, extra="graph")
+        if self.attention_rescoring:
+            raise ConfigError(
+                "`decoder_type: graph` finds a single hypothesis, so the attention decoder cannot "
+                "rescore. Pass --attention_rescoring=False (tune: --no-attention-rescoring), or "
+                "--decoder_type=beam."
+            )
+
+    @cached_property
+    def graph(self) -> Any:
+        """The graph, a kaldifst.StdVectorFst; raises an error if it cannot be built."""
+        self.check()
+        word_lm = self.language_models.words
+        if word_lm is None:
+            raise ConfigError(
+                "`decoder_type: graph` needs a language model of words, but there is none. Pass "
+                "--word_lm_order=3, or --decoder_type=beam."
+            )
+        if word_lm.table is not None:
+            raise ConfigError(
+                "`decoder_type: graph` writes the words of its language model, but those of this "
+                "model have neither case nor punctuation. Train another: sbkit tune RUN --decoder "
+                f"graph --word-lm-order {word_lm.order}"
+            )
+        return make_graph(
+            word_lm=word_lm,
+            tokenizer=self.tokenizer,
+            lm_weight=self.weights.word,
+            word_bonus=self.weights.word_bonus,
+            unknown_word_score=self.weights.unknown_word,
+        )
+
+    def nbest(
+        self, log_probs: LogProbs, attention: AttentionScorer | None = None
+    ) -> list[Hypothesis]:
         """Return the single best hypothesis of natural log-probabilities (U, V)."""
-        check_log_probs(log_probs, self._vocabulary.size)
+        check_log_probs(log_probs, self.tokenizer.vocab_size)
+        graph = self.graph
         if not len(log_probs):
             return [Hypothesis(tokens=(), score=0.0, ctc_score=0.0)]
-        rows = np.ascontiguousarray(mask_silence(log_probs, self._silent), np.float32)
+        kaldifst, kaldi = (require_package(name, extra="graph") for name in PACKAGES)
+        rows = np.ascontiguousarray(mask_silence(log_probs, self.tokenizer.silent), np.float32)
+        options = kaldi.FasterDecoderOptions(beam=BEAM_COST, max_active=MAX_ACTIVE_STATES)
         # A new decoder for each clip: it keeps the path of its last one.
-        decoder = self._kaldi.FasterDecoder(self.graph, self._options)
-        decoder.decode(self._kaldi.DecodableCtc(rows))
+        decoder = kaldi.FasterDecoder(graph, options)
+        decoder.decode(kaldi.DecodableCtc(rows))
         _, path = decoder.get_best_path()
-        _, labels, _, cost = self._kaldifst.get_linear_symbol_sequence(path)
+        _, labels, _, cost = kaldifst.get_linear_symbol_sequence(path)
         best = np.array(labels, np.int64) - 1
-        tokens = tuple(merge_repeats(best, self._vocabulary.blank))
+        tokens = tuple(merge_repeats(best, self.tokenizer.vocabulary.blank))
         ctc = -float(cost.value2)
         lm = -float(cost.value1)
         return [Hypothesis(tokens=tokens, score=ctc + lm, ctc_score=ctc, lm_score=lm)]

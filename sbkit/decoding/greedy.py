@@ -100,7 +100,7 @@ class GreedyState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyDecoder:
-    """Decode a whole clip or a stream of frames greedily, with the methods of `BeamDecoder`.
+    """Decode a whole clip or a stream of frames greedily, as a `StreamDecoder`.
 
     >>> decoder = GreedyDecoder(vocab_size=3, blank=0)
     >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))

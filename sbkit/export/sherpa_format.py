@@ -29,7 +29,7 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES
+from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES, GraphDecoder
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, RunBatch, join
 from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, trace
@@ -87,8 +87,8 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
     )
     candidates = [greedy]
     decoder = bundle.decoder
-    if decoder is not None and decoder.decoder_type == "graph":
-        decoder.graph_decoder.graph.write(str(folder / GRAPH_FILE))
+    if isinstance(decoder, GraphDecoder):
+        decoder.graph.write(str(folder / GRAPH_FILE))
         with_graph = replace(
             greedy,
             name=f"{clip_format.model_type}, {GRAPH_FILE}",

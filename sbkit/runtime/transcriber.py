@@ -37,7 +37,7 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.decoding.decoder import DecoderInput, Recognition
+from sbkit.decoding.clips import DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import OpenBundle, open_model

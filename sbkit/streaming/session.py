@@ -21,8 +21,9 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.decoder import BeamDecoder, ClipDecoder
-from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
+from sbkit.decoding.clips import ClipDecoder
+from sbkit.decoding.decoder import LanguageModelDecoder, StreamDecoder
+from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.runtimes import OpenBundle
 from sbkit.runtime.transcriber import open_recognizer
@@ -94,13 +95,18 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
         self.ctc_decoder: ClipDecoder = bundle.decoder_pool.decoder
         self.silent_token_ids = bundle.tokenizer.silent
         decoder = self.ctc_decoder.decoder
-        if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
+        if isinstance(decoder, LanguageModelDecoder) and decoder.attention_rescoring:
             raise BundleError(
                 "The decoder of this model rescores with the attention decoder, which takes whole "
                 "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
                 "sbkit tune RUN --no-attention-rescoring"
             )
-        decoder.start()  # raises BundleError for a decoding graph, which only takes whole clips
+        if not isinstance(decoder, StreamDecoder):
+            raise BundleError(
+                "Streaming needs the greedy or the beam decoder, but this model decodes with a "
+                "graph. Pass --decoder greedy, or fit another: sbkit tune RUN --decoder beam"
+            )
+        self.decoder: StreamDecoder = decoder
         self.initial_state = self.model.start()
 
     @classmethod
@@ -391,8 +397,8 @@ class Session:
         return events
 
     @property
-    def _decoder(self) -> BeamDecoder | GreedyDecoder:
-        return self.recognizer.ctc_decoder.decoder
+    def _decoder(self) -> StreamDecoder:
+        return self.recognizer.decoder
 
     def _beam(self) -> Sequence[Hypothesis]:
         return self._decoder.finish(self.utterance.decoder_state)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.decoder import Recognition
+from sbkit.decoding.clips import Recognition
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.base.arrays import LogProbs
-from sbkit.decoding.decoder import BeamDecoder
-from sbkit.decoding.fit import ValidationUtterance
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.sample import ValidationUtterance
 from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 

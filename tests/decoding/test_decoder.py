@@ -18,18 +18,14 @@ import pytest
 import torch
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.decoding import decoder as decoder_module
-from sbkit.decoding.decoder import (
-    AttentionScorer,
-    BeamDecoder,
-    ClipDecoder,
-    DecoderInput,
-    DecoderPool,
-    DecoderWeights,
-    rescore,
-)
+from sbkit.decoding import clips as clip_module
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool
+from sbkit.decoding.declared import make_decoder
+from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
+from sbkit.decoding.rescoring import AttentionScorer, rescore
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
@@ -117,7 +113,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
 )
 def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
+        make_decoder(tokenizer=None, language_models="x", **options)
 
 
 def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDecoder) -> None:
@@ -246,7 +242,7 @@ def clips(tokenizer: Tokenizer) -> list[DecoderInput]:
 
 @pytest.fixture
 def always_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 0)
+    monkeypatch.setattr(clip_module, "MIN_FRAMES_FOR_POOL", 0)
 
 
 def test_pool_of_processes_equals_one_process(
@@ -263,7 +259,7 @@ def test_pool_of_processes_equals_one_process(
     with pytest.raises(SbkitError, match="99 columns"):
         pool.decode([bad], with_times=True)
     pool.close()
-    monkeypatch.setattr(decoder_module, "MIN_FRAMES_FOR_POOL", 1 << 30)
+    monkeypatch.setattr(clip_module, "MIN_FRAMES_FOR_POOL", 1 << 30)
     unused = DecoderPool(decoder, processes=2)
     assert unused.decode(clips, with_times=True) == results
     assert unused._executor is None
@@ -329,10 +325,10 @@ import builtins
 import pickle
 import sys
 from pathlib import Path
-from sbkit.decoding import decoder as decoder_module
-decoder_module.MIN_FRAMES_FOR_POOL = 0
+from sbkit.decoding import clips as clip_module
+clip_module.MIN_FRAMES_FOR_POOL = 0
 decoder, clips = pickle.loads(Path(sys.argv[1]).read_bytes())
-pool = builtins.pool = decoder_module.DecoderPool(decoder, processes=2)  # outlives this module
+pool = builtins.pool = clip_module.DecoderPool(decoder, processes=2)  # outlives this module
 print(len(pool.decode(clips, with_times=False)))
 """
 

@@ -14,10 +14,12 @@ import pytest
 from recipes.asr.data import prepare_language_models
 from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
-from sbkit.decoding.decoder import BeamDecoder, DecoderWeights
-from sbkit.decoding.decoding_graph import GraphDecoder, make_graph
-from sbkit.decoding.fit import ValidationUtterance, search_weights, used_weights
+from sbkit.decoding.decoder import DecoderWeights
+from sbkit.decoding.decoding_graph import GraphDecoder
+from sbkit.decoding.fit_weights import search_weights
+from sbkit.decoding.sample import ValidationUtterance
 from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import LanguageModels
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import (
@@ -31,7 +33,7 @@ from tests.decoding.by_definition import (
 from tests.decoding.spoken import char_tokenizer, silence, spoken, train_models, transcribe
 from tests.lm.test_ngram import rows
 
-WEIGHTS = {"lm_weight": 0.8, "word_bonus": 0.3, "unknown_word_score": -1.0}
+WEIGHTS = {"word": 0.8, "word_bonus": 0.3, "unknown_word": -1.0}
 SENTENCES = ["a b", "b a b", "ab a", "ab b a", "a a b", "b ab"]
 TEXTS = ["call the north office", "send it to the office", "it is cold in the north"] * 3
 
@@ -83,12 +85,12 @@ class ByDefinition:
         begins = not tokens or tokens[0] in first_tokens or not (later or self._begins(tokens[0]))
         if begins and UNKNOWN not in ids:
             log_prob = self._spellings[later].best(ids)
-            yield UNKNOWN, WEIGHTS["unknown_word_score"] + WEIGHTS["lm_weight"] * log_prob
+            yield UNKNOWN, WEIGHTS["unknown_word"] + WEIGHTS["word"] * log_prob
 
     def _sentence(self, readings: Sequence[tuple[int, float]]) -> float:
         log_prob = self._words.best([word for word, _ in readings])
         added = sum(score + WEIGHTS["word_bonus"] for _, score in readings)
-        return WEIGHTS["lm_weight"] * log_prob + added
+        return WEIGHTS["word"] * log_prob + added
 
 
 class Walks:
@@ -119,11 +121,11 @@ class Walks:
 def test_decoder_finds_the_best_path_by_definition(pieces: Sequence[str]) -> None:
     tokenizer = LettersTokenizer(pieces)
     model = train((text.split() for text in SENTENCES), order=3).model
-    graph = make_graph(word_lm=model, tokenizer=tokenizer, **WEIGHTS)
-    decoder = GraphDecoder(graph=graph, tokenizer=tokenizer)
+    models = LanguageModels(words=model, tokens=None)
+    decoder = GraphDecoder(tokenizer=tokenizer, language_models=models, weights=WEIGHTS)
     definition, num_compared = ByDefinition(model, tokenizer), 0
     for log_probs in filter(len, random_matrices(42)):
-        (hypothesis,) = decoder.decode(log_probs)
+        (hypothesis,) = decoder.nbest(log_probs)
         scores = {
             tokens: score + definition.score(tokens)
             for tokens, score in best_alignments(log_probs).items()
@@ -146,11 +148,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return char_tokenizer(tmp_path_factory.mktemp("tokenizer"), TEXTS)
 
 
-def graph_of(folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: Any) -> BeamDecoder:
+def graph_of(folder: Path, tokenizer: Tokenizer, *, order: int = 2, **options: Any) -> GraphDecoder:
     file = folder / "lm.safetensors"
     train_models(file, tokenizer, TEXTS, words=order)
     options = {"weights": DecoderWeights(word=1.0), **options}
-    return BeamDecoder(tokenizer=tokenizer, language_models=file, decoder_type="graph", **options)
+    return GraphDecoder(tokenizer=tokenizer, language_models=file, **options)
 
 
 def test_decoder_corrects_words_by_the_language_model(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -177,7 +179,7 @@ def test_nothing_is_written_where_greedy_decoding_hears_nothing(
 
 def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     decoder = graph_of(tmp_path, tokenizer, weights=None)
-    assert [*used_weights(decoder)] == ["word", "unknown_word", "word_bonus"]
+    assert decoder.used_weights == ["word", "unknown_word", "word_bonus"]
     utterances = [
         ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
     ]
@@ -199,11 +201,9 @@ def test_graph_refuses_what_it_cannot_do(
 ) -> None:
     decoder = graph_of(tmp_path, tokenizer)
     with pytest.raises(SbkitError, match="finds a single hypothesis"):
-        graph_of(tmp_path, tokenizer, attention_rescoring=True).check_graph()
+        graph_of(tmp_path, tokenizer, attention_rescoring=True).check()
     with pytest.raises(SbkitError, match="Hotwords need the beam decoder"):
         decoder.with_hotwords(["sam"])
-    with pytest.raises(SbkitError, match="Streaming needs the greedy or the beam decoder"):
-        decoder.start()
     with pytest.raises(SbkitError, match="needs a language model of words, but there is none"):
         graph_of(tmp_path, tokenizer, order=0).nbest(np.zeros((1, tokenizer.vocab_size)))
     with pytest.raises(SbkitError, match="needs a language model of words, but `word_lm_ord"):
@@ -211,4 +211,4 @@ def test_graph_refuses_what_it_cannot_do(
         prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "kaldi_decoder", None)
     with pytest.raises(SbkitError, match=r"Install it: pip install 'sbkit\[graph\]'"):
-        decoder.check_graph()
+        decoder.check()

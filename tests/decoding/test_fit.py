@@ -5,21 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbkit.decoding import fit
-from sbkit.decoding.decoder import MAX_CANDIDATES, BeamDecoder, DecoderWeights
-from sbkit.decoding.fit import (
+from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
+from sbkit.decoding.decoder import DecoderWeights
+from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit_confidence import LabeledWords, fit_confidence
+from sbkit.decoding.fit_weights import (
     FittedWeights,
-    LabeledWords,
-    ValidationUtterance,
     count_all_errors,
-    fit_confidence,
-    fit_decoder,
     fit_weights,
-    sample_utterances,
     search_weights,
-    used_weights,
 )
 from sbkit.decoding.greedy import REACH
+from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import Scores
@@ -86,16 +83,16 @@ def test_sample_of_a_large_set_is_the_same_on_any_number_of_ranks(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, num_ranks: int
 ) -> None:
     utterance = misheard(tokenizer)[0]
-    tokens = int((utterance.log_probs > fit.TOKEN_THRESHOLD).sum())
+    tokens = int((utterance.log_probs > TOKEN_THRESHOLD).sum())
     utterances = [utterance._replace(id=str(number)) for number in range(100)]
     shares = [utterances[rank::num_ranks] for rank in range(num_ranks)]
     counts = [[(utterance.order, tokens) for utterance in share] for share in shares]
-    monkeypatch.setattr(fit, "gather_over_ranks", lambda own: counts)
+    monkeypatch.setattr("sbkit.decoding.sample.gather_over_ranks", lambda own: counts)
     in_order = sorted(utterances, key=lambda utterance: utterance.order)
     silent = tokenizer.silent
     for limit, size in ((8, 8), (8.5, 8), (100, 100)):
         samples = [sample_utterances(share, silent, int(limit * tokens)) for share in shares]
-        ids = {utterance.id for sample in samples for utterance in sample}
+        ids = {utterance.id for share in samples for utterance in share}
         assert ids == {utterance.id for utterance in in_order[:size]}
 
 
@@ -105,9 +102,9 @@ def test_sample_of_an_uncertain_model_has_three_minutes(tokenizer: Tokenizer) ->
     log_probs[:100, tokenizer.encode("e")[-1]] = -2.0
     log_probs[100 - REACH :, tokenizer.vocabulary.blank] = -1.0
     clips = [ValidationUtterance(log_probs, "a", id=str(number)) for number in range(72)]
-    sample = sample_utterances(clips, tokenizer.silent)
-    assert len(sample) == 50  # 5000 frames in which it hears something
-    assert fit.MAX_SAMPLE_TOKENS == 50 * 100 * MAX_CANDIDATES
+    sampled = sample_utterances(clips, tokenizer.silent)
+    assert len(sampled) == 50  # 5000 frames in which it hears something
+    assert MAX_SAMPLE_TOKENS == 50 * 100 * MAX_CANDIDATES
 
 
 def test_decoder_with_a_higher_cer_than_greedy_decoding_says_so(fitting: Fitting) -> None:
@@ -130,7 +127,7 @@ def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting
     fitted = search_weights(decoder, utterances[:2], by_words=False)
     assert "WER" not in fitted.plain()
     assert fitted.weights.word == 0
-    assert set(used_weights(decoder.with_weights(fitted.weights))) == {"token", "token_bonus"}
+    assert set(decoder.with_weights(fitted.weights).used_weights) == {"token", "token_bonus"}
 
 
 def test_without_word_boundaries_a_decoder_without_tokens_keeps_its_model_of_words(
@@ -159,7 +156,7 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
         trials_of_other.extend(own)
         return [own]
 
-    monkeypatch.setattr(fit, "gather_over_ranks", gather)
+    monkeypatch.setattr("sbkit.decoding.fit_weights.gather_over_ranks", gather)
     search_weights(decoder, utterances[1::2])
     assert search_weights(decoder, utterances[::2]).weights == whole.weights
 

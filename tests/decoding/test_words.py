@@ -8,7 +8,7 @@ import pytest
 
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.fit import label_words
+from sbkit.decoding.fit_confidence import label_words
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import (
     Confidence,

@@ -22,7 +22,7 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.decoder import BeamDecoder
+from sbkit.decoding.decoding_graph import GraphDecoder
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.sherpa_format import load_with_graph
@@ -117,13 +117,10 @@ def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
     tokenizer = bundle.tokenizer
     models = tmp_path / "lm.safetensors"
     train_models(models, tokenizer, expected[::2], tokens=0)
-    decoder = BeamDecoder(
-        tokenizer=tokenizer,
-        language_models=models,
-        weights={"word": 1.0, "unknown_word": 0.0},
-        decoder_type="graph",
+    decoder = GraphDecoder(
+        tokenizer=tokenizer, language_models=models, weights={"word": 1.0, "unknown_word": 0.0}
     )
-    decoder.graph_decoder.graph.write(str(tmp_path / "HLG.fst"))
+    decoder.graph.write(str(tmp_path / "HLG.fst"))
     model, tokens = (str(exported / "sherpa-onnx" / name) for name in ("model.onnx", "tokens.txt"))
     greedy = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(model=model, tokens=tokens)
     recognizer = load_with_graph(greedy, tmp_path / "HLG.fst")

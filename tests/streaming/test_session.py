@@ -14,7 +14,8 @@ from torch import Tensor
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.decoder import BeamDecoder, ClipDecoder
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.clips import ClipDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
@@ -284,7 +285,7 @@ def test_session_expects_hotwords(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
     decoder = recognizer.ctc_decoder.decoder
     assert isinstance(decoder, BeamDecoder)
-    biased = decoder.with_hotwords(["lazy fox"])
+    recognizer.decoder = biased = decoder.with_hotwords(["lazy fox"])
     recognizer.ctc_decoder = ClipDecoder(biased, recognizer.ctc_decoder.aligner)
     events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
     assert finals(events)[0].text == "a lazy fox"

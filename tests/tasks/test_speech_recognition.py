@@ -1,6 +1,6 @@
 """Recognized texts and references, normalized once more."""
 
-from sbkit.decoding.decoder import Recognition
+from sbkit.decoding.clips import Recognition
 from sbkit.tasks.speech_recognition import score_texts
 from sbkit.text.normalization import orthography
 from sbkit.text.normalizers import Normalizer

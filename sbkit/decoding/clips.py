@@ -1,0 +1,230 @@
+"""Decode clips to texts, and to words with times and confidences, in one process or several.
+
+Beam search is written in Python, which runs one thread at a time, so `DecoderPool` decodes many
+clips in several processes.
+
+Legend: U frames, V vocabulary.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from sbkit.base.arrays import LogProbs
+from sbkit.base.errors import SbkitError
+from sbkit.base.units import samples_to_seconds
+from sbkit.base.worker import begin_work
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
+from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.rescoring import AttentionScorer
+from sbkit.decoding.utterances import UtteranceConfidence
+from sbkit.decoding.words import WordAligner
+from sbkit.text.word import Word
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
+
+MIN_FRAMES_FOR_POOL = 5000  # 200 s of audio: starting a process takes half a second
+MAX_HOTWORD_DECODERS = 8  # cached, because the clips of a request share their hotwords
+MAX_PROCESSES = 16  # each has its own language models and caches: 0.1 GB in the default run
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DecoderInput:
+    """The output of a model for a clip, which a decoder turns into text.
+
+    Attributes:
+        log_probs: (U, V).
+        samples: the length of the clip.
+        start: where the clip begins in its recording, in seconds.
+        attention: the attention decoder of the clip, for a decoder that rescores.
+        phrases: hotwords of this clip, added to the decoder's; only beam search uses them.
+    """
+
+    log_probs: LogProbs
+    samples: int
+    start: float = 0.0
+    attention: AttentionScorer | None = None
+    phrases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """The text of a clip, and on request its words with times.
+
+    Attributes:
+        start, seconds: where the clip begins in its recording, and its length; with the words.
+        confidence: the probability that the whole text is right; None if it is not known.
+        expected_errors: edits between the text and what was said, in words, or in characters for a
+            language without spaces.
+    """
+
+    text: str
+    words: tuple[Word, ...] = ()
+    start: float = 0.0
+    seconds: float = 0.0
+    confidence: float | None = None
+    expected_errors: float | None = None
+
+
+class ClipDecoder:
+    """Decode clips with a decoder, greedily without one, and time their words.
+
+    It holds no acoustic model, so it can be sent to other processes.
+    """
+
+    def __init__(
+        self,
+        decoder: LanguageModelDecoder | None,
+        aligner: WordAligner,
+        utterance_confidence: UtteranceConfidence | None = None,
+    ) -> None:
+        vocabulary = aligner.tokenizer.vocabulary
+        greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
+        self.decoder: Decoder = decoder or greedy
+        self.aligner = aligner
+        self.utterance_confidence = utterance_confidence
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the cache of decoders with hotwords."""
+        names = ("decoder", "aligner", "utterance_confidence")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def holds_gil(self) -> bool:
+        """Whether decoding is pure Python: other threads of the process wait for it.
+
+        Rescoring needs the model, which is only in this process.
+        """
+        return isinstance(self.decoder, BeamDecoder) and not self.decoder.attention_rescoring
+
+    def decode(self, clip: DecoderInput, *, with_times: bool) -> Recognition:
+        """Decode a clip; the times of its words count from the start of its recording."""
+        decoder = self.decoder
+        aligner = self.aligner
+        if clip.phrases and isinstance(decoder, BeamDecoder):
+            decoder = self._cached_with_phrases(clip.phrases)
+            aligner = replace(aligner, hotwords=decoder.hotwords)
+        beam = decoder.nbest(clip.log_probs, clip.attention)
+        tokens = list(beam[0].tokens)
+        text = aligner.tokenizer.decode(tokens)
+        if not with_times:
+            return Recognition(text)
+        words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
+        confidences = [word.confidence for word in words if word.confidence is not None]
+        confidence = expected_errors = None
+        if self.utterance_confidence is not None and words and len(confidences) == len(words):
+            confidence, expected_errors = self.utterance_confidence(
+                confidences, beam, aligner.tokenizer
+            )
+        return Recognition(
+            text,
+            tuple(word.later(clip.start) for word in words),
+            start=clip.start,
+            seconds=samples_to_seconds(clip.samples, aligner.sample_rate),
+            confidence=confidence,
+            expected_errors=expected_errors,
+        )
+
+    @cached_property
+    def _cached_with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
+        """A cache that ends with this decoder."""
+        return lru_cache(MAX_HOTWORD_DECODERS)(self._with_phrases)
+
+    def _with_phrases(self, phrases: tuple[str, ...]) -> BeamDecoder:
+        assert isinstance(self.decoder, BeamDecoder)
+        return self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
+
+
+_decoder_of_process: ClipDecoder  # in each process of the pool
+
+
+class DecoderPool:
+    """Decode clips in several processes, once many frames have been decoded in this one.
+
+    processes: the largest number of processes.
+    """
+
+    def __init__(self, decoder: ClipDecoder, *, processes: int) -> None:
+        self.decoder = decoder
+        self._num_processes = min(processes, MAX_PROCESSES)
+        self._lock = threading.Lock()
+        self._executor: ProcessPoolExecutor | None = None
+        self._num_frames = 0
+
+    def decode(self, clips: Sequence[DecoderInput], *, with_times: bool) -> list[Recognition]:
+        """Return the text of each clip, and ``with_times`` its timed words.
+
+        Raises:
+            SbkitError: a clip cannot be decoded, a process was killed, or the pool was closed.
+        """
+        self._num_frames += sum(len(clip.log_probs) for clip in clips)
+        is_pooled = self._num_processes > 1 and self._num_frames >= MIN_FRAMES_FOR_POOL
+        if not (is_pooled and self.decoder.holds_gil):
+            return [self.decoder.decode(clip, with_times=with_times) for clip in clips]
+        from loky.process_executor import BrokenProcessPool, ShutdownExecutorError
+
+        executor = self._start_executor()
+        try:
+            return list(executor.map(partial(_decode_in_worker, with_times), clips))
+        except BrokenProcessPool as error:
+            self._shut_down(executor)
+            raise SbkitError(
+                f"One of the {self._num_processes} decoding processes was killed, perhaps because "
+                "memory ran out. Free memory, or pass --decoder greedy."
+            ) from error
+        except ShutdownExecutorError as error:
+            raise SbkitError(
+                "The decoding processes were ended, because the pool was closed or another thread "
+                "found one of them killed. Decode again."
+            ) from error
+
+    def close(self) -> None:
+        executor = self._executor
+        if executor is not None:
+            self._shut_down(executor)
+
+    def _start_executor(self) -> "ProcessPoolExecutor":
+        """Return the running executor; start it if there is none."""
+        # multiprocessing's pool would import the main module of the program again, which may lack
+        # a guard for that, and a fork copies locks that threads hold.
+        from loky import ProcessPoolExecutor
+
+        with self._lock:
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(
+                    self._num_processes,
+                    initializer=_set_decoder,
+                    initargs=(self.decoder, os.getpid()),
+                )
+                # A program may never close the pool, and loky's own exit handler then raises.
+                self._finalizer = weakref.finalize(self, _kill_workers, self._executor, os.getpid())
+            return self._executor
+
+    def _shut_down(self, executor: "ProcessPoolExecutor") -> None:
+        """End an executor, unless another thread has ended it and perhaps started the next."""
+        with self._lock:
+            if self._executor is executor:
+                self._executor = None
+                self._finalizer()
+
+
+def _kill_workers(executor: "ProcessPoolExecutor", owner_pid: int) -> None:
+    """Kill the processes, unless this process is a fork of the one that owns them."""
+    if os.getpid() == owner_pid:
+        executor.shutdown(kill_workers=True)
+
+
+def _set_decoder(decoder: ClipDecoder, parent: int) -> None:
+    begin_work(parent)
+    global _decoder_of_process
+    _decoder_of_process = decoder
+
+
+def _decode_in_worker(with_times: bool, clip: DecoderInput) -> Recognition:
+    return _decoder_of_process.decode(clip, with_times=with_times)

@@ -1,0 +1,184 @@
+"""Fit the weights of a decoder's language models to validation utterances.
+
+errors with trial weights -> a quadratic function of the weights -> where it is lowest
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sbkit.base.arrays import Float64s
+from sbkit.base.errors import DataError
+from sbkit.base.messages import plural
+from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights, LanguageModelDecoder
+from sbkit.decoding.sample import Ping, ValidationUtterance, no_ping
+from sbkit.distributed.ranks import gather_over_ranks
+from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.logs.progress import progress_bar
+from sbkit.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+HALTON_BASES = (2, 3, 5, 7, 11, 13)
+NUM_TRIALS = 64  # settings of the weights
+NUM_AVERAGED = 12
+RIDGE = 1.0
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """The chosen weights, and the errors with them.
+
+    by_words: False for a language without spaces between words, which has no WER.
+    """
+
+    weights: DecoderWeights
+    scores: Scores
+    by_words: bool = True
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "weights": self.weights.plain(),
+            "CER": self.scores.cer,
+            **({"WER": self.scores.wer} if self.by_words else {}),
+            "utterances": self.scores.utterances,
+        }
+
+
+def fit_weights(
+    decoder: LanguageModelDecoder,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    splits: Sequence[str],
+    by_words: bool,
+    ping: Ping = no_ping,
+    quiet: bool = False,
+) -> FittedWeights:
+    """Return the best weights of a decoder, and the errors with them."""
+    sets = ", ".join(splits)
+    count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
+    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({sets})")
+    num_decoded = (NUM_TRIALS + 1) * len(utterances)
+    with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
+
+        def ping_and_advance() -> None:
+            ping()
+            advance(1)
+
+        fitted = search_weights(decoder, utterances, by_words=by_words, ping=ping_and_advance)
+    values = fitted.weights.plain()
+    names = decoder.with_weights(fitted.weights).used_weights
+    text = ", ".join(f"{name} {values[name]:g}" for name in names)
+    if decoder.language_models.words is not None and not fitted.weights.word:
+        text += ", without the model of words, because the language does not separate them"
+    logger.info(f"decoder: {text} (chosen on {sets})")
+    return fitted
+
+
+def search_weights(
+    decoder: LanguageModelDecoder,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    by_words: bool = True,
+    ping: Ping = no_ping,
+) -> FittedWeights:
+    """Choose weights with a low error, as `error_of` defines it.
+
+    ``NUM_TRIALS`` settings, which fill the space of all weights evenly, are tried, and a quadratic
+    function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
+    where this function is lowest, because the fewest errors on a few hundred words are a matter of
+    luck.
+
+    Raises DataError if the validation sets are empty.
+    """
+    names = decoder.used_weights
+    if _drops_word_model(decoder, by_words=by_words):
+        names = [name for name in names if name not in WORD_WEIGHTS]
+    points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
+    ranges = decoder.weight_ranges
+    quick_decoder = decoder.make_quick()
+    trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
+    scores = count_all_errors(trials, utterances, ping)
+    if not scores[0].utterances:
+        raise DataError(
+            "The weights of a decoder are fitted to a validation set, but it is empty. Write the "
+            "weights into the YAML, or name a set."
+        )
+    smooth = _fit_quadratic(points, np.array([error_of(s, by_words=by_words) for s in scores]))
+    center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
+    best = _weights_at(names, ranges, center)
+    (best_scores,) = count_all_errors([decoder.with_weights(best)], utterances, ping)
+    return FittedWeights(best, best_scores, by_words)
+
+
+def count_all_errors(
+    decoders: Iterable[LanguageModelDecoder],
+    utterances: Sequence[ValidationUtterance],
+    ping: Ping = no_ping,
+) -> list[Scores]:
+    """Decode with each decoder, and add the errors of all ranks; ping before each utterance."""
+    own_scores = [
+        count_own_errors(decoder, utterances, decoder.tokenizer, ping) for decoder in decoders
+    ]
+    return [sum(shares, Scores()) for shares in zip(*gather_over_ranks(own_scores), strict=True)]
+
+
+def count_own_errors(
+    decoder: Decoder,
+    utterances: Sequence[ValidationUtterance],
+    tokenizer: Tokenizer,
+    ping: Ping,
+) -> Scores:
+    """Decode the utterances of this rank, and count their errors."""
+    scores = Scores()
+    for utterance in utterances:
+        ping()
+        tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
+        scores += count_errors(utterance.text, tokenizer.decode(tokens))
+    return scores
+
+
+def error_of(scores: Scores, *, by_words: bool) -> float:
+    """Return the error that weights are chosen by: CER, plus WER in a language with words."""
+    return scores.cer + (scores.wer if by_words else 0)
+
+
+def _drops_word_model(decoder: LanguageModelDecoder, *, by_words: bool) -> bool:
+    """Check whether to decode with the model of tokens only.
+
+    If a language does not separate words, a model of words knows only whole sentences.
+    """
+    return not by_words and "token" in decoder.used_weights
+
+
+def _weights_at(
+    names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
+) -> DecoderWeights:
+    """Return the weights at a point of the unit cube."""
+    values = {"word": 0.0}
+    for name, share in zip(names, point.tolist(), strict=True):
+        low, high = ranges[name]
+        values[name] = round(low + share * (high - low), 3)
+    return DecoderWeights(**values)
+
+
+def _halton(count: int, base: int) -> Float64s:
+    """Return the first numbers of Halton's sequence, which fill the unit interval evenly."""
+    units = float(base) ** np.arange(7)  # more digits than NUM_TRIALS has in base 2
+    numbers: Float64s = (np.arange(1, count + 1)[:, None] // units % base / units / base).sum(1)
+    return numbers
+
+
+def _fit_quadratic(points: Float64s, values: Float64s) -> Float64s:
+    """Fit a quadratic function by ridge regression, and return it at the points: (N, D), (N,)."""
+    centered = 2 * points - 1
+    first, second = np.triu_indices(points.shape[1])
+    features = np.concatenate([centered, centered[:, first] * centered[:, second]], 1)
+    features -= features.mean(0)
+    curvature = features.T @ features + RIDGE * np.eye(features.shape[1])
+    weights = np.linalg.solve(curvature, features.T @ (values - values.mean()))
+    fitted: Float64s = features @ weights + values.mean()
+    return fitted
