@@ -28,13 +28,13 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
-from sbkit.commands.score import open_model, prepare_source
+from sbkit.commands.score import open_model
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
-from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.models.streaming import StreamingConfig
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.test_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer
 

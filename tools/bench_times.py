@@ -23,10 +23,12 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import DataError
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
-from sbkit.commands.score import open_model, prepare_source, score_rows
+from sbkit.commands.score import open_model
 from sbkit.decoding.words import WordOffsets
 from sbkit.evaluate.wer import matching_words
 from sbkit.export.export import change_config
+from sbkit.runtime.scoring import score_rows
+from sbkit.runtime.test_sets import prepare_source
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.text.word import Word
 

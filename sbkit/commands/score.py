@@ -14,56 +14,29 @@ answers_SET.tsv        the class of every utterance, of a classifier
 report_by_SET.tsv      with `--report-by`: the metrics by the values of these columns
 """
 
-import logging
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import datasets
 
-from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import require_writable, to_json, write_text_atomically
-from sbkit.base.messages import listed, plural, printable
-from sbkit.base.versions import __version__
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import require_writable
+from sbkit.base.messages import printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.provenance import Provenance, describe_provenance, text_settings
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
-from sbkit.data.cache import default_cache
-from sbkit.data.shard import read_clips
-from sbkit.data.sources import read_manifests
-from sbkit.data.splits import filled_rows, prepare_split, read_column, sample_counts
-from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
-from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_release, read_release
-from sbkit.decoding.words import GREEDY
-from sbkit.evaluate.report import REPORT, KnownWords, write_report
-from sbkit.evaluate.run_results import read_results
-from sbkit.evaluate.settings import SETTINGS, read_records
-from sbkit.evaluate.slices import measure_slices, require_columns, slice_columns, write_slices
+from sbkit.data.tables import COLUMN_KEYS
+from sbkit.evaluate.run_results import SCORES
+from sbkit.evaluate.slices import require_columns
 from sbkit.evaluate.wer import FigureDict
-from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
-from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
-from sbkit.lm.seen import SEEN, describe_seen
-from sbkit.logs.progress import progress_bar
-from sbkit.runtime.model_thread import model_errors_as_bundle_errors
+from sbkit.runtime.scoring import BundleScorer, ScoredSet
+from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.tasks.task import Scorer, Task
-from sbkit.text.normalizers import named_normalizer
-from sbkit.train.evaluation import clips_of
-
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-SCORES = "scores.json"
 
 
 def score(options: Namespace) -> None:
@@ -73,41 +46,29 @@ def score(options: Namespace) -> None:
     already or cannot be written.
     """
     _check_output(options)
+    out: Path | None = options.out
     entries: dict[str, FigureDict] = {}
-    scored: dict[str, datasets.Dataset] = {}
+    sets: dict[str, ScoredSet] = {}
     with open_model(options.model, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
-        label = options.label
-        scorer = _scorer_of(bundle.task, label)
-        score_batch = partial(scorer.score, bundle, label=label, times=options.out is not None)
-        if options.normalizer is not None:
-            if scorer.target != "text":
-                raise ConfigError("`--normalizer` normalizes texts, and this model writes none.")
-            score_batch = partial(score_batch, normalizer=named_normalizer(options.normalizer))
-        for name, prepared in _prepare(bundle, options):
-            rows = _labeled(prepared, bundle, label) if scorer.target == "label" else prepared
-            title = f"scoring {name}"
-            results = score_rows(bundle, rows, score_batch, title=title, quiet=options.quiet)
-            if options.out is not None:
-                scored[name] = rows
-                entries[name] = _report(name, rows, results, bundle, scorer, options)
-            num_empty = len(prepared) - len(rows)
-            note = f", without {num_empty} whose {label} is empty" if num_empty else ""
-            line = f"{name}: {scorer.describe(results)}, {plural(len(rows), 'utterance')}{note}"
-            print(printable(line), flush=True)
-            entry = entries.get(name) or with_seen({}, bundle, rows)
+        scorer = BundleScorer(
+            bundle,
+            label=options.label,
+            normalizer=options.normalizer,
+            report_by=options.report_by,
+            times=out is not None,
+        )
+        for name, rows in _prepare(bundle, options):
+            scored = scorer.score(name, rows, quiet=options.quiet)
+            entry = scored.seen
+            if out is not None:
+                sets[name] = scored
+                entry = entries[name] = scorer.report(scored, out)
+            print(printable(scored.line), flush=True)
             for text in entry.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
-    if options.out is not None:
-        _write_page(options.out, entries, scored, bundle, options.model)
-        scores = {
-            "model": str(options.model),
-            **describe_decoding(bundle),
-            SETTINGS: settings_of_model(bundle, options.model),
-            PROVENANCE: provenance_of_bundle(bundle),
-            "test": entries,
-        }
-        write_text_atomically(options.out / SCORES, to_json(scores, indent=2) + "\n")
+    if out is not None:
+        scorer.write(out, sets, entries, options.model)
 
 
 def _check_output(options: Namespace) -> None:
@@ -132,87 +93,6 @@ def table_knobs(options: Namespace) -> dict[str, Any]:
         option = getattr(options, name)
         knobs[name] = declared.get(name) if option is None else option
     return knobs
-
-
-def _report(
-    name: str,
-    rows: datasets.Dataset,
-    results: Sequence[object],
-    bundle: TorchBundle,
-    scorer: Scorer,
-    options: Namespace,
-) -> FigureDict:
-    """Write the reports of a source, and return its figures."""
-    report_by: list[str] = options.report_by
-    entry: FigureDict = {"utterances": len(rows), **scorer.report(options.out, name, results)}
-    entry = with_seen(entry, bundle, rows)
-    if report_by:
-        values = {column: rows[column][:] for column in report_by if column in rows.column_names}
-        rate = bundle.config.sample_rate
-        clips = read_clips(rows, range(len(rows)))
-        columns = slice_columns(report_by, values, rows["samples"][:], rate, clips)
-        entry["report_by"] = measure_slices(report_by, columns, results, scorer.measure)
-        write_slices(options.out / f"report_by_{name}.tsv", entry["report_by"])
-    return entry
-
-
-def with_seen(entry: FigureDict, bundle: TorchBundle, rows: datasets.Dataset) -> FigureDict:
-    """Add the test sentences that the decoder's language models have seen, if that is known."""
-    if bundle.decoder is None:
-        return entry
-    models = bundle.decoder.language_models
-    seen = models.count_seen(read_column(rows, "text"), bundle.config.text_table)
-    notes = [*entry.get("notes", []), *map(describe_seen, seen.values())]
-    return {**entry, **seen, "notes": notes}
-
-
-def describe_decoding(bundle: TorchBundle) -> FigureDict:
-    """Return the decoder of a recognizer and its hotwords, as plain data."""
-    if bundle.task.predicts != "text":
-        return {}
-    if bundle.decoder is None:
-        return {"decoder": GREEDY}
-    description: FigureDict = {"decoder": bundle.decoder.decoder_type}
-    if bundle.decoder.phrases:
-        description["hotwords"] = bundle.decoder.phrases
-        description["refused_hotwords"] = bundle.refused_hotwords
-    return description
-
-
-def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
-    """Return the settings of a run, or the few that a bundle has, and its decoding."""
-    config = bundle.config
-    bundle_settings = {"sample_rate": config.sample_rate, "language": config.language}
-    settings = read_records(model).get(SETTINGS, bundle_settings)
-    decoding = describe_decoding(bundle)
-    return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
-
-
-def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
-    """Return the provenance of a bundle with the chosen decoder."""
-    settings = None if bundle.decoder is None else bundle.decoder.plain()
-    return {**(bundle.config.provenance or {}), "decoder": text_settings(settings)}
-
-
-def _write_page(
-    out: Path,
-    entries: Mapping[str, FigureDict],
-    scored: Mapping[str, datasets.Dataset],
-    bundle: TorchBundle,
-    model: Path,
-) -> None:
-    words = None if bundle.decoder is None else bundle.decoder.language_models.words
-    source = "the words of the language model"
-    version = f"{model.name}, sbkit {__version__}"
-    seen = [f"{name}: {describe_seen(e[SEEN])}" for name, e in entries.items() if SEEN in e]
-    write_report(
-        out / REPORT,
-        [read_results(out, entries)],
-        metrics=bundle.task.metrics,
-        clips=partial(clips_of, scored, bundle.config.sample_rate),
-        known_words=None if words is None else KnownWords(words=words, source=source),
-        notes=[*seen, version, describe_provenance(provenance_of_bundle(bundle))],
-    )
 
 
 @contextmanager
@@ -251,88 +131,3 @@ def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, dat
                 f"`{options.label}`. It has {', '.join(columns)}."
             )
         yield name, rows
-
-
-def name_of(source: Path) -> str:
-    """Return the name of a source in messages and reports: its file or folder without suffix."""
-    return source.absolute().stem
-
-
-def prepare_source(
-    bundle: TorchBundle, source: Path, knobs: Mapping[str, Any] = MappingProxyType({})
-) -> datasets.Dataset:
-    """Prepare a source like a test set: rows without text stay.
-
-    knobs: with the columns and the encoding of a table, if they are not the usual ones.
-    """
-    language = bundle.config.language or "und"
-    scorer = bundle.task.scorer
-    has_text = scorer is not None and scorer.target == "text"
-    columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
-    columns = columns if has_text else replace(columns, text_column=False)
-    if source.suffix == ".tsv" and is_release(source, columns.encoding):
-        manifest = read_release(source, columns)
-    elif source.match(TABLE_NAME.format("*")):
-        manifest = read_spontaneous(source, None, columns)
-    else:
-        manifest = read_manifests([(source, columns)])
-    split = name_of(source)
-    prepared = prepare_split(
-        manifest,
-        split=split,
-        normalize=bundle.normalizer() if has_text else str,
-        sample_rate=bundle.config.sample_rate,
-        cache_folder=default_cache(),
-        keep_empty=True,
-    )
-    excluded = sorted(prepared.excluded, key=lambda row: row.reason)
-    for reason, rows in groupby(excluded, key=lambda row: row.reason):
-        ids = [row.id for row in rows]
-        logger.warning(printable(f"{split}: {len(ids)} left out, {reason}: {listed(ids)}"))
-    return prepared.dataset
-
-
-def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
-    """Select the rows that have a label; raise DataError if the model knows none of the labels."""
-    filled = filled_rows(rows, label)
-    labels = bundle.task.labels
-    classes = () if labels is None else labels.names(bundle.labels)
-    labeled = rows if len(filled) == len(rows) else rows.select(filled)
-    if {*classes}.isdisjoint(map(str, labeled[label])):
-        raise DataError(
-            f"The column `{label}` has none of the model's classes ({', '.join(classes[:10])}) in "
-            f"{len(rows)} rows. Fill it, or choose another column with --label."
-        )
-    return labeled
-
-
-def score_rows(
-    bundle: TorchBundle,
-    rows: datasets.Dataset,
-    score: Callable[..., list[Result]],
-    *,
-    title: str = "scoring",
-    quiet: bool = False,
-) -> list[Result]:
-    """Score every utterance, the shortest first; return the results in the order of the rows."""
-    results: dict[int, Result] = {}
-    with progress_bar(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
-        for batch in read_whole_clips(rows, bundle.config.sample_rate):
-            batch_rows = [*batch.values()]
-            clips = [row["audio"] for row in batch_rows]
-            with model_errors_as_bundle_errors(", ".join(row["id"] for row in batch_rows[:3])):
-                results |= zip(batch, score(batch_rows, clips), strict=True)
-            advance(sum(map(len, clips)))
-    return [results[row] for row in range(len(rows))]
-
-
-def _scorer_of(task: Task, label: str | None) -> Scorer:
-    """Return the scorer of a task; raise ConfigError if it has none, or a label is missing."""
-    if task.scorer is None:
-        raise ConfigError(f"{task.name} cannot be scored: the task has no `scorer`. Add one.")
-    if task.scorer.target == "label" and label is None:
-        raise ConfigError(
-            "A classifier needs the column with the right answers: pass --label=language, or "
-            "another column of the data."
-        )
-    return task.scorer

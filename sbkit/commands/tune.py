@@ -8,7 +8,7 @@ import logging
 import re
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,23 +18,18 @@ import datasets
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, write_bytes_atomically
-from sbkit.base.units import seconds_to_samples
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.provenance import make_provenance, read_json
 from sbkit.checkpoint.run_config import RESOLVED_YAML
-from sbkit.commands.score import name_of, prepare_source, table_knobs
+from sbkit.commands.score import table_knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import read_column, sample_counts
+from sbkit.data.splits import read_column
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
 from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, LanguageModelDecoder
-from sbkit.decoding.fit import fit_decoder
-from sbkit.decoding.fit_weights import count_own_errors, error_of
-from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
-from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY
-from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
+from sbkit.decoding.words import CONFIDENCE_FILE
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     CARD_FILE,
@@ -44,7 +39,6 @@ from sbkit.export.export import (
     require_replaceable,
 )
 from sbkit.export.model_card import USES
-from sbkit.export.test_sets import read_whole_clips
 from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
@@ -54,7 +48,8 @@ from sbkit.lm.language_models import (
     replace_language_models,
     save,
 )
-from sbkit.logs.progress import progress_bar
+from sbkit.runtime.fitting import fit_bundle
+from sbkit.runtime.test_sets import name_of, prepare_source
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.run import Run
@@ -63,7 +58,6 @@ logger = logging.getLogger(__name__)
 
 DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS_FILE)
 EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
-MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms has one
 FORMATS_WITHOUT_DECODER = ("onnx", "torch")
 
 
@@ -91,7 +85,7 @@ def tune(options: Namespace) -> None:
             }
         _make_language_models(bundle, run, options, sets, new / LANGUAGE_MODELS_FILE)
         decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
-        is_better = _fit(bundle, decoder, sets, new)
+        is_better = fit_bundle(bundle, decoder, sets, new)
         if options.out is not None:
             _copy_bundle(source, new, options.out.resolve())
             logger.info(f"written with the new decoder: {options.out}")
@@ -215,68 +209,6 @@ def _make_decoder(
             "--word-lm-order 3, and for a bundle --lm-text."
         )
     return decoder
-
-
-def _encode(
-    bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, with_attention: bool
-) -> Iterator[ValidationUtterance]:
-    """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
-    rate = bundle.config.sample_rate
-    for rows in sets.values():
-        ids = rows["id"][:]
-        samples = sample_counts(rows)
-        order = sorted(range(len(rows)), key=lambda row: order_of(ids[row]))
-        fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
-        for batch in read_whole_clips(rows.select(sorted(order[: max(1, fits.sum())])), rate):
-            clips = [*batch.values()]
-            encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
-            for clip, encoded in zip(clips, encoded_clips, strict=True):
-                yield ValidationUtterance(
-                    encoded.log_probs,
-                    clip["text"],
-                    bundle.attention_decoder(encoded) if with_attention else None,
-                    clip["id"],
-                )
-
-
-def _fit(
-    bundle: TorchBundle,
-    decoder: LanguageModelDecoder,
-    sets: Mapping[str, datasets.Dataset],
-    folder: Path,
-) -> bool:
-    """Fit the decoder and write it; return whether it is better than the bundle's."""
-    by_words = bundle.config.has_words
-    splits = ", ".join(sets)
-    current = bundle.decoder_pool.decoder
-    rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
-    with_attention = decoder.attention_rescoring or rescores
-    utterances = sample_utterances(
-        _encode(bundle, sets, with_attention=with_attention), bundle.tokenizer.silent
-    )
-    with progress_bar("decoding as before", len(utterances)) as advance:
-        before = count_own_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))
-    decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
-    logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
-    fitted = fit_decoder(
-        decoder,
-        replace(current.aligner, word_lm=decoder.language_models.words),
-        utterances,
-        splits=[*sets],
-        by_words=by_words,
-    )
-    fitted.write(folder)
-    assert fitted.weights is not None  # the new decoder has none yet, and uses some
-    after = fitted.weights.scores
-    logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
-    return error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
-
-
-def _describe(scores: Scores, by_words: bool) -> str:
-    return ", ".join(
-        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
-        for rate, counts in reversed(scores.counts_by_rate(include_wer=by_words).items())
-    )
 
 
 # ---- output

@@ -32,8 +32,8 @@ from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
 from sbkit.export.parity import Candidate, Grid, TestSets, compare
 from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.speechbrain_format import write_speechbrain
-from sbkit.export.test_sets import prepare_test_sets
 from sbkit.export.traced import TrainedModel, quiet_exporters, trained_log_probs
+from sbkit.runtime.test_sets import prepare_test_sets
 from sbkit.tasks.task import ONNX
 
 logger = logging.getLogger(__name__)

@@ -25,12 +25,12 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import Scores, count_errors
 from sbkit.evaluate.wer_report import rates_and_counts
-from sbkit.export.test_sets import read_whole_clips
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
 from sbkit.models.pretrained.whisper import StoredPositions
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
+from sbkit.runtime.test_sets import read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 
 TestSets = Mapping[str, datasets.Dataset]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.export.test_sets import prepare_test_sets, read_whole_clips
+from sbkit.runtime.test_sets import prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import load_bundle
 
 

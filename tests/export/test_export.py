@@ -13,9 +13,9 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.config.document import read_document, resolve_references
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.export import test_sets
 from sbkit.export.export import HUB, change_config, describe_parts, export_run, replacing_bundle
-from sbkit.export.test_sets import prepare_test_sets
+from sbkit.runtime import test_sets
+from sbkit.runtime.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.runtime.bundles import ROOT, make_bundle, make_run

@@ -13,8 +13,8 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.commands.score import describe_decoding
 from sbkit.decoding.words import WordOffsets
+from sbkit.runtime.scoring import describe_decoding
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from tests.runtime.bundles import make_bundle

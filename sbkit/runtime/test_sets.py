@@ -1,0 +1,102 @@
+"""Test sets: those of a run, or tables and folders; and batches of whole utterances."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import datasets
+
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.messages import listed, printable
+from sbkit.checkpoint.run_config import RESOLVED_YAML
+from sbkit.config.hparams import read_knobs
+from sbkit.data.batch import UtteranceDataset
+from sbkit.data.cache import default_cache
+from sbkit.data.sampler import EvalSampler
+from sbkit.data.sources import read_manifests
+from sbkit.data.splits import prepare_split, sample_counts
+from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
+from sbkit.data.tables import TableOptions, is_release, read_release
+from sbkit.runtime.torch_model import TorchBundle
+from sbkit.train.recipe import load_recipe
+
+logger = logging.getLogger(__name__)
+
+BATCH_SECONDS = 120.0  # of padded audio
+
+
+def read_whole_clips(
+    rows: datasets.Dataset, sample_rate: int
+) -> Iterator[dict[int, Mapping[str, Any]]]:
+    """Yield batches of utterances, the shortest first, by row index, with `audio` (S,) int16."""
+    reader = UtteranceDataset(rows)
+    batches = EvalSampler(
+        samples=sample_counts(rows), batch_seconds=BATCH_SECONDS, sample_rate=sample_rate
+    )
+    for batch in batches:
+        indices = (row for plan in batch for row in plan.rows)
+        yield dict(zip(indices, reader.__getitems__(batch), strict=True))
+
+
+def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datasets.Dataset]:
+    """Prepare the test sets of a run, or one split such as `train`, as training does.
+
+    Raises:
+        SbkitError: the data is missing, or the run has no test sets, or no such split.
+    """
+    knobs = read_knobs(run / RESOLVED_YAML, {})
+    splits = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs)
+    if split is not None:
+        named = splits.named()
+        if split not in named:
+            raise ConfigError(f"{run} has no split `{split}`. It has {', '.join(named)}.")
+        return {split: named[split]}
+    if not splits.test:
+        raise DataError(
+            f"{run} has no test sets to score or compare models on. Name data of your own: sbkit "
+            f"score {run} test.csv"
+        )
+    return splits.test
+
+
+def name_of(source: Path) -> str:
+    """Return the name of a source in messages and reports: its file or folder without suffix."""
+    return source.absolute().stem
+
+
+def prepare_source(
+    bundle: TorchBundle, source: Path, knobs: Mapping[str, Any] = MappingProxyType({})
+) -> datasets.Dataset:
+    """Prepare a source like a test set: rows without text stay.
+
+    knobs: with the columns and the encoding of a table, if they are not the usual ones.
+    """
+    language = bundle.config.language or "und"
+    scorer = bundle.task.scorer
+    has_text = scorer is not None and scorer.target == "text"
+    columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
+    columns = columns if has_text else replace(columns, text_column=False)
+    if source.suffix == ".tsv" and is_release(source, columns.encoding):
+        manifest = read_release(source, columns)
+    elif source.match(TABLE_NAME.format("*")):
+        manifest = read_spontaneous(source, None, columns)
+    else:
+        manifest = read_manifests([(source, columns)])
+    split = name_of(source)
+    prepared = prepare_split(
+        manifest,
+        split=split,
+        normalize=bundle.normalizer() if has_text else str,
+        sample_rate=bundle.config.sample_rate,
+        cache_folder=default_cache(),
+        keep_empty=True,
+    )
+    excluded = sorted(prepared.excluded, key=lambda row: row.reason)
+    for reason, rows in groupby(excluded, key=lambda row: row.reason):
+        ids = [row.id for row in rows]
+        logger.warning(printable(f"{split}: {len(ids)} left out, {reason}: {listed(ids)}"))
+    return prepared.dataset
