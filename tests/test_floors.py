@@ -36,7 +36,6 @@ FLOORS = (
     "commands",
     "__main__",
 )
-MAX_FUNCTION_LINES = 45
 TOP_LEVEL = ("sbkit", "recipes", "tools", "docs")
 
 
@@ -119,25 +118,6 @@ def assert_no_circle(graph: dict[str, set[str]]) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"an import circle: {' -> '.join(error.args[1])}")
-
-
-def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    lines = (function.end_lineno or 0) - function.lineno + 1
-    if ast.get_docstring(function) is not None:
-        lines -= (function.body[0].end_lineno or 0) - function.body[0].lineno + 1
-    return lines
-
-
-def test_functions_fit_a_screen() -> None:
-    sources = [*files(*TOP_LEVEL), *ROOT.glob("train.py")]
-    too_long = [
-        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}: {length(node)} lines"
-        for file in sources
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and length(node) > MAX_FUNCTION_LINES
-    ]
-    assert not too_long, "\n".join(too_long)
 
 
 def test_drawing_shows_the_floors() -> None:
