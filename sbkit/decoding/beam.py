@@ -3,13 +3,14 @@
 Legend: U frames, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from sbkit.base.arrays import LogProbs
-from sbkit.decoding.decoder import LanguageModelDecoder
+from sbkit.decoding.decoder import BEAM_SIZE, DecoderWeights, LanguageModelDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (
@@ -22,6 +23,8 @@ from sbkit.decoding.prefix_beam import (
     make_lexicon,
 )
 from sbkit.decoding.rescoring import AttentionScorer, rescore
+from sbkit.lm.language_models import LanguageModels
+from sbkit.text.tokenizer import Tokenizer
 
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
@@ -35,8 +38,6 @@ class BeamDecoder(LanguageModelDecoder):
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
     >>> import numpy as np, tempfile
-    >>> from pathlib import Path
-    >>> from sbkit.lm.language_models import LanguageModels
     >>> from sbkit.text.tokenizer import ensure_tokenizer
     >>> options = {"kind": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +49,6 @@ class BeamDecoder(LanguageModelDecoder):
 
     Args:
         phrases: hotwords, as `with_hotwords` sets them.
-        arguments: of a `LanguageModelDecoder`.
     """
 
     decoder_type = "beam"
@@ -64,8 +64,23 @@ class BeamDecoder(LanguageModelDecoder):
     )
     _built = frozenset(("_unbiased_search", "_biased_search", "_hotword_scorer"))
 
-    def __init__(self, *, phrases: Sequence[str] = (), **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        language_models: str | Path | LanguageModels,
+        beam_size: int = BEAM_SIZE,
+        weights: Mapping[str, float] | DecoderWeights | None = None,
+        attention_rescoring: bool = False,
+        phrases: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            tokenizer=tokenizer,
+            language_models=language_models,
+            beam_size=beam_size,
+            weights=weights,
+            attention_rescoring=attention_rescoring,
+        )
         self.phrases = tuple(phrases)
 
     # -- copies with changes
