@@ -98,7 +98,7 @@ def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
         TimedCommand(
             "tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 200
         ),
-        TimedCommand("ctc_large in bf16", large, 170),
+        TimedCommand("ctc_large in bf16", large, 155),
         TimedCommand("Conformer CTC, 30 M", conformer, 80),
         TimedCommand("its profile", profile, 130),
     ]
