@@ -1,7 +1,4 @@
-"""A file imports only from lower floors and from defining files, and functions fit a screen.
-
-The length of a function is its lines from `def` to its end, without its decorators and docstring.
-"""
+"""A file imports only from lower floors and from defining files."""
 
 import ast
 import re

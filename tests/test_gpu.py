@@ -89,9 +89,10 @@ def test_ten_steps_without_a_synchronization(
     def ctc_loss_that_waits(log_probs: Tensor, *lengths: Any, **options: Any) -> Tensor:
         set_mode(strict=False)
         per_utterance: Tensor = ctc_loss(log_probs, *lengths, **options)
-        if log_probs.requires_grad:
-            per_utterance.register_hook(partial(set_mode, strict=False))
-            log_probs.register_hook(set_mode)  # after the backward pass of CTC
+        if not log_probs.requires_grad:  # in validation
+            return per_utterance
+        per_utterance.register_hook(partial(set_mode, strict=False))
+        log_probs.register_hook(set_mode)  # after the backward pass of CTC
         set_mode()
         return per_utterance
 

@@ -261,7 +261,7 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
 def lengths_on_device() -> Iterator[None]:
     """Pass lengths on the device of the log-probabilities to PyTorch's CTC.
 
-    On CUDA it takes those of sbkit, on the CPU, except where a counter sees its operations.
+    On CUDA, it takes lengths on the CPU, as sbkit passes them, but not within FlopCounterMode.
     """
     from torch.nn.functional import ctc_loss
 

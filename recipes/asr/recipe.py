@@ -99,7 +99,7 @@ class AsrBrain(Brain):
             end, skipped_by_next = segment.end_frame(
                 scores.numpy(), frame_samples, self.tokenizer.silent
             )
-            states.append(predictions.states[:, skipped:end])
+            states.append(predictions.states[:, skipped:end].cpu())
             log_probs.append(scores[skipped:end])
             skipped = skipped_by_next
         joined = torch.cat(log_probs).unsqueeze(0)

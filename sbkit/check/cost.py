@@ -181,10 +181,13 @@ def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
 
 
 def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
-    """Return the ids of recordings longer than a batch that are evaluated whole, by split."""
-    if planned.make_cpu_brain().evaluates_segments:
-        return {}
-    evaluated = planned.prepare_splits().evaluated()
+    """Return the ids of recordings longer than a batch that nothing cuts, by split.
+
+    A recognizer validates and tests them in segments, but decodes those of test sets whole.
+    """
+    splits = planned.prepare_splits()
+    cuts_dev = planned.make_cpu_brain().evaluates_segments
+    evaluated = splits.test if cuts_dev else splits.evaluated()
     knobs = planned.knobs
     max_samples = longest_whole(knobs["eval_batch_seconds"], knobs["sample_rate"])
     return {
@@ -195,13 +198,13 @@ def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
 
 
 def check_recordings(planned: PlannedRun) -> Iterator[Finding]:
-    """Note recordings that are evaluated whole: memory grows with the square of their length."""
+    """Note recordings that nothing cuts: memory grows with the square of their length."""
     planned.require_sampler()  # without one, the batches may have other lengths
     for split, ids in recordings_to_cut(planned).items():
         yield planned.finding(
             "eval_batch_seconds",
             problem=f"{split} has {plural(len(ids), 'recording')} longer than "
-            f"`eval_batch_seconds`, evaluated whole: {listed(ids)}. Each may take gigabytes, and "
+            f"`eval_batch_seconds`, decoded whole: {listed(ids)}. Each may take gigabytes, and "
             "longer than `stall_seconds`, which ends the run",
             fix="Cut it into utterances, for example by `sbkit segment`.",
             stops=False,

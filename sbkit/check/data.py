@@ -274,8 +274,8 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
         key="max_seconds",
         problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
         "those of train with the slowest of `speeds`",
-        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), evaluate "
-        f"them in segments (--eval_batch_seconds={seconds:g}).",
+        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), and "
+        f"evaluate longer recordings in segments (--eval_batch_seconds={seconds:g}).",
         stops=True,
     )
 

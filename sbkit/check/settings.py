@@ -141,8 +141,8 @@ def find_unread_keys(document: Document, names_read: Set[str]) -> Iterator[str]:
     referenced_keys = {str(path[0]) for _, node in walk(document.root) for path in referenced(node)}
     used = names_read | referenced_keys | COMMAND_KEYS
     for key, node in document.root.items():
-        # An `!apply:` may have only a side effect.
-        is_call = tag_of(node).startswith("!apply:")
+        # An `!apply:` of somebody's own may have only a side effect.
+        is_call = tag_of(node).startswith("!apply:") and not tag_of(node).startswith("!apply:sbkit")
         if not (key in used or key.startswith("_") or is_call):
             yield key
 

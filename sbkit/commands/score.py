@@ -34,7 +34,7 @@ from sbkit.evaluate.run_results import SCORES
 from sbkit.evaluate.slices import require_columns
 from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import exported_bundle
-from sbkit.runtime.scoring import BundleScorer, ScoredSet
+from sbkit.runtime.scoring import BundleScorer
 from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 
@@ -48,7 +48,7 @@ def score(options: Namespace) -> None:
     _check_output(options)
     out: Path | None = options.out
     entries: dict[str, FigureDict] = {}
-    sets: dict[str, ScoredSet] = {}
+    scored_rows: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
         scorer = BundleScorer(
@@ -62,13 +62,13 @@ def score(options: Namespace) -> None:
             scored = scorer.score(name, rows, quiet=options.quiet)
             entry = scored.seen
             if out is not None:
-                sets[name] = scored
+                scored_rows[name] = scored.rows
                 entry = entries[name] = scorer.report(scored, out)
             print(printable(scored.line), flush=True)
             for text in entry.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
     if out is not None:
-        scorer.write(out, sets, entries, options.model)
+        scorer.write(out, scored_rows, entries, options.model)
 
 
 def _check_output(options: Namespace) -> None:

@@ -115,11 +115,11 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
         raise ConfigError(error)
 
 
-def ranges_of(class_name: str) -> Mapping[str, Range]:
-    """Return the ranges that a class, given by its dotted name, declares for its arguments."""
+def ranges_of(name: str) -> Mapping[str, Range]:
+    """Return the ranges that a class or function declares for its arguments, by its dotted name."""
     try:
-        class_ = pydoc.locate(class_name)
+        builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges = RANGES_OF_OTHER_CLASSES.get(class_name) or getattr(class_, "RANGES", {})
+    ranges = RANGES_OF_OTHER_CLASSES.get(name) or getattr(builder, "RANGES", {})
     return ranges if isinstance(ranges, Mapping) else {}

@@ -8,7 +8,7 @@ from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.decoding_graph import GraphDecoder
 
 DECODERS: dict[str, type[LanguageModelDecoder]] = {
-    kind.decoder_type: kind for kind in (BeamDecoder, GraphDecoder)
+    decoder_class.decoder_type: decoder_class for decoder_class in (BeamDecoder, GraphDecoder)
 }
 
 
@@ -21,6 +21,9 @@ def make_decoder(
     settings: the arguments of a `LanguageModelDecoder`.
     Raises ConfigError if one of them is invalid.
     """
-    if decoder_type not in DECODERS:
+    if decoder_type not in [*DECODERS]:  # a list cannot be looked up
         raise ConfigError(f"`decoder_type` must be {' or '.join(DECODERS)}; got {decoder_type}.")
     return DECODERS[decoder_type](**settings)
+
+
+vars(make_decoder)["RANGES"] = LanguageModelDecoder.RANGES  # `check` refuses other numbers early

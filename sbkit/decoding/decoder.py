@@ -43,7 +43,7 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class StreamDecoder(Decoder, Protocol):
-    """A decoder that also takes a clip in pieces; its state belongs to one stream."""
+    """A decoder that also takes a clip block by block; its state belongs to one stream."""
 
     def start(self) -> Any:
         """Begin a stream, and return its state."""
@@ -170,14 +170,15 @@ class LanguageModelDecoder(ABC):
 
     @property
     def hotwords(self) -> frozenset[str]:
-        """Return the words of all phrases."""
+        """The words of all phrases."""
         return frozenset(word for phrase in self.phrases for word in phrase.split())
 
     @property
     def used_weights(self) -> list[str]:
         """The names of the weights that have an effect."""
-        used = [*WORD_WEIGHTS] if self.language_models.words and self.weights.word else []
-        used += ["token", "token_bonus"] if self.language_models.tokens else []
+        models = self.language_models
+        used = [*WORD_WEIGHTS] if models.words is not None and self.weights.word else []
+        used += ["token", "token_bonus"] if models.tokens is not None else []
         used += ["attention"] if self.attention_rescoring else []
         return [name for name in used if name in self.weight_ranges]
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_SECONDS = 2400.0  # of audio: the tokens of a sample, if each frame of 40 ms has one
 
 
-def encode_validation(
+def _encode_validation(
     bundle: TorchBundle, sets: Mapping[str, datasets.Dataset], *, with_attention: bool
 ) -> Iterator[ValidationUtterance]:
     """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
@@ -66,7 +66,7 @@ def fit_bundle(
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     with_attention = decoder.attention_rescoring or rescores
     utterances = sample_utterances(
-        encode_validation(bundle, sets, with_attention=with_attention), bundle.tokenizer.silent
+        _encode_validation(bundle, sets, with_attention=with_attention), bundle.tokenizer.silent
     )
     with progress_bar("decoding as before", len(utterances)) as advance:
         before = count_own_errors(current.decoder, utterances, bundle.tokenizer, lambda: advance(1))

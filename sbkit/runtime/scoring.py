@@ -108,7 +108,8 @@ class BundleScorer:
         figures = self._scorer.report(folder, scored.name, scored.results)
         notes = [*figures.get("notes", []), *scored.seen.get("notes", [])]
         entry: FigureDict = {"utterances": len(rows), **figures, **scored.seen}
-        entry |= {"notes": notes} if self._bundle.decoder is not None else {}
+        if self._bundle.decoder is not None:
+            entry["notes"] = notes
         if self._report_by:
             present = [column for column in self._report_by if column in rows.column_names]
             values = {column: rows[column][:] for column in present}
@@ -123,33 +124,36 @@ class BundleScorer:
     def write(
         self,
         folder: Path,
-        sets: Mapping[str, ScoredSet],
+        rows: Mapping[str, datasets.Dataset],
         entries: Mapping[str, FigureDict],
         model: Path,
     ) -> None:
-        """Write `scores.json` and the page of all test sets; ``model``: what was scored."""
+        """Write `scores.json` and the page of all test sets.
+
+        rows, entries: of each set; model: what was scored.
+        """
         bundle = self._bundle
         words = None if bundle.decoder is None else bundle.decoder.language_models.words
         source = "the words of the language model"
         version = f"{model.name}, sbkit {__version__}"
-        seen = [f"{name}: {describe_seen(e[SEEN])}" for name, e in entries.items() if SEEN in e]
-        provenance = provenance_of_bundle(bundle)
+        seen = [
+            f"{name}: {describe_seen(entry[SEEN])}"
+            for name, entry in entries.items()
+            if SEEN in entry
+        ]
+        provenance = _provenance_of(bundle)
         write_report(
             folder / REPORT,
             [read_results(folder, entries)],
             metrics=bundle.task.metrics,
-            clips=partial(
-                clips_of,
-                {name: scored.rows for name, scored in sets.items()},
-                bundle.config.sample_rate,
-            ),
+            clips=partial(clips_of, rows, bundle.config.sample_rate),
             known_words=None if words is None else KnownWords(words=words, source=source),
             notes=[*seen, version, describe_provenance(provenance)],
         )
         scores = {
             "model": str(model),
             **describe_decoding(bundle),
-            SETTINGS: settings_of_model(bundle, model),
+            SETTINGS: _settings_of(bundle, model),
             PROVENANCE: provenance,
             "test": entries,
         }
@@ -169,7 +173,7 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
     return description
 
 
-def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
+def _settings_of(bundle: TorchBundle, model: Path) -> FigureDict:
     """Return the settings of a run, or the few that a bundle has, and its decoding."""
     config = bundle.config
     bundle_settings = {"sample_rate": config.sample_rate, "language": config.language}
@@ -178,7 +182,7 @@ def settings_of_model(bundle: TorchBundle, model: Path) -> FigureDict:
     return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
 
 
-def provenance_of_bundle(bundle: TorchBundle) -> Provenance:
+def _provenance_of(bundle: TorchBundle) -> Provenance:
     """Return the provenance of a bundle with the chosen decoder."""
     settings = None if bundle.decoder is None else bundle.decoder.plain()
     return {**(bundle.config.provenance or {}), "decoder": text_settings(settings)}

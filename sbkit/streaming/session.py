@@ -21,7 +21,6 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.clips import ClipDecoder
 from sbkit.decoding.decoder import LanguageModelDecoder, StreamDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
@@ -69,7 +68,7 @@ class EndpointRules:
 class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
-    ctc_decoder: decodes, and times the words.
+    decoder, aligner: decode, and time the words.
     initial_state: the model's state before the first sample of a session.
     """
 
@@ -92,9 +91,9 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
             )
         self.chunks = chunks
         self.samples_per_frame = self.model.samples_per_frame
-        self.ctc_decoder: ClipDecoder = bundle.decoder_pool.decoder
+        self.aligner = bundle.decoder_pool.decoder.aligner
         self.silent_token_ids = bundle.tokenizer.silent
-        decoder = self.ctc_decoder.decoder
+        decoder = bundle.decoder_pool.decoder.decoder
         if isinstance(decoder, LanguageModelDecoder) and decoder.attention_rescoring:
             raise BundleError(
                 "The decoder of this model rescores with the attention decoder, which takes whole "
@@ -378,7 +377,7 @@ class Session:
         words = self._words(beam[0])
         if words:
             start = self._to_seconds(self._offset + first_sample)
-            timed_words = self.recognizer.ctc_decoder.aligner.align(
+            timed_words = self.recognizer.aligner.align(
                 np.concatenate(utterance.log_probs),
                 list(beam[0].tokens),
                 beam,
@@ -404,7 +403,7 @@ class Session:
         return self._decoder.finish(self.utterance.decoder_state)
 
     def _words(self, hypothesis: Hypothesis) -> list[str]:
-        return self.recognizer.ctc_decoder.aligner.tokenizer.words(hypothesis.tokens)
+        return self.recognizer.aligner.tokenizer.words(hypothesis.tokens)
 
     def _frames_to_seconds(self, frames: int) -> float:
         return self._to_seconds(frames * self.recognizer.samples_per_frame)

@@ -15,7 +15,6 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.clips import ClipDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
@@ -172,8 +171,7 @@ def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
 def test_session_events_have_times_of_the_stream(tmp_path: Path) -> None:
     """A chunk is 0.64 s, a letter 0.12 s, and a word may reach 9 frames past its last token."""
     recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    aligner = replace(recognizer.ctc_decoder.aligner, offsets=WordOffsets(0.0, 9.0))
-    recognizer.ctc_decoder.aligner = aligner
+    recognizer.aligner = replace(recognizer.aligner, offsets=WordOffsets(0.0, 9.0))
     audio = [speak(tokenizer, "the dog"), silence(1.4), speak(tokenizer, "a fox"), silence(0.2)]
     session = Session(recognizer, offset=10 * RATE)
     events = [*session.push(np.concatenate(audio)), *session.finish()]
@@ -283,10 +281,9 @@ def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path
 
 def test_session_expects_hotwords(tmp_path: Path) -> None:
     recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
-    decoder = recognizer.ctc_decoder.decoder
+    decoder = recognizer.decoder
     assert isinstance(decoder, BeamDecoder)
-    recognizer.decoder = biased = decoder.with_hotwords(["lazy fox"])
-    recognizer.ctc_decoder = ClipDecoder(biased, recognizer.ctc_decoder.aligner)
+    recognizer.decoder = decoder.with_hotwords(["lazy fox"])
     events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
     assert finals(events)[0].text == "a lazy fox"
 

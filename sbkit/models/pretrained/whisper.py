@@ -71,7 +71,7 @@ class StoredPositions(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, None]:
         # Frames after the last position share it: a padded batch may be longer. `check_positions`
-        # refuses such utterances, and the transcriber cuts them.
+        # refuses such utterances of a run, and the transcriber cuts them; `score` does not.
         positions = torch.arange(x.shape[1], device=x.device).clamp(max=len(self.weight) - 1)
         return self.dropout(x + self.weight[positions]), None  # in float32, also with autocast
 

@@ -11,7 +11,7 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from recipes.asr.recipe import ASR, AsrBrain
+from recipes.asr.recipe import ASR
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.train.recipe import Recipe
 from tests.check.harness import Edit, error, mutation, note
@@ -125,10 +125,6 @@ class WrongBlank(Tokenizer):
         self.vocabulary = replace(self.vocabulary, blank=self.pieces().index("e"))
 
 
-class WholeRecordings(AsrBrain):
-    evaluates_segments = False
-
-
 def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
     def prepare_labels(knobs: Any, splits: Any) -> Tokenizer:
         return tokenizer(model_file=ASR.prepare_labels(knobs, splits).model_file)
@@ -170,10 +166,9 @@ MUTATIONS = [
         recipe=tokenizing(Overflowing),
     ),
     mutation(
-        "a recording of a test set that is evaluated whole",
+        "a recording of a test set that is decoded whole",
         note("recordings", "eval_batch_seconds", "test has 1 recording longer", "sbkit segment"),
         release=with_recordings("test", 1),
-        recipe=lambda recipe: replace(recipe, brain=WholeRecordings),
         options=("--eval_batch_seconds=20",),
     ),
     mutation(
