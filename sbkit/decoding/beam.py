@@ -3,14 +3,12 @@
 Legend: U frames, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from sbkit.base.arrays import LogProbs
-from sbkit.decoding.decoder import BEAM_SIZE, DecoderWeights, LanguageModelDecoder
+from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (
@@ -23,8 +21,6 @@ from sbkit.decoding.prefix_beam import (
     make_lexicon,
 )
 from sbkit.decoding.rescoring import AttentionScorer, rescore
-from sbkit.lm.language_models import LanguageModels
-from sbkit.text.tokenizer import Tokenizer
 
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
@@ -38,6 +34,8 @@ class BeamDecoder(LanguageModelDecoder):
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
     >>> import numpy as np, tempfile
+    >>> from pathlib import Path
+    >>> from sbkit.lm.language_models import LanguageModels
     >>> from sbkit.text.tokenizer import ensure_tokenizer
     >>> options = {"kind": "char", "vocab_size": None, "texts": lambda: ["ab ba"] * 9}
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -46,9 +44,6 @@ class BeamDecoder(LanguageModelDecoder):
     >>> log_probs = np.log(np.eye(tokenizer.vocab_size)[tokenizer.encode("ba")] + 1e-9)
     >>> tokenizer.decode(decoder.nbest(log_probs)[0].tokens)
     'ba'
-
-    Args:
-        phrases: hotwords, as `with_hotwords` sets them.
     """
 
     decoder_type = "beam"
@@ -62,31 +57,9 @@ class BeamDecoder(LanguageModelDecoder):
             "attention": (0.0, 2.5),
         }
     )
-    _built = frozenset(("_unbiased_search", "_biased_search", "_hotword_scorer"))
-
-    def __init__(
-        self,
-        *,
-        tokenizer: Tokenizer,
-        language_models: str | Path | LanguageModels,
-        beam_size: int = BEAM_SIZE,
-        weights: Mapping[str, float] | DecoderWeights | None = None,
-        attention_rescoring: bool = False,
-        phrases: Sequence[str] = (),
-    ) -> None:
-        super().__init__(
-            tokenizer=tokenizer,
-            language_models=language_models,
-            beam_size=beam_size,
-            weights=weights,
-            attention_rescoring=attention_rescoring,
-        )
-        self.phrases = tuple(phrases)
+    _cached_names = frozenset(("_unbiased_search", "_biased_search", "_hotword_scorer"))
 
     # -- copies with changes
-
-    def _arguments(self) -> dict[str, Any]:
-        return super()._arguments() | {"phrases": self.phrases}
 
     def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
         """Return a copy with other hotwords, which the tokenizer must be able to spell.
@@ -94,8 +67,8 @@ class BeamDecoder(LanguageModelDecoder):
         The transcript changes only if the biased search finds one of the phrases. A repeated phrase
         counts once, because rewards shrink with the length of the list.
         """
-        unique = tuple(dict.fromkeys(phrases))
-        decoder = self.copy_with(phrases=unique, language_models=self.language_models)
+        decoder = self.copy_with(language_models=self.language_models)
+        decoder.phrases = tuple(dict.fromkeys(phrases))
         # Without hotwords the search is the same, so the copy shares it, with its cached states.
         decoder._unbiased_search = self._unbiased_search
         return decoder

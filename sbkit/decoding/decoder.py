@@ -121,7 +121,7 @@ class LanguageModelDecoder(ABC):
     decoder_type: ClassVar[str]
     weight_ranges: ClassVar[Mapping[str, tuple[float, float]]]
     phrases: tuple[str, ...] = ()
-    _built: ClassVar[frozenset[str]]  # attributes that are built when they are needed
+    _cached_names: ClassVar[frozenset[str]]  # attributes that are built when they are needed
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class LanguageModelDecoder(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is built: the trees of a search are too deep for pickle."""
-        return {name: value for name, value in vars(self).items() if name not in self._built}
+        return {name: value for name, value in vars(self).items() if name not in self._cached_names}
 
     def plain(self) -> dict[str, Any]:
         """Return the keys of `decoder.json` and of a bundle's decoder."""
@@ -186,20 +186,20 @@ class LanguageModelDecoder(ABC):
 
     def copy_with(self, **changes: Any) -> Self:
         """Return a decoder with other arguments; what it builds is built anew."""
-        return type(self)(**(self._arguments() | changes))
-
-    def with_weights(self, weights: DecoderWeights) -> Self:
-        """Return a copy with other weights, which shares the loaded language models."""
-        return self.copy_with(weights=weights, language_models=self.language_models)
-
-    def _arguments(self) -> dict[str, Any]:
-        return {
+        arguments: dict[str, Any] = {
             "tokenizer": self.tokenizer,
             "language_models": self._language_models_source,
             "beam_size": self.beam_size,
             "weights": None if self.needs_tuning else self.weights,
             "attention_rescoring": self.attention_rescoring,
         }
+        decoder = type(self)(**(arguments | changes))
+        decoder.phrases = self.phrases
+        return decoder
+
+    def with_weights(self, weights: DecoderWeights) -> Self:
+        """Return a copy with other weights, which shares the loaded language models."""
+        return self.copy_with(weights=weights, language_models=self.language_models)
 
     @abstractmethod
     def with_hotwords(self, phrases: Iterable[str]) -> Self:

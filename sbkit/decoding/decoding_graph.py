@@ -248,7 +248,7 @@ class GraphDecoder(LanguageModelDecoder):
     weight_ranges = MappingProxyType(
         {"word": (0.5, 1.5), "word_bonus": (-1.0, 2.0), "unknown_word": (-8.0, 1.0)}
     )
-    _built = frozenset(("graph",))
+    _cached_names = frozenset(("graph",))
 
     def with_hotwords(self, phrases: Iterable[str]) -> Self:
         """Refuse hotwords."""
