@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from recipes.asr.decoding import RunDecoding
 
 import train
-from recipes.asr.decoding import RunDecoding
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.beam import BeamDecoder

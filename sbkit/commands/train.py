@@ -38,6 +38,7 @@ from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.handlers import TextLog
+from sbkit.run.ending import RunEnding
 from sbkit.train.brain import Brain
 from sbkit.train.run import Run
 
@@ -129,7 +130,7 @@ def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
             f"All epochs were trained before; the results in {run.folder} stay as they are."
         )
     else:
-        brain.evaluate(run.make_loaders().test)
+        RunEnding(run, brain).take()
     if (report := run.folder / REPORT).is_file():
         logger.info(f"report: {report}")
     if run.load_recipe().task.export is not None:

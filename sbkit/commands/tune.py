@@ -5,7 +5,6 @@ run or bundle -> log-probabilities of the validation set -> errors of the presen
 """
 
 import logging
-import re
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping
@@ -17,28 +16,22 @@ from tempfile import TemporaryDirectory
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable, write_bytes_atomically
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
+from sbkit.base.files import require_writable
+from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import lock_folder
-from sbkit.checkpoint.provenance import make_provenance, read_json
-from sbkit.checkpoint.run_config import RESOLVED_YAML
+from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML
 from sbkit.commands.score import table_knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import read_column
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, LanguageModelDecoder
-from sbkit.decoding.words import CONFIDENCE_FILE
-from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import (
-    CARD_FILE,
-    change_config,
-    exported_bundle,
-    replacing_bundle,
-    require_replaceable,
-)
-from sbkit.export.model_card import USES
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.fit import FittedDecoder
+from sbkit.decoding.fit_weights import count_own_errors, error_of
+from sbkit.decoding.words import GREEDY
+from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
+from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
@@ -48,7 +41,8 @@ from sbkit.lm.language_models import (
     replace_language_models,
     save,
 )
-from sbkit.runtime.fitting import fit_bundle
+from sbkit.logs.progress import progress_bar
+from sbkit.runtime.fitting import fit_bundle, sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.text.tokenizer import TOKENIZER_FILE
@@ -56,9 +50,7 @@ from sbkit.train.run import Run
 
 logger = logging.getLogger(__name__)
 
-DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS_FILE)
-EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
-FORMATS_WITHOUT_DECODER = ("onnx", "torch")
+EARLIER_BUNDLE = "earlier_bundle"  # a folder of a run: the bundle before the last `sbkit tune`
 
 
 def tune(options: Namespace) -> None:
@@ -83,17 +75,19 @@ def tune(options: Namespace) -> None:
             sets = {
                 name_of(options.data): prepare_source(bundle, options.data, table_knobs(options))
             }
-        _make_language_models(bundle, run, options, sets, new / LANGUAGE_MODELS_FILE)
-        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
-        is_better = fit_bundle(bundle, decoder, sets, new)
+        _make_language_models(bundle, source, run, options, sets, new / LANGUAGE_MODELS_FILE)
+        models = new / LANGUAGE_MODELS_FILE
+        decoder = _make_decoder(bundle, run, options, models)
+        fitted, is_better = _fit(bundle, decoder, sets)
         if options.out is not None:
-            _copy_bundle(source, new, options.out.resolve())
+            set_decoder(source, options.out.resolve(), fitted, models)
             logger.info(f"written with the new decoder: {options.out}")
         elif is_better or options.force:
-            _replace(model, new)
+            earlier = _keep_bundle(model)
+            set_decoder(source, model / BUNDLE, fitted, models)
             logger.info(
-                f"{model} has the new decoder; the earlier one is in {model / EARLIER_DECODER}, "
-                f"and the results are still its own. Measure again: sbkit score {model} --out DIR"
+                f"The bundle of {model} has the new decoder; the earlier one is {earlier}, and the "
+                f"results are still its own. Measure again: sbkit score {model} --out DIR"
             )
         else:
             logger.info(
@@ -135,6 +129,7 @@ def _orders(options: Namespace) -> dict[str, int]:
 
 def _make_language_models(
     bundle: TorchBundle,
+    source: Path,
     run: Run | None,
     options: Namespace,
     sets: Mapping[str, datasets.Dataset],
@@ -143,8 +138,9 @@ def _make_language_models(
     """Write the language models of the new decoder: the present ones, or others if asked for."""
     model = options.model
     orders = _orders(options)
-    if (model / LANGUAGE_MODELS_FILE).is_file():
-        shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
+    present = source if (source / LANGUAGE_MODELS_FILE).is_file() else model
+    if (present / LANGUAGE_MODELS_FILE).is_file():
+        shutil.copyfile(present / LANGUAGE_MODELS_FILE, file)
     if run is not None and (options.lm_text or orders):
         shutil.copyfile(model / TOKENIZER_FILE, file.with_name(TOKENIZER_FILE))
         splits = run.prepare_splits()
@@ -211,54 +207,40 @@ def _make_decoder(
     return decoder
 
 
-# ---- output
+# ---- old and new
 
 
-def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
-    earlier = run / EARLIER_DECODER
+def _fit(
+    bundle: TorchBundle, decoder: LanguageModelDecoder, sets: Mapping[str, datasets.Dataset]
+) -> tuple[FittedDecoder, bool]:
+    """Fit a decoder; return also whether it makes fewer errors than that of the bundle."""
+    by_words = bundle.config.has_words
+    splits = ", ".join(sets)
+    current = bundle.decoder_pool.decoder
+    rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
+    sample = sample_validation(bundle, sets, with_attention=decoder.attention_rescoring or rescores)
+    with progress_bar("decoding as before", len(sample)) as advance:
+        before = count_own_errors(current.decoder, sample, bundle.tokenizer, lambda: advance(1))
+    decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
+    logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
+    fitted = fit_bundle(bundle, decoder, sample, [*sets])
+    assert fitted.weights is not None  # the new decoder has none yet, and uses some
+    after = fitted.weights.scores
+    logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
+    return fitted, error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
+
+
+def _describe(scores: Scores, by_words: bool) -> str:
+    return ", ".join(
+        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
+        for rate, counts in reversed(scores.counts_by_rate(include_wer=by_words).items())
+    )
+
+
+def _keep_bundle(run: Path) -> Path:
+    """Copy the bundle of a run, if it has one, to `earlier_bundle`; return that path."""
+    earlier = run / EARLIER_BUNDLE
     shutil.rmtree(earlier, ignore_errors=True)
-    earlier.mkdir()
-    for name in DECODER_FILES:
-        if (run / name).exists():
-            (run / name).rename(earlier / name)
-    for name in reversed(DECODER_FILES):
-        if (new / name).exists():
-            write_bytes_atomically(run / name, (new / name).read_bytes())
-
-
-def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
-    """Copy a bundle with another decoder, without the formats that contain the earlier one."""
-    with replacing_bundle(out) as temporary:
-        for path in bundle.iterdir():
-            if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
-                logger.info(f"{path.name} is left out: a link may lead out of the bundle")
-            elif path.is_file():
-                shutil.copyfile(path, temporary / path.name)
-            elif path.name in FORMATS_WITHOUT_DECODER:
-                shutil.copytree(path, temporary / path.name)
-            else:
-                logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
-        shutil.copyfile(new / LANGUAGE_MODELS_FILE, temporary / LANGUAGE_MODELS_FILE)
-        decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
-        card = temporary / CARD_FILE
-        if card.is_file():
-            card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
-        record = make_provenance(
-            weights=(temporary / WEIGHTS_FILE).read_bytes(),
-            decoder=decoder,
-            language_models=(temporary / LANGUAGE_MODELS_FILE).read_bytes(),
-            confidence=confidence,
-        )
-        changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
-        change_config(temporary, **changes)  # and the checksums
-
-
-def _without_results(card: str) -> str:
-    """Remove the results of the earlier decoder, and the formats with it, from a model card."""
-    formats = "|".join(USES.keys() - {*FORMATS_WITHOUT_DECODER})
-    card = re.sub(rf"^- ({formats}): .*\n", "", card, flags=re.M)
-    card = re.sub(r"^## Formats\n\n+(?!- ).*\Z", "", card, flags=re.M | re.S)
-    card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
-    results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
-    return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)
+    if (run / BUNDLE).exists():
+        shutil.copytree(run / BUNDLE, earlier)
+    return earlier

@@ -1,0 +1,231 @@
+"""The end of a run: its averaged checkpoint is exported, and the bundle is fitted and tested.
+
+    choose the checkpoints to average -> `RUN/bundle` -> its decoder and confidences, fitted to the
+    validation sets -> results of the test sets -> figures and pages
+
+Each step leaves its files, so a run that was killed goes on with the step that is missing. What is
+tested is what `sbkit export` copies.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import datasets
+import pyarrow.compute as pc
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.versions import __version__
+from sbkit.bundle.bundle import read_bundle
+from sbkit.bundle.config import CONFIG_FILE
+from sbkit.checkpoint.provenance import describe_provenance
+from sbkit.checkpoint.run_config import BUNDLE
+from sbkit.data.splits import take_columns
+from sbkit.decoding.declared import declared_decoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.distributed.device import Placement
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.evaluate.report import KnownWords
+from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.export.export import modules_of_bundle, set_decoder, write_bundle
+from sbkit.logs.curves import draw_curves
+from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
+from sbkit.runtime.fitting import fit_bundle, sample_validation
+from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
+from sbkit.runtime.test_report import ScoredSet, TestReport
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.train.brain import Brain
+from sbkit.train.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class RunEnding:
+    """The last steps of a run, which every rank takes; rank 0 writes.
+
+    brain: of the run, after `fit`.
+    """
+
+    def __init__(self, run: Run, brain: Brain) -> None:
+        self._run = run
+        self._brain = brain
+        self._loaders = run.make_loaders()
+        self._folder = run.folder / BUNDLE
+        self._seconds: float = run.knobs["eval_batch_seconds"]  # of a batch
+
+    def take(self) -> None:
+        """Export the run and test the bundle."""
+        with self._brain.guarded():
+            self._brain.load_tested_weights()
+            bundle = self.export()
+            if bundle is not None and bundle.task.predicts == "text":
+                bundle = self.fit(bundle)
+            sets = [self.score(bundle, name) for name in self._loaders.test]
+            if rank() == 0:
+                self.report(bundle, sets)
+
+    def export(self) -> TorchBundle | None:
+        """Write the averaged checkpoint as a bundle, if there is none, and load it on the device.
+
+        Returns None for a model that cannot be exported; then the checkpoint itself is tested.
+        """
+        problem = ""
+        with main_rank_first():
+            if rank() == 0 and not self._folder.exists():
+                try:
+                    write_bundle(self._run.folder, self._folder)
+                except SbkitError as error:
+                    problem = f"note: the checkpoint is tested as it is trained, because {error}"
+        if problem:
+            logger.info(problem)
+        if not self._folder.exists():
+            return None
+        precision = self._run.knobs.get("eval_precision", "fp32")
+        return load_bundle(
+            self._folder,
+            user_modules=modules_of_bundle(self._folder),
+            placement=Placement(self._brain.device, precision),
+        )
+
+    def fit(self, bundle: TorchBundle) -> TorchBundle:
+        """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
+        decoder = declared_decoder(self._run.build_hparams())
+        if not self._is_fitted(bundle, decoder):
+            valid = self._run.prepare_splits().valid
+            rescores = decoder is not None and decoder.attention_rescoring
+            sample = sample_validation(
+                bundle,
+                valid,
+                with_attention=rescores,
+                batch_seconds=self._seconds,
+                ping=self._ping("encoding"),
+            )
+            quiet = self._brain.noprogressbar
+            ping = self._ping("fitting")
+            fitted = fit_bundle(bundle, decoder, sample, [*valid], ping=ping, quiet=quiet)
+            with main_rank_first():
+                if rank() == 0:
+                    models = None if decoder is None else self._run.folder / LANGUAGE_MODELS_FILE
+                    set_decoder(self._folder, self._folder, fitted, models)
+        contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
+        return TorchBundle.from_contents(contents, bundle.model)
+
+    def _is_fitted(self, bundle: TorchBundle, decoder: LanguageModelDecoder | None) -> bool:
+        """Return whether an earlier start has fitted this decoder: its settings are the same."""
+        if json.loads((self._folder / CONFIG_FILE).read_bytes())["confidence"] is None:
+            return False
+        if decoder is None or bundle.decoder is None:
+            return decoder is bundle.decoder
+        if decoder.needs_tuning:
+            decoder = decoder.copy_with(weights=bundle.decoder.weights)
+        return decoder.plain() == bundle.decoder.plain()
+
+    def score(self, bundle: TorchBundle | None, name: str) -> ScoredSet:
+        """Score the bundle on a test set; without a bundle, the checkpoint."""
+        brain = self._brain
+        rows = self._loaders.splits.test[name]
+        if bundle is not None and bundle.task.scorer.score is not None:
+            scorer = BundleScorer(
+                bundle, label=self._run.knobs.get("label"), batch_seconds=self._seconds
+            )
+            return scorer.score(
+                name,
+                rows,
+                ping=self._ping("test"),
+                quiet=brain.noprogressbar,
+                max_batches=max(brain.debug_batches, 1) if brain.debug else None,
+            )
+        network = None if bundle is None else bundle.model.network
+        own = brain.score_batches(self._loaders.test[name], network)
+        by_id = {id: result for share in gather_over_ranks(own) for id, result in share.items()}
+        ids = rows["id"][:]
+        scored = [row for row, id in enumerate(ids) if id in by_id]
+        rows = rows if len(scored) == len(rows) else rows.select(scored)
+        return ScoredSet(name=name, rows=rows, results=[by_id[ids[row]] for row in scored])
+
+    def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
+        """Write the results into the run folder, and log a line for each test set."""
+        run, brain = self._run, self._brain
+        report = TestReport(
+            run.folder,
+            run.load_recipe().task,
+            sample_rate=run.knobs["sample_rate"],
+            labels=run.prepare_labels(),
+            metrics=brain.evaluator.metrics,
+            measure=brain.evaluator.measure,
+            report_by=run.knobs.get("report_by") or (),
+        )
+        for scored in sets:
+            brain.ping("report", [scored.name])
+            report.add(scored, **({} if bundle is None else self._facts(bundle, scored)))
+        weights = (
+            f"mean of {brain.num_averaged} checkpoints"
+            if brain.num_averaged > 1
+            else "best checkpoint"
+        )
+        provenance = None if bundle is None else provenance_of(bundle)
+        parameters = sum(p.numel() for p in brain.modules.parameters())
+        notes = [
+            f"{name}: {note}" for name, e in report.entries.items() for note in e.get("notes", ())
+        ]
+        facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
+        self._log(report.entries)
+        train = self._loaders.splits.train
+        has_texts = any(run.folder.glob("utterances_*.jsonl"))
+        training = brain.training_metrics
+        speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+        records = read_records(run.folder)
+        report.write(
+            known_words=_training_words(train) if has_texts else None,
+            notes=[*notes, facts, describe_provenance(provenance)],
+            model=str(run.folder),
+            settings=records.get(SETTINGS) if bundle is None else settings_of(bundle, run.folder),
+            provenance=provenance,
+            parameters=parameters,
+            train_seconds=round(training.train_seconds, 1),
+            audio_seconds=round(training.audio_seconds, 1),
+            rtfx=speed and round(speed, 1),
+            device=str(brain.device),
+        )
+        draw_curves(run.folder / LOG_FILE, run.folder / "curves.png", brain.evaluator.metrics)
+        for scored in sets:
+            logger.info(f"{report.describe(scored)}, {weights}")
+        for note in notes:
+            logger.info(note)
+
+    def _facts(self, bundle: TorchBundle, scored: ScoredSet) -> Mapping[str, Any]:
+        facts = decoding_facts(bundle, scored)
+        note = (bundle.config.decoder or {}).get("note")
+        return {**facts, "notes": [note, *facts.get("notes", ())]} if note else facts
+
+    def _log(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the metrics of each test set into the log of the run."""
+        brain = self._brain
+        run_log = RunLog(self._run.folder, resume_step=brain.optimizer_step)
+        epoch = brain.hparams.epoch_counter.limit
+        for name, entry in entries.items():
+            metrics = {
+                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
+            }
+            run_log.write(
+                SplitFigures(
+                    epoch=epoch,
+                    step=brain.optimizer_step,
+                    split=name,
+                    metrics=metrics,
+                    decoder=entry.get("decoder"),
+                )
+            )
+        run_log.close()
+
+    def _ping(self, phase: str) -> Callable[[Sequence[str]], None]:
+        return lambda ids: self._brain.ping(phase, ids)
+
+
+def _training_words(train: datasets.Dataset) -> KnownWords:
+    texts = take_columns(train, "text")["text"].combine_chunks()
+    words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts)))
+    return KnownWords(
+        words=frozenset(words.to_pylist()), source="the words of the training transcripts"
+    )
