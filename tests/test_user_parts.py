@@ -6,16 +6,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from recipes.asr.decoding import RunDecoding
 
 import train
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.declared import declared_decoder
 from sbkit.export.export import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
@@ -154,7 +153,7 @@ def test_decoder_of_a_user_class_is_refused_since_no_bundle_can_hold_it() -> Non
 
     decoder = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
     with pytest.raises(SbkitError, match="`decoder` must be made by .*, but is a Mine"):
-        RunDecoding(SimpleNamespace(decoder=decoder, ctc_weight=1.0), None)  # type: ignore[arg-type]
+        declared_decoder({"decoder": decoder, "ctc_weight": 1.0})
 
 
 def test_page_has_a_tested_example_of_every_kind_of_part() -> None:

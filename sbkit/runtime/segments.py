@@ -3,9 +3,9 @@
 Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,13 +13,22 @@ from sbkit.audio.io import Samples
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import LogProbs
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.runtime.voice_detector import VoiceDetector
 
 MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
 MIN_SEGMENT_SECONDS = 1.0  # a long pause ends a segment only if it is longer than this
 LONG_PAUSE_SECONDS = 0.5
 MARGIN_SECONDS = 0.5  # a cut pause leaves at most this much silence before the next speech
 OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
+
+
+class PauseDetector(Protocol):
+    """Finds speech in a stream, as `sbkit.runtime.voice_detector.VoiceDetector` does."""
+
+    def start(self) -> Any:
+        """Return the state of a stream before its first sample."""
+
+    def push(self, samples: Samples, state: Any) -> tuple[Sequence[Any], Any]:
+        """Return the new starts and ends of speech, as `SpeechEvent`s, and the new state."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class Segmenter:
     sample_rate: int
     frame_samples: int = 1  # overlapping segments start a multiple of this many samples apart
     min_seconds: float = MIN_SEGMENT_SECONDS  # a long pause ends a segment only if it is longer
-    detector: VoiceDetector | None = None  # finds pauses; without one, quiet audio is a pause
+    detector: PauseDetector | None = None  # finds pauses; without one, quiet audio is a pause
 
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
@@ -164,7 +173,7 @@ class _Edge(NamedTuple):
 class Pauses:
     """The pauses of one source, whose samples arrive block by block."""
 
-    def __init__(self, detector: VoiceDetector | None, sample_rate: int) -> None:
+    def __init__(self, detector: PauseDetector | None, sample_rate: int) -> None:
         self._detector = detector
         self._rate = sample_rate
         self._state = None if detector is None else detector.start()

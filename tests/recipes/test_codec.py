@@ -39,6 +39,7 @@ from sbkit.models.spectral_losses import (
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.codec_results import describe_codes
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
 
@@ -153,11 +154,11 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     audio, decoded, lengths = outputs.audio, outputs.decoded, outputs.lengths
     assert audio.abs().max() < 1 and outputs.num_frames.tolist() == [20, 20, 13]
     assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
-    predicted = brain.codec.predict(batch.audio.float(), batch.audio_lengths)
+    predicted = brain.network.predict(batch.audio.float(), batch.audio_lengths)
     torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
-    described = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
+    described = [figure.split()[0] for figure in describe_codes(scores).split(", ")]
     assert described == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].mel_distance_per_frame == pytest.approx(
         outputs.mel_distance_sum[2].item() / 13
@@ -180,7 +181,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     torch.testing.assert_close(losses["discriminator"].sums, errors * mask)
     assert losses["discriminator"].counts.tolist() == [1, 0, 1]
     losses["discriminator"].sums.sum().backward()
-    assert all(p.grad is None for p in brain.codec.decoder.parameters())
+    assert all(p.grad is None for p in brain.network.decoder.parameters())
     assert all(p.grad is not None for p in discriminator.parameters())
 
 
