@@ -61,6 +61,7 @@ def score(options: Namespace) -> None:
             sample_rate=bundle.config.sample_rate,
             labels=bundle.labels,
             report_by=options.report_by,
+            quiet=options.quiet,
         )
         for name, rows in _prepare(bundle, options):
             scored = scorer.score(name, rows, quiet=options.quiet)

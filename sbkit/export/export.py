@@ -129,7 +129,7 @@ def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> 
     elif (model / BUNDLE).exists():
         yield model / BUNDLE
     else:
-        if "decoder" in read_document(model / RESOLVED_YAML).root:
+        if (model / LANGUAGE_MODELS_FILE).exists():
             logger.warning(
                 "note: this run has not ended, so its decoder has no weights yet, and the bundle "
                 f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"

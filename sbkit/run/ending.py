@@ -94,14 +94,15 @@ class RunEnding:
         if not self._is_fitted(bundle, decoder):
             valid = self._run.prepare_splits().valid
             rescores = decoder is not None and decoder.attention_rescoring
+            quiet = self._brain.noprogressbar
             sample = sample_validation(
                 bundle,
                 valid,
                 with_attention=rescores,
                 batch_seconds=self._seconds,
                 ping=self._ping("encoding"),
+                quiet=quiet,
             )
-            quiet = self._brain.noprogressbar
             ping = self._ping("fitting")
             fitted = fit_bundle(bundle, decoder, sample, [*valid], ping=ping, quiet=quiet)
             with main_rank_first():
@@ -155,6 +156,7 @@ class RunEnding:
             metrics=brain.evaluator.metrics,
             measure=brain.evaluator.measure,
             report_by=run.knobs.get("report_by") or (),
+            quiet=brain.noprogressbar,
         )
         for scored in sets:
             brain.ping("report", [scored.name])

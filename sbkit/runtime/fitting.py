@@ -13,6 +13,8 @@ from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
+from sbkit.distributed.ranks import world_size
+from sbkit.logs.progress import progress_bar
 from sbkit.runtime.segments import longest_whole
 from sbkit.runtime.test_sets import BATCH_SECONDS, Ping, no_ping, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
@@ -27,6 +29,7 @@ def sample_validation(
     with_attention: bool,
     batch_seconds: float = BATCH_SECONDS,
     ping: Ping = no_ping,
+    quiet: bool = False,
 ) -> list[ValidationUtterance]:
     """Return this rank's part of a sample of the validation sets, with log-probabilities.
 
@@ -34,8 +37,15 @@ def sample_validation(
 
     with_attention: whether a decoder rescores, and so needs the encoder's states.
     """
-    utterances = _encode(bundle, sets, with_attention, batch_seconds, ping)
-    return sample_utterances(utterances, bundle.tokenizer.silent)
+    title, total = "encoding the validation sets", sum(map(len, sets.values()))
+    with progress_bar(title, total, quiet=quiet) as advance:
+
+        def advance_and_ping(ids: Sequence[str]) -> None:
+            advance(world_size() * len(ids))
+            ping(ids)
+
+        utterances = _encode(bundle, sets, with_attention, batch_seconds, advance_and_ping)
+        return sample_utterances(utterances, bundle.tokenizer.silent)
 
 
 def _encode(

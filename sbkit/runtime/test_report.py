@@ -1,8 +1,7 @@
 """The report of a test: figures and files of each test set, `summary.json`, and `report.html`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.logs.metric import Metrics, describe_values
+from sbkit.logs.progress import progress_bar
 from sbkit.tasks.task import Labels, Task
 
 
@@ -38,6 +38,7 @@ class TestReport:
         labels: of the model.
         sample_rate: of the rows, in Hz.
         report_by: columns that slice the test sets.
+        quiet: show no progress.
     """
 
     __test__ = False  # for pytest: no class of tests
@@ -52,6 +53,7 @@ class TestReport:
         metrics: Metrics | None = None,
         measure: Any = None,
         report_by: Sequence[str] = (),
+        quiet: bool = False,
     ) -> None:
         self.folder = folder
         self.entries: dict[str, FigureDict] = {}  # of `summary.json`, by test set
@@ -61,6 +63,7 @@ class TestReport:
         self._labels = labels
         self._rate = sample_rate
         self._report_by = report_by
+        self._quiet = quiet
         self._rows: dict[str, datasets.Dataset] = {}
 
     def describe(self, scored: ScoredSet) -> str:
@@ -111,7 +114,7 @@ class TestReport:
         write_report(
             folder / REPORT,
             [read_results(folder, self.entries)],
-            clips=partial(_encode_clips, self._rows, self._rate),
+            clips=self._encode_clips,
             metrics=self._metrics,
             known_words=known_words,
             pictures=[p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))],
@@ -119,18 +122,12 @@ class TestReport:
         )
         write_summary(folder / SUMMARY, test=self.entries, **facts)
 
-
-def _encode_clips(
-    rows: Mapping[str, datasets.Dataset],
-    sample_rate: int,
-    name: str,
-    ids: Sequence[str],
-    max_characters: int,
-) -> dict[str, str]:
-    return encode_clips(
-        rows[name],
-        ids,
-        sample_rate=sample_rate,
-        max_seconds=MAX_CLIP_SECONDS,
-        max_characters=max_characters,
-    )
+    def _encode_clips(self, name: str, ids: Sequence[str], max_characters: int) -> dict[str, str]:
+        with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:
+            return encode_clips(
+                self._rows[name],
+                (id for id in ids if advance(1) is None),
+                sample_rate=self._rate,
+                max_seconds=MAX_CLIP_SECONDS,
+                max_characters=max_characters,
+            )

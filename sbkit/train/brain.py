@@ -86,9 +86,7 @@ PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
     "averaging": "averaging checkpoints",
-    "encoding": "encoding the validation sets",
     "measure": "measuring features",
-    "report": "writing clips",
 }
 
 
