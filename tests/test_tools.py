@@ -104,6 +104,7 @@ def test_show_row_has_both_decoders(tmp_path: Path) -> None:
         parameters=1_000_000,
         train_seconds=60.0,
         audio_seconds=60.0,
+        rtfx=1.0,
         device="cpu",
     )
     rows = show.row([str(tmp_path)]).splitlines()

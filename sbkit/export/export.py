@@ -334,9 +334,18 @@ def _modules_of(
     """Return ``user_modules``, or else the modules of a task and of parts that are not sbkit's."""
     if user_modules is not None:
         return user_modules
-    modules = {*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES
-    own_task = () if task.startswith(BUILT_IN_PACKAGE) else (task.rpartition(".")[0],)
-    return frozenset({*modules, *own_task})
+    pending = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
+    if not task.startswith(BUILT_IN_PACKAGE):
+        pending.append(task.rpartition(".")[0])
+    modules: set[str] = set()
+    while pending:  # with the modules beside them that they import
+        modules.add(name := pending.pop())
+        for source in source_files([name]).values():
+            imported = {*_imported(source)} & sys.modules.keys() - modules
+            others = ("sbkit", "recipes", *sys.stdlib_module_names)
+            own = {name for name in imported if name.partition(".")[0] not in others}
+            pending += [name for name in own if source_files([name])]
+    return frozenset(modules)
 
 
 def modules_of_bundle(bundle: Path) -> frozenset[str]:
