@@ -20,7 +20,6 @@ from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 
 USER_PARTS = ROOT / "tests/user_parts"
-IMPORT_OPTIONS = ("--import", "my_parts", "--import", "my_models")
 UNUSED_KEYS = (
     *("subsampling", "cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers"),
     *("encoder_module", "kernel_size", "dropout", "gradient_checkpointing", "label_smoothing"),
@@ -63,10 +62,14 @@ def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.Complet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("yaml", ["parts.yaml", "waveforms.yaml"])
+@pytest.mark.parametrize(
+    ("yaml", "modules"),
+    [("parts.yaml", ("my_models", "my_parts")), ("waveforms.yaml", ("my_parts",))],
+)
 def test_user_parts_are_checked_trained_exported_and_transcribe(
-    yaml: str, user_folder: Path, workplace: Workplace, tmp_path: Path
+    yaml: str, modules: Sequence[str], user_folder: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
+    import_options = [option for name in modules for option in ("--import", name)]
     unused = (*UNUSED_KEYS, "ctc_weight")
     sizes = [option for option in TINY if option.split("=")[0][2:] not in unused]
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
@@ -85,16 +88,16 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     refused = run(workplace, user_folder, *export)
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
-    assert run(workplace, user_folder, *export, *IMPORT_OPTIONS).returncode == 0
+    assert run(workplace, user_folder, *export, *import_options).returncode == 0
 
     bundle = tmp_path / "bundle"
-    files = ("my_models.py", "my_parts.py")
+    files = [f"{name}.py" for name in modules]
     assert [(bundle / name).read_text() for name in files] == [
         (USER_PARTS / name).read_text() for name in files
     ]
     card = (bundle / "README.md").read_text()
-    assert "    sbkit transcribe FOLDER talk.wav --import my_models --import my_parts\n" in card
-    assert "code of its author: my_models, my_parts." in card
+    assert f"    sbkit transcribe FOLDER talk.wav {' '.join(import_options)}\n" in card
+    assert f"code of its author: {', '.join(modules)}." in card
 
     clip = next((workplace.release / "clips").iterdir())
     transcribe = ("-m", "sbkit", "transcribe", tmp_path / "bundle", clip)
@@ -102,14 +105,14 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
     transcript, elsewhere = (
-        run(workplace, cwd, *transcribe, *IMPORT_OPTIONS) for cwd in (user_folder, tmp_path)
+        run(workplace, cwd, *transcribe, *import_options) for cwd in (user_folder, tmp_path)
     )
     assert transcript.returncode == elsewhere.returncode == 0, elsewhere.stderr
     assert transcript.stdout == elsewhere.stdout
     assert f"--import my_parts: running {user_folder / 'my_parts.py'}" in transcript.stderr
     assert f"--import my_parts: running {bundle / 'my_parts.py'}" in elsewhere.stderr
     (bundle / "my_parts.py").write_text("class Encoder: ...")
-    refused = run(workplace, user_folder, *transcribe, *IMPORT_OPTIONS)
+    refused = run(workplace, user_folder, *transcribe, *import_options)
     assert refused.returncode == BAD_INPUT
     assert "my_parts.py is not what was written" in refused.stderr
 

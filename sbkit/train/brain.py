@@ -602,8 +602,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        if any(gather_over_ranks(self.signals.received is not None)):
-            self.save_or_leave.leave(self.optimizer_step)
+        self._leave_if_asked()
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
         self.on_stage_end(stage, mean, epoch)
@@ -701,7 +700,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Validate the present weights, and return the error that averages are chosen by."""
         self.start_validation()
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
+        self._leave_if_asked()
         return self.evaluator.error()
+
+    def _leave_if_asked(self) -> None:
+        """Leave if any rank has received a signal, which has ended an evaluation early."""
+        if any(gather_over_ranks(self.signals.received is not None)):
+            self.save_or_leave.leave(self.optimizer_step)
 
     def measure_normalization(self, compute: ComputeFeatures | None) -> None:
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
