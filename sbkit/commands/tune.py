@@ -7,11 +7,10 @@ run or bundle -> log-probabilities of the validation set -> errors of the presen
 import logging
 import shutil
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 
@@ -21,9 +20,10 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import lock_folder
 from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML
 from sbkit.commands.score import table_knobs
+from sbkit.config.hparams import read_knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import read_column
+from sbkit.data.splits import Splits, read_column
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
@@ -45,8 +45,7 @@ from sbkit.logs.progress import progress_bar
 from sbkit.runtime.fitting import fit_bundle, sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.text.tokenizer import TOKENIZER_FILE
-from sbkit.train.run import Run
+from sbkit.train.recipe import load_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -64,20 +63,21 @@ def tune(options: Namespace) -> None:
     with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
-        new = Path(folder)
-        run = None if is_bundle else Run(model / RESOLVED_YAML, _overrides(options, new))
-        if run is not None:
+        splits: Splits | None = None
+        knobs: Mapping[str, Any] = {}
+        if not is_bundle:
             lock_folder(model)  # so that nothing trains it meanwhile
-            run.check_ranges()
-        if run is not None and options.data is None:
-            sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
+            knobs = read_knobs(model / RESOLVED_YAML, {})
+            splits = load_recipe(knobs, model / RESOLVED_YAML).prepare_splits(knobs)
+        if options.data is None:
+            assert splits is not None  # `--data` is required for a bundle
+            sets = splits.valid
         else:
-            sets = {
-                name_of(options.data): prepare_source(bundle, options.data, table_knobs(options))
-            }
-        _make_language_models(bundle, source, run, options, sets, new / LANGUAGE_MODELS_FILE)
-        models = new / LANGUAGE_MODELS_FILE
-        decoder = _make_decoder(bundle, run, options, models)
+            rows = prepare_source(bundle, options.data, table_knobs(options))
+            sets = {name_of(options.data): rows}
+        models = Path(folder, LANGUAGE_MODELS_FILE)
+        _make_language_models(bundle, source, splits, options, sets, models)
+        decoder = _make_decoder(bundle, knobs, options, models)
         fitted, is_better = _fit(bundle, decoder, sets)
         if options.out is not None:
             set_decoder(source, options.out.resolve(), fitted, models)
@@ -111,13 +111,6 @@ def _check_options(options: Namespace, *, is_bundle: bool) -> None:
         require_writable(out.parent, option="--out")
 
 
-def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
-    """Return the overrides that make the recipe train the language models in ``folder``."""
-    orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
-    text = {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
-    return {"output_folder": str(folder), **orders, **text}
-
-
 def _orders(options: Namespace) -> dict[str, int]:
     """Return the n-gram orders among the options, by language model."""
     orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
@@ -130,43 +123,46 @@ def _orders(options: Namespace) -> dict[str, int]:
 def _make_language_models(
     bundle: TorchBundle,
     source: Path,
-    run: Run | None,
+    splits: Splits | None,
     options: Namespace,
     sets: Mapping[str, datasets.Dataset],
     file: Path,
 ) -> None:
-    """Write the language models of the new decoder: the present ones, or others if asked for."""
-    model = options.model
+    """Write the language models of the new decoder: the present ones, or others if asked for.
+
+    splits: of a run, whose transcripts are the text without `--lm-text`.
+    """
     orders = _orders(options)
-    present = source if (source / LANGUAGE_MODELS_FILE).is_file() else model
-    if (present / LANGUAGE_MODELS_FILE).is_file():
-        shutil.copyfile(present / LANGUAGE_MODELS_FILE, file)
-    if run is not None and (options.lm_text or orders):
-        shutil.copyfile(model / TOKENIZER_FILE, file.with_name(TOKENIZER_FILE))
-        splits = run.prepare_splits()
-        # The recipe leaves the sentences of these sets out of `lm_text`.
-        run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
-        run.knobs["decoder_type"] = _decoder_type(bundle, options)
-        run.prepare_labels()  # the recipe trains the language models, too
-    elif options.lm_text is not None:
-        lm_text = LmText.from_knob(_overrides(options, file.parent)["lm_text"])
-        table = bundle.config.text_table
+    folder = source if (source / LANGUAGE_MODELS_FILE).is_file() else options.model
+    if (folder / LANGUAGE_MODELS_FILE).is_file():
+        shutil.copyfile(folder / LANGUAGE_MODELS_FILE, file)
+    if options.lm_text is not None or orders:
+        values = parse_overrides([f"--lm_text={options.lm_text or 'null'}"])
+        if options.lm_text is None and splits is None:
+            raise ConfigError(
+                "The language models of a bundle need a text, because a bundle has no transcripts. "
+                "Name a text or an ARPA file with --lm-text."
+            )
+        lm_text, table = LmText.from_knob(values["lm_text"]), bundle.config.text_table
+        evaluated = sets if splits is None else {**splits.evaluated(), **sets}
+        held_out = {name: read_column(rows, "text") for name, rows in evaluated.items()}
+
+        def texts() -> Iterable[str]:
+            if lm_text.texts or splits is None:
+                return read_sentences(lm_text.texts, table, table_knobs(options))
+            return read_column(splits.train, "text")
+
         messages = replace_language_models(
             file,
             lm_text,
             orders,
-            texts=partial(read_sentences, lm_text.texts, table, table_knobs(options)),
+            texts=texts,
             table=table,
             plain_words=_decoder_type(bundle, options) != "graph",
             tokenizer=bundle.tokenizer,
-            held_out={name: read_column(rows, "text") for name, rows in sets.items()},
+            held_out=held_out if lm_text.texts else {},
         )
         logger.info("\n".join(messages))
-    elif orders:
-        raise ConfigError(
-            "The language models of a bundle need a text, because a bundle has no transcripts. "
-            "Name a text or an ARPA file with --lm-text."
-        )
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
 
@@ -178,10 +174,12 @@ def _decoder_type(bundle: TorchBundle, options: Namespace) -> str:
 
 
 def _make_decoder(
-    bundle: TorchBundle, run: Run | None, options: Namespace, language_models: Path
+    bundle: TorchBundle, knobs: Mapping[str, Any], options: Namespace, language_models: Path
 ) -> LanguageModelDecoder:
-    """Make the new decoder, without weights: like the current one, except for the options."""
-    knobs = {} if run is None else run.knobs
+    """Make the new decoder, without weights: like the current one, except for the options.
+
+    knobs: of the run; {} for a bundle.
+    """
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
         raise ConfigError(

@@ -140,7 +140,7 @@ def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> 
 
 
 def write_bundle(run: Path, out: Path, user_modules: frozenset[str] | None = None) -> None:
-    """Write the averaged checkpoint of a run as a bundle without a decoder.
+    """Write the averaged checkpoint of a run as a bundle without a decoder, if it can be loaded.
 
     user_modules: the modules that `--import` names; None for all that the model needs.
     """
@@ -148,6 +148,7 @@ def write_bundle(run: Path, out: Path, user_modules: frozenset[str] | None = Non
         for name, content in _collect_files(run, user_modules).items():
             (folder / name).write_bytes(content)
         write_checksums(folder)
+        load_bundle(folder, user_modules=modules_of_bundle(folder))  # or an error
         fsync_tree(folder)
 
 

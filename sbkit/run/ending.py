@@ -52,7 +52,7 @@ class RunEnding:
         self._brain = brain
         self._loaders = run.make_loaders()
         self._folder = run.folder / BUNDLE
-        self._seconds: float = run.knobs["eval_batch_seconds"]  # of a batch
+        self._batch_seconds: float = run.knobs["eval_batch_seconds"]  # of a batch
 
     def take(self) -> None:
         """Export the run and test the bundle."""
@@ -76,7 +76,9 @@ class RunEnding:
                 try:
                     write_bundle(self._run.folder, self._folder)
                 except SbkitError as error:
-                    problem = f"note: the checkpoint is tested as it is trained, because {error}"
+                    problem = (
+                        f"note: the checkpoint itself is tested, as no bundle can hold it. {error}"
+                    )
         if problem:
             logger.info(problem)
         if not self._folder.exists():
@@ -99,7 +101,7 @@ class RunEnding:
                 bundle,
                 valid,
                 with_attention=rescores,
-                batch_seconds=self._seconds,
+                batch_seconds=self._batch_seconds,
                 ping=self._ping("encoding"),
                 quiet=quiet,
             )
@@ -128,7 +130,7 @@ class RunEnding:
         rows = self._loaders.splits.test[name]
         if bundle is not None and bundle.task.scorer.score is not None:
             scorer = BundleScorer(
-                bundle, label=self._run.knobs.get("label"), batch_seconds=self._seconds
+                bundle, label=self._run.knobs.get("label"), batch_seconds=self._batch_seconds
             )
             return scorer.score(
                 name,

@@ -733,6 +733,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             values = self.evaluator.measure_splits()
             metrics = describe_values(self.evaluator.metrics, {"loss": stage_loss, **values})
             logger.info(f"test: {', '.join(metrics)}")
+            if self.task is not None:
+                logger.info("note: `sbkit score` measures a run as it is exported.")
         elif stage is Stage.VALID:
             self._end_validation(stage_loss, epoch or 0)
 
