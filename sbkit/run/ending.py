@@ -170,9 +170,6 @@ class RunEnding:
         )
         provenance = None if bundle is None else provenance_of(bundle)
         parameters = sum(p.numel() for p in brain.modules.parameters())
-        notes = [
-            f"{name}: {note}" for name, e in report.entries.items() for note in e.get("notes", ())
-        ]
         facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
         self._log(report.entries)
         train = self._loaders.splits.train
@@ -182,7 +179,7 @@ class RunEnding:
         records = read_records(run.folder)
         report.write(
             known_words=_training_words(train) if has_texts else None,
-            notes=[*notes, facts, describe_provenance(provenance)],
+            notes=[facts, describe_provenance(provenance)],
             model=str(run.folder),
             settings=records.get(SETTINGS) if bundle is None else settings_of(bundle, run.folder),
             provenance=provenance,
@@ -195,7 +192,7 @@ class RunEnding:
         draw_curves(run.folder / LOG_FILE, run.folder / "curves.png", brain.evaluator.metrics)
         for scored in sets:
             logger.info(f"{report.describe(scored)}, {weights}")
-        for note in notes:
+        for note in report.notes:
             logger.info(note)
 
     def _facts(self, bundle: TorchBundle, scored: ScoredSet) -> Mapping[str, Any]:

@@ -90,7 +90,8 @@ class BundleScorer:
         scored = [*map(results.get, sorted(results))]
         kept = labeled if len(results) == len(labeled) else labeled.select(sorted(results))
         num_empty = len(rows) - len(labeled)
-        return ScoredSet(name=name, rows=kept, results=scored, num_empty=num_empty)
+        note = f", without {num_empty} whose {self._label} is empty" if num_empty else ""
+        return ScoredSet(name=name, rows=kept, results=scored, note=note)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:

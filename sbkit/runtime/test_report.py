@@ -26,7 +26,7 @@ class ScoredSet:
     name: str
     rows: datasets.Dataset
     results: Sequence[Any]
-    num_empty: int = 0  # rows that were left out, because they have no label
+    note: str = ""  # which rows were left out
 
 
 class TestReport:
@@ -75,8 +75,9 @@ class TestReport:
         texts = describe_values(self._metrics, values if describe is None else declared)
         if describe is not None:
             texts = [describe(results), *texts]
-        note = f", without {scored.num_empty} whose label is empty" if scored.num_empty else ""
-        return f"{scored.name}: {', '.join(texts)}, {plural(len(results), 'utterance')}{note}"
+        return (
+            f"{scored.name}: {', '.join(texts)}, {plural(len(results), 'utterance')}{scored.note}"
+        )
 
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
         """Write the files of a test set, and return its figures, with further facts about it."""
@@ -105,10 +106,19 @@ class TestReport:
         self._rows[scored.name] = rows
         return entry
 
+    @property
+    def notes(self) -> list[str]:
+        """What is noted about each test set."""
+        return [
+            f"{name}: {note}"
+            for name, entry in self.entries.items()
+            for note in entry.get("notes", ())
+        ]
+
     def write(self, *, known_words: KnownWords | None, notes: Sequence[str], **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
-        notes: lines of the page; facts: of the summary.
+        notes: further lines of the page; facts: of the summary.
         """
         folder = self.folder
         write_report(
@@ -118,7 +128,7 @@ class TestReport:
             metrics=self._metrics,
             known_words=known_words,
             pictures=[p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))],
-            notes=notes,
+            notes=[*self.notes, *notes],
         )
         write_summary(folder / SUMMARY, test=self.entries, **facts)
 

@@ -660,7 +660,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """
         if network is not None:
             self.network = network
-        self.on_stage_start(Stage.TEST)
+        self.on_stage_start(Stage.TEST, None)
         self.modules.eval()
         results: dict[str, Any] = {}
         limit = max(self.debug_batches, 1) if self.debug else None
