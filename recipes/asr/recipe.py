@@ -51,7 +51,7 @@ class AsrBrain(Brain):
     """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
     network: AsrModel
-    task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
+    task: Task = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
     metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
     evaluates_segments: ClassVar[bool] = True
 

@@ -61,7 +61,7 @@ class ClassificationBrain(Brain):
     """Train the log-probability of the right class."""
 
     network: UtteranceClassifier
-    task: ClassVar[Task] = UTTERANCE_CLASSIFICATION
+    task: Task = UTTERANCE_CLASSIFICATION
     metrics: ClassVar[Metrics] = UTTERANCE_CLASSIFICATION.metrics
 
     def __init__(self, **options: Any) -> None:

@@ -5,7 +5,6 @@ The loss compares the spectra of the decoded audio with those of the recording.
 Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
 
-import logging
 from typing import Any, ClassVar, NamedTuple
 
 from speechbrain import Stage
@@ -27,8 +26,6 @@ from sbkit.tasks.task import Task
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
-logger = logging.getLogger(__name__)
-
 PARTS = ("compute_features", "encoder", "quantizer", "decoder")
 REAL = 1.0  # the discriminator's score of recorded audio
 FAKE = 0.0  # of decoded audio
@@ -49,7 +46,7 @@ class CodecBrain(Brain):
     """Train on the distance of mel features and of spectra, optionally with a discriminator."""
 
     network: CodecModel
-    task: ClassVar[Task] = TASK
+    task: Task = TASK
     metrics: ClassVar[Metrics] = TASK.metrics
 
     def __init__(self, **options: Any) -> None:

@@ -84,7 +84,7 @@ class SynthesisBrain(Brain):
     """Train by all losses at once, on every clip whose text matches its audio."""
 
     network: SynthesisModel
-    task: ClassVar[Task] = TASK
+    task: Task = TASK
     metrics: ClassVar[Metrics] = TASK.metrics
 
     def __init__(self, **options: Any) -> None:

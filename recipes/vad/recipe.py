@@ -76,7 +76,7 @@ class VoiceActivityBrain(Brain):
     """Train the log-probability of speech or silence in each frame."""
 
     network: VoiceActivityModel
-    task: ClassVar[Task] = VOICE_ACTIVITY
+    task: Task = VOICE_ACTIVITY
     metrics: ClassVar[Metrics] = VOICE_ACTIVITY.metrics
 
     def __init__(self, **options: Any) -> None:

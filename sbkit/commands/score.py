@@ -34,7 +34,9 @@ from sbkit.data.batch import user_columns
 from sbkit.data.tables import COLUMN_KEYS
 from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.run_results import SUMMARY
+from sbkit.evaluate.settings import SETTINGS
 from sbkit.evaluate.slices import require_columns
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
 from sbkit.runtime.test_report import TestReport
@@ -80,8 +82,7 @@ def score(options: Namespace) -> None:
                 known_words=None if words is None else KnownWords(words=words, source=source),
                 notes=[version, describe_provenance(provenance)],
                 model=str(options.model),
-                settings=settings_of(bundle, options.model),
-                provenance=provenance,
+                **{SETTINGS: settings_of(bundle, options.model), PROVENANCE: provenance},
                 device=bundle.model.effective.device,
             )
 

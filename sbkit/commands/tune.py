@@ -68,7 +68,8 @@ def tune(options: Namespace) -> None:
         if not is_bundle:
             lock_folder(model)  # so that nothing trains it meanwhile
             knobs = read_knobs(model / RESOLVED_YAML, {})
-            splits = load_recipe(knobs, model / RESOLVED_YAML).prepare_splits(knobs)
+            if options.data is None or options.lm_text is not None or _orders(options):
+                splits = load_recipe(knobs, model / RESOLVED_YAML).prepare_splits(knobs)
         if options.data is None:
             assert splits is not None  # `--data` is required for a bundle
             sets = splits.valid
@@ -76,7 +77,7 @@ def tune(options: Namespace) -> None:
             rows = prepare_source(bundle, options.data, table_knobs(options))
             sets = {name_of(options.data): rows}
         models = Path(folder, LANGUAGE_MODELS_FILE)
-        _make_language_models(bundle, source, splits, options, sets, models)
+        _make_language_models(bundle, source, knobs, splits, options, sets, models)
         decoder = _make_decoder(bundle, knobs, options, models)
         fitted, is_better = _fit(bundle, decoder, sets)
         if options.out is not None:
@@ -123,6 +124,7 @@ def _orders(options: Namespace) -> dict[str, int]:
 def _make_language_models(
     bundle: TorchBundle,
     source: Path,
+    knobs: Mapping[str, Any],
     splits: Splits | None,
     options: Namespace,
     sets: Mapping[str, datasets.Dataset],
@@ -130,20 +132,22 @@ def _make_language_models(
 ) -> None:
     """Write the language models of the new decoder: the present ones, or others if asked for.
 
-    splits: of a run, whose transcripts are the text without `--lm-text`.
+    knobs, splits: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
     """
     orders = _orders(options)
     folder = source if (source / LANGUAGE_MODELS_FILE).is_file() else options.model
     if (folder / LANGUAGE_MODELS_FILE).is_file():
         shutil.copyfile(folder / LANGUAGE_MODELS_FILE, file)
     if options.lm_text is not None or orders:
-        values = parse_overrides([f"--lm_text={options.lm_text or 'null'}"])
-        if options.lm_text is None and splits is None:
+        values = knobs
+        if options.lm_text is not None:
+            values = parse_overrides([f"--lm_text={options.lm_text}"])
+        elif splits is None:
             raise ConfigError(
                 "The language models of a bundle need a text, because a bundle has no transcripts. "
                 "Name a text or an ARPA file with --lm-text."
             )
-        lm_text, table = LmText.from_knob(values["lm_text"]), bundle.config.text_table
+        lm_text, table = LmText.from_knob(values.get("lm_text")), bundle.config.text_table
         evaluated = sets if splits is None else {**splits.evaluated(), **sets}
         held_out = {name: read_column(rows, "text") for name, rows in evaluated.items()}
 

@@ -51,7 +51,7 @@ def declared_decoder(hparams: Mapping[str, Any]) -> LanguageModelDecoder | None:
             "`decoder` must be made by sbkit.decoding.declared.make_decoder, so that a bundle can "
             f"hold it, but is a {type(decoder).__name__}. Correct it, or leave `decoder` out."
         )
-    if hparams["ctc_weight"] == 1:  # the attention decoder is not trained
+    if hparams.get("ctc_weight", 1) == 1:  # the attention decoder is not trained
         decoder = decoder.copy_with(attention_rescoring=False)
     decoder.check()
     return decoder

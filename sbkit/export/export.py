@@ -1,4 +1,4 @@
-"""Export a run: write its best checkpoint as a bundle, which may contain other formats of it.
+"""Export a run: its averaged checkpoint as a bundle, which may contain other formats of it.
 
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -126,14 +127,17 @@ def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> 
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run."""
     if (model / CONFIG_FILE).exists() or not (model / RESOLVED_YAML).is_file():
         yield model
-    elif (model / BUNDLE).exists():
+        return
+    config = read_json(model / BUNDLE / CONFIG_FILE)
+    is_fitted = config is not None and config["confidence"] is not None
+    if (model / LANGUAGE_MODELS_FILE).exists() and not is_fitted:
+        logger.warning(
+            "note: this run has not ended, so its decoder has no weights yet, and the bundle "
+            f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
+        )
+    if config is not None:
         yield model / BUNDLE
     else:
-        if (model / LANGUAGE_MODELS_FILE).exists():
-            logger.warning(
-                "note: this run has not ended, so its decoder has no weights yet, and the bundle "
-                f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
-            )
         with TemporaryDirectory() as folder:
             write_bundle(model, Path(folder, BUNDLE), user_modules)
             yield Path(folder, BUNDLE)
@@ -150,6 +154,16 @@ def write_bundle(run: Path, out: Path, user_modules: frozenset[str] | None = Non
         write_checksums(folder)
         load_bundle(folder, user_modules=modules_of_bundle(folder))  # or an error
         fsync_tree(folder)
+
+
+def is_outdated(run: Path) -> bool:
+    """Return whether the bundle of a run is missing, or is of other checkpoints than the best."""
+    config = read_json(run / BUNDLE / CONFIG_FILE)
+    if config is None:
+        return True
+    checkpoints = _read_checkpoints(run / CHECKPOINTS)
+    epochs = [checkpoint.meta.get("epoch") for checkpoint in checkpoints]
+    return epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]
 
 
 def copy_files(bundle: Path, folder: Path) -> None:
@@ -173,7 +187,8 @@ def set_decoder(
     with replacing_bundle(out) as folder:
         copy_files(bundle, folder)
         for path in bundle.iterdir():
-            if path.name in FORMATS_WITHOUT_DECODER:
+            has_link = path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*"))
+            if path.name in FORMATS_WITHOUT_DECODER and path.is_dir() and not has_link:
                 shutil.copytree(path, folder / path.name)
             elif path.is_dir():
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
@@ -300,12 +315,10 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
     files |= sources
     for note in recipe_import_notes(sources):
         logger.info(note)
-    weights = averaged_safetensors(checkpoints)
     training_parts = task.require_export().training_parts
-    if training_parts:
-        names = part_names_of_yaml(root)
-        indices = [index for index, name in enumerate(names) if name not in training_parts]
-        weights = averaged_safetensors(checkpoints, indices)
+    names = enumerate(part_names_of_yaml(root))
+    indices = [index for index, name in names if name not in training_parts]
+    weights = averaged_safetensors(checkpoints, indices if training_parts else None)
     files[WEIGHTS_FILE] = weights
     config = {
         "format": FORMAT,
@@ -332,14 +345,17 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
 def _modules_of(
     task: str, parts: Mapping[str, Any], user_modules: frozenset[str] | None
 ) -> frozenset[str]:
-    """Return ``user_modules``, or else the modules of a task and of parts that are not sbkit's."""
+    """Return ``user_modules``; or else the modules of a task and of parts that are not sbkit's.
+
+    The modules beside them that they import are among them.
+    """
     if user_modules is not None:
         return user_modules
     pending = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
     if not task.startswith(BUILT_IN_PACKAGE):
         pending.append(task.rpartition(".")[0])
     modules: set[str] = set()
-    while pending:  # with the modules beside them that they import
+    while pending:
         modules.add(name := pending.pop())
         for source in source_files([name]).values():
             imported = {*_imported(source)} & sys.modules.keys() - modules
@@ -439,9 +455,15 @@ def describe_parts(
 # User modules: a bundle has their source, and the versions of the packages that they import
 
 
+@cache
+def _installed_packages() -> Mapping[str, Sequence[str]]:
+    """Return the distributions of each importable name; finding them takes 0.3 s."""
+    return packages_distributions()
+
+
 def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
     """Return the source of modules by file name; installed and compiled modules are left out."""
-    installed = packages_distributions()
+    installed = _installed_packages()
     sources: dict[str, bytes] = {}
     for name in sorted(user_modules):
         file = Path(getattr(sys.modules[name], "__file__", None) or "")
@@ -465,7 +487,7 @@ def recipe_import_notes(sources: Mapping[str, bytes]) -> list[str]:
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
     """Name the installed packages that modules belong to, or that their source imports."""
-    installed = packages_distributions()
+    installed = _installed_packages()
     names = {*user_modules, *(name for source in sources.values() for name in _imported(source))}
     packages = {name.partition(".")[0] for name in names}
     return sorted({name for package in packages for name in installed.get(package, ())})

@@ -1,12 +1,13 @@
 """The report of a test: figures and files of each test set, `summary.json`, and `report.html`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
 
+from sbkit.audio.io import Samples
 from sbkit.base.messages import plural
 from sbkit.data.report import encode_clips
 from sbkit.data.shard import read_clips
@@ -16,6 +17,7 @@ from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import progress_bar
+from sbkit.runtime.test_sets import Ping, keep_on
 from sbkit.tasks.task import Labels, Task
 
 
@@ -38,6 +40,7 @@ class TestReport:
         labels: of the model.
         sample_rate: of the rows, in Hz.
         report_by: columns that slice the test sets.
+        ping: called with the id of each clip that is read.
         quiet: show no progress.
     """
 
@@ -51,8 +54,9 @@ class TestReport:
         sample_rate: int,
         labels: Labels = None,
         metrics: Metrics | None = None,
-        measure: Any = None,
+        measure: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
         report_by: Sequence[str] = (),
+        ping: Ping = keep_on,
         quiet: bool = False,
     ) -> None:
         self.folder = folder
@@ -63,6 +67,7 @@ class TestReport:
         self._labels = labels
         self._rate = sample_rate
         self._report_by = report_by
+        self._ping = ping
         self._quiet = quiet
         self._rows: dict[str, datasets.Dataset] = {}
 
@@ -70,9 +75,9 @@ class TestReport:
         """Return a line about a test set: its metrics, those of the Brain alone, and its size."""
         describe, results = self._task.scorer.describe, scored.results
         values = self._measure(results)
-        added = self._metrics.keys() - self._task.metrics.keys()
-        declared = {name: value for name, value in values.items() if name in added}
-        texts = describe_values(self._metrics, values if describe is None else declared)
+        names = self._metrics.keys() - self._task.metrics.keys()
+        added = {name: value for name, value in values.items() if name in names}
+        texts = describe_values(self._metrics, values if describe is None else added)
         if describe is not None:
             texts = [describe(results), *texts]
         return (
@@ -97,7 +102,7 @@ class TestReport:
                 {column: rows[column][:] for column in present},
                 rows["samples"][:],
                 self._rate,
-                read_clips(rows, range(len(rows))),
+                self._watched_clips(rows),
             )
             slices = measure_slices(self._report_by, columns, results, figures)
             write_slices(self.folder / f"report_by_{scored.name}.tsv", slices)
@@ -105,6 +110,11 @@ class TestReport:
         self.entries[scored.name] = entry
         self._rows[scored.name] = rows
         return entry
+
+    def _watched_clips(self, rows: datasets.Dataset) -> Iterator[Samples]:
+        for id, clip in zip(rows["id"][:], read_clips(rows, range(len(rows))), strict=True):
+            self._ping([id])
+            yield clip
 
     @property
     def notes(self) -> list[str]:
@@ -136,7 +146,7 @@ class TestReport:
         with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:
             return encode_clips(
                 self._rows[name],
-                (id for id in ids if advance(1) is None),
+                (id for id in ids if not self._ping([id]) and advance(1) is None),
                 sample_rate=self._rate,
                 max_seconds=MAX_CLIP_SECONDS,
                 max_characters=max_characters,

@@ -28,11 +28,13 @@ from sbkit.train.recipe import load_recipe
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 120.0  # of padded audio
-Ping = Callable[[Sequence[str]], object]  # tells a watchdog which utterances are worked on
+# Tells a watchdog which utterances are worked on; returns whether the work is to stop.
+Ping = Callable[[Sequence[str]], bool]
 
 
-def no_ping(*_: object) -> None:
-    """Do nothing: there is no watchdog."""
+def keep_on(ids: Sequence[str]) -> bool:
+    """Return False: there is no watchdog, and nothing stops the work."""
+    return False
 
 
 def read_whole_clips(

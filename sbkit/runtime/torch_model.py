@@ -335,9 +335,13 @@ def encode_in_segments(
 
 @dataclass(frozen=True)
 class TorchBundle(Bundle):
-    """A bundle with its model in torch."""
+    """A bundle with its model in torch.
+
+    ping: called before each segment of a long recording.
+    """
 
     model: TorchModel
+    ping: Callable[[], object] = lambda: None
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
@@ -356,7 +360,7 @@ class TorchBundle(Bundle):
                     clip,
                     segmenter,
                     self.tokenizer.silent,
-                    lambda segment: self.model.encode([segment.samples])[0],
+                    self._encode_segment,
                 ),
                 samples=len(clip),
             )
@@ -364,6 +368,10 @@ class TorchBundle(Bundle):
             else super(TorchBundle, self).decoder_inputs([clip])[0]
             for clip in clips
         ]
+
+    def _encode_segment(self, segment: Segment) -> Encoded:
+        self.ping()
+        return self.model.encode([segment.samples])[0]
 
     def classify(self, clips: Sequence[Samples]) -> Float32s:
         """Return the probability of every label (B, V) for clips, as `predict` takes them."""

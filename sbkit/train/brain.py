@@ -35,7 +35,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import KnobAttributes, Knobs
-from sbkit.data.batch import Batch, Loaders
+from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
@@ -290,7 +290,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
         self.load_tested_weights(max_key, min_key)
-        with self.signals, self._watch() as self.watchdog:
+        with self.guarded():
             return self._evaluate_stage(loaders, Stage.TEST, None)
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
@@ -304,10 +304,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         with self.signals, self._watch() as self.watchdog:
             yield
 
-    def ping(self, phase: str, utterances: Sequence[str] = ()) -> None:
-        """Tell the watchdog that work goes on; leave if a signal has come."""
+    def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
+        """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
         self.watchdog.ping(phase, self.optimizer_step, utterances)
-        if self.signals.received is not None:
+        return self.signals.received is not None
+
+    def leave_if_asked(self) -> None:
+        """Leave if any rank has received a signal; all ranks call this."""
+        if any(gather_over_ranks(self.signals.received is not None)):
             self.save_or_leave.leave(self.optimizer_step)
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
@@ -602,7 +606,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        self._leave_if_asked()
+        self.leave_if_asked()
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
         self.on_stage_end(stage, mean, epoch)
@@ -635,8 +639,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Yield the batches of all splits until a signal comes; only a few of each with `debug`."""
         for split, loader in loaders.items():
             self.evaluator.enter(split)
-            limit = max(self.debug_batches, 1) if self.debug else None
-            for batch in islice(self.watched(loader, phase), limit):
+            for batch in islice(self.watched(loader, phase), self.max_evaluated_batches):
                 if self.signals.received:
                     return
                 yield batch
@@ -653,19 +656,21 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
 
     @torch.no_grad()
-    def score_batches(self, loader: Batches, network: Any = None) -> dict[str, Any]:
-        """Return the results of this rank's share of a test set, by the ids of utterances.
+    def score_batches(self, loader: Loader, network: Any = None) -> dict[int, Any]:
+        """Return the results of this rank's share of a test set, by row; a signal ends it early.
 
+        loader: in the order of an `EvalSampler`.
         network: the exported model to score; None to score the weights that are loaded.
         """
         if network is not None:
             self.network = network
         self.on_stage_start(Stage.TEST, None)
         self.modules.eval()
-        results: dict[str, Any] = {}
-        limit = max(self.debug_batches, 1) if self.debug else None
-        for batch in islice(self.watched(loader, "test"), limit):
-            self.ping("test", ids_of(batch))
+        results: dict[int, Any] = {}
+        batches = zip(self.watched(loader, "test"), loader.batch_sampler or (), strict=False)
+        for batch, planned in islice(batches, self.max_evaluated_batches):
+            if self.signals.received is not None:
+                break
             batch = self.to_device(batch)
             with (
                 memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"),
@@ -678,8 +683,16 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 else:
                     loss = as_loss(self.compute_objectives(outputs, batch, Stage.TEST))
                     scored = [*zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)]
-            results |= zip(ids_of(batch), scored, strict=True)
+            rows = [row for example in planned for row in example.rows]
+            if len(scored) == 1:  # a plain mean, which belongs to all utterances alike
+                scored = [scored[0]] * len(rows)
+            results |= zip(rows, scored, strict=True)
         return results
+
+    @property
+    def max_evaluated_batches(self) -> int | None:
+        """The number of batches of a set that `debug` evaluates; None for all."""
+        return max(self.debug_batches, 1) if self.debug else None
 
     def watched(self, batches: Iterable[T], phase: str) -> Iterator[T]:
         """Yield batches outside the training loop; show the progress, and ping the watchdog."""
@@ -700,13 +713,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Validate the present weights, and return the error that averages are chosen by."""
         self.start_validation()
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
-        self._leave_if_asked()
+        self.leave_if_asked()
         return self.evaluator.error()
-
-    def _leave_if_asked(self) -> None:
-        """Leave if any rank has received a signal, which has ended an evaluation early."""
-        if any(gather_over_ranks(self.signals.received is not None)):
-            self.save_or_leave.leave(self.optimizer_step)
 
     def measure_normalization(self, compute: ComputeFeatures | None) -> None:
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
@@ -734,7 +742,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             metrics = describe_values(self.evaluator.metrics, {"loss": stage_loss, **values})
             logger.info(f"test: {', '.join(metrics)}")
             if self.task is not None:
-                logger.info("note: `sbkit score` measures a run as it is exported.")
+                logger.info("note: these are quick metrics, not those of the exported model.")
         elif stage is Stage.VALID:
             self._end_validation(stage_loss, epoch or 0)
 

@@ -32,7 +32,7 @@ class EvaluationHooks:
     """Hooks that measure a recipe; without `metrics` it is measured by its loss.
 
     Attributes:
-        task: what the model predicts, and how it is scored; None for a Brain without a recipe.
+        task: what the model predicts, and how it is scored; `Run.make_brain` sets it.
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
             to the class: an instance may have a SpeechBrain recipe's own attribute of that name.
         network: the model that bundles of a run contain, of the task's `model_class`. A test
@@ -41,7 +41,7 @@ class EvaluationHooks:
             segments.
     """
 
-    task: ClassVar[Task | None] = None
+    task: Task | None = None
     metrics: ClassVar[Metrics] = {}
     network: Any = None
     evaluates_segments: ClassVar[bool] = False
@@ -52,11 +52,11 @@ class EvaluationHooks:
 
     def measure(self, results: Sequence[Any]) -> Mapping[str, float]:
         """Return the value of each of `metrics` over the results of a split."""
-        if self.task is not None:
-            return self.task.scorer.measure(results)
-        if type(self).metrics:
+        if not type(self).metrics:
+            return mean_loss(results)
+        if self.task is None:
             raise NotImplementedError("a Brain with `metrics` defines `measure`")
-        return mean_loss(results)
+        return self.task.scorer.measure(results)
 
     def advise(self, values: Mapping[str, float]) -> str | None:
         """Return advice, to be logged once, if a validation shows that the run does not learn."""

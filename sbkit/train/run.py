@@ -42,6 +42,7 @@ report.html            the results as one page with audio, which loads nothing f
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
@@ -205,7 +206,7 @@ class Run:
                 f"{export.model_class}, but is a {type(brain.network).__name__}. Set "
                 "`self.network` to it in the Brain, or correct `export` of the task."
             )
-        brain.loaders = loaders
+        brain.loaders, brain.task = loaders, recipe.task
         return brain
 
     # -- before and between the steps -----------------------------------------------------------
@@ -276,13 +277,15 @@ class Run:
         }
 
     def set_results_aside(self) -> None:
-        """Rename the bundle and summary of a run that is trained further: they are earlier ones."""
+        """Rename the bundle and summary of a run that is trained further.
+
+        The next test replaces its other results.
+        """
         newest = newest_checkpoint(self.folder / CHECKPOINTS)
         epoch = newest.meta.get("epoch", 0) if newest else 0
-        for file in (self.folder / SUMMARY, self.folder / BUNDLE):
+        for file in (self.folder / BUNDLE, self.folder / SUMMARY):
             if file.exists():
-                renamed = file.rename(file.with_stem(f"{file.stem}-{epoch}"))
-                logger.info(
-                    f"{file.name} after epoch {epoch} is kept as {renamed.name}. The next test "
-                    "replaces the report and the utterances."
-                )
+                renamed = file.with_stem(f"{file.stem}-{epoch}")
+                shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
+                file.rename(renamed)
+                logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
