@@ -21,6 +21,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils, backend_registration
 
 from sbkit.distributed import device as sbkit_device
+from sbkit.runtime.torch_model import TorchModel
 
 NAME = "pretended"
 CPU = torch.device("cpu")
@@ -263,3 +264,8 @@ def parse_pretended(device: Any, **key: str) -> torch.device:
 
 sbkit_device.parse_device = parse_pretended
 sbkit_device.PRECISIONS_BY_DEVICE_TYPE[NAME] = ("fp32", "bf16", "fp16")
+
+# A view of a parameter cannot be made in inference mode, as it can on a real device.
+for name, method in vars(TorchModel).copy().items():
+    if callable(method) and hasattr(method, "__wrapped__"):
+        setattr(TorchModel, name, torch.no_grad()(method.__wrapped__))

@@ -30,6 +30,7 @@ FLOORS = (
     "export",
     "serve",
     "check",
+    "run",
     "commands",
     "__main__",
 )

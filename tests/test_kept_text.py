@@ -59,7 +59,7 @@ def test_bundle_writes_and_scores_texts_as_written(
         words += count_errors(normalize(sentence, "en"), plain).words
     assert figures["normalized"]["WER"] == words.rate
     assert sbkit(["score", str(bundle), test, "--out", str(tmp_path / "scores")]) == 0
-    scored = read_json(tmp_path / "scores/scores.json")["test"]["test"]
+    scored = read_json(tmp_path / "scores/summary.json")["test"]["test"]
     assert (scored["normalized"], scored["marks"]) == (figures["normalized"], figures["marks"])
     page = (tmp_path / "scores/report.html").read_text("utf-8")
     assert f"normalized by {scored['normalized']['normalizer']}" in page
@@ -109,7 +109,7 @@ def test_other_normalizers_and_models(overfitted: Path, tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "basic")]
     command = ["score", run, test, "--decoder", "greedy"]
     assert sbkit([*command, *out, "--normalizer", "whisper-basic", "--report-by", "length"]) == 0
-    figures = read_json(tmp_path / "basic/scores.json")["test"]["test"]
+    figures = read_json(tmp_path / "basic/summary.json")["test"]["test"]
     assert figures["normalized"]["normalizer"].startswith("whisper-basic ")
     assert "normalized_WER" in (tmp_path / "basic/report_by_test.tsv").read_text()
     with pytest.raises(

@@ -69,7 +69,7 @@ def hypothesis_of(run: Path, clip: str) -> str:
 
 RUN_FILES = (
     *("train_log.jsonl", "train.log", "tensorboard", "checkpoints", "curves.png", "wer_test.txt"),
-    *("utterances_test.jsonl", "report.html", "summary.json", "confidence.json"),
+    *("utterances_test.jsonl", "report.html", "summary.json", "bundle"),
     *("hyperparams.yaml", "left_out.tsv", "tokenizer.model"),
 )
 
@@ -199,15 +199,12 @@ def test_score_repeats_the_figures_of_the_run(
     with pytest.raises(SbkitError, match="names `client_id`, but test has no such column. It has"):
         sbkit([*command, "--report-by", "client_id"])
     assert sbkit([*command, "--report-by", "speaker", "--report-by", "length"]) == 0
-    summary, scores = read_json(run / "summary.json"), read_json(tmp_path / "scores.json")
+    summary, scores = read_json(run / "summary.json"), read_json(tmp_path / "summary.json")
     at_the_end_of_training, scored = summary["test"]["test"], scores["test"]["test"]
-    assert scores["decoder"] == at_the_end_of_training["decoder"]
     assert scores["provenance"] == summary["provenance"]
     for slices in scored.pop("report_by").values():
         utterances = sum(scored_slice["utterances"] for scored_slice in slices.values())
         assert utterances == at_the_end_of_training["utterances"]
-    for name in ("greedy", "decoder"):
-        del at_the_end_of_training[name]
     assert scored == at_the_end_of_training
     assert compare_runs([run, tmp_path])["test"]["test"]["changed"] == []
     for name in ("wer_test.txt", "utterances_test.jsonl"):
@@ -221,7 +218,7 @@ def test_score_repeats_the_figures_of_the_run(
             sbkit(without_data)
     else:
         assert sbkit(without_data) == 0
-        assert read_json(tmp_path / "without_data/scores.json")["test"]["test"] == scored
+        assert read_json(tmp_path / "without_data/summary.json")["test"]["test"] == scored
     assert {file: file.stat().st_mtime_ns for file in run.rglob("*")} == files
 
 
@@ -266,7 +263,7 @@ def test_score_reads_the_text_column_of_the_run(overfitted: Path, tmp_path: Path
     table.write_text("\n".join(lines))
     assert sbkit(["score", str(run), str(table), "--out", str(tmp_path / "scores")]) == 0
     summary = read_json(run / "summary.json")["test"]["test"]
-    assert read_json(tmp_path / "scores/scores.json")["test"]["said"]["CER"] == summary["CER"]
+    assert read_json(tmp_path / "scores/summary.json")["test"]["said"]["CER"] == summary["CER"]
 
 
 @pytest.mark.slow
@@ -280,7 +277,7 @@ def test_score_of_the_training_split_names_a_wrong_transcript(
     monkeypatch.setattr(wer_report, "mean_confidence", lambda utterance: 0.9)
     run = str(overfitted / "run")
     assert sbkit(["score", run, "--split", "train", "--out", str(tmp_path / "right")]) == 0
-    assert read_json(tmp_path / "right/scores.json")["test"]["train"]["utterances"] == 8
+    assert read_json(tmp_path / "right/summary.json")["test"]["train"]["utterances"] == 8
     assert "may be wrong" not in capsys.readouterr().out
     table = overfitted / "release/wrong.tsv"
     rows = rows_of(overfitted / "release/train.tsv")
@@ -316,31 +313,29 @@ def test_tuned_run_gets_another_decoder(
     note = "of 4 utterances; the beam's words come from its language model"
     assert f"{note}\n" in capsys.readouterr().out
     assert note.replace("'", "&#39;") in (run / "report.html").read_text("utf-8")
-    decoder = read_json(run / "decoder.json")
+    decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     shutil.copytree(run, before)
     command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--no-attention-rescoring"]
     capsys.readouterr()
     with one_thread(), monkeypatch.context() as patch:
-        patch.setattr("sbkit.runtime.fitting.error_of", lambda *_, **__: 1.0)
+        patch.setattr("sbkit.commands.tune.error_of", lambda *_, **__: 1.0)
         assert sbkit(command) == 0
     output = capsys.readouterr().out
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"
     assert re.search(rf"^before \(beam\): {rates}\n(.*\n)*after \(beam\): {rates}$", output, re.M)
     assert "keeps its decoder, because the new one is no better" in output
     assert "Resuming" not in output
-    assert "removed" not in output
     assert files_of(run) == files_of(before)
     with one_thread():
         assert sbkit([*command, "--force"]) == 0
-    for name in ("decoder.json", "confidence.json", "lm.safetensors"):  # the way back
-        assert (run / "earlier_decoder" / name).read_bytes() == (before / name).read_bytes()
-    decoder = read_json(run / "decoder.json")
+    assert files_of(run / "earlier_bundle") == files_of(before / "bundle")  # the way back
+    decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (False, ["dev"])
     assert decoder["beam_size"] == 4
     assert 0 <= decoder["CER"] <= 1
-    confidence = read_json(run / "confidence.json")
+    confidence = read_json(run / "bundle/config.json")["confidence"]
     assert confidence["beam"]["weights"] is None  # dev has too few words
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     bundle = load_bundle(tmp_path / "bundle")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
@@ -105,7 +104,8 @@ def test_show_row_has_both_decoders(tmp_path: Path) -> None:
         parameters=1_000_000,
         train_seconds=60.0,
         audio_seconds=60.0,
-        device=torch.device("cpu"),
+        rtfx=1.0,
+        device="cpu",
     )
     rows = show.row([str(tmp_path)]).splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]

@@ -6,22 +6,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 
 import train
-from recipes.asr.decoding import RunDecoding
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
 from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.declared import declared_decoder
 from sbkit.export.export import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
 
 USER_PARTS = ROOT / "tests/user_parts"
-IMPORT_OPTIONS = ("--import", "my_parts", "--import", "my_models")
 UNUSED_KEYS = (
     *("subsampling", "cnn_channels", "nhead", "d_ffn", "num_encoder_layers", "num_decoder_layers"),
     *("encoder_module", "kernel_size", "dropout", "gradient_checkpointing", "label_smoothing"),
@@ -64,10 +62,14 @@ def run(workplace: Workplace, cwd: Path, *command: object) -> subprocess.Complet
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("yaml", ["parts.yaml", "waveforms.yaml"])
+@pytest.mark.parametrize(
+    ("yaml", "modules"),
+    [("parts.yaml", ("my_models", "my_parts")), ("waveforms.yaml", ("my_parts",))],
+)
 def test_user_parts_are_checked_trained_exported_and_transcribe(
-    yaml: str, user_folder: Path, workplace: Workplace, tmp_path: Path
+    yaml: str, modules: Sequence[str], user_folder: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
+    import_options = [option for name in modules for option in ("--import", name)]
     unused = (*UNUSED_KEYS, "ctc_weight")
     sizes = [option for option in TINY if option.split("=")[0][2:] not in unused]
     options = [*sizes, f"--data_folder={workplace.release}", f"--output_folder={tmp_path / 'run'}"]
@@ -86,16 +88,16 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     refused = run(workplace, user_folder, *export)
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
-    assert run(workplace, user_folder, *export, *IMPORT_OPTIONS).returncode == 0
+    assert run(workplace, user_folder, *export, *import_options).returncode == 0
 
     bundle = tmp_path / "bundle"
-    files = ("my_models.py", "my_parts.py")
+    files = [f"{name}.py" for name in modules]
     assert [(bundle / name).read_text() for name in files] == [
         (USER_PARTS / name).read_text() for name in files
     ]
     card = (bundle / "README.md").read_text()
-    assert "    sbkit transcribe FOLDER talk.wav --import my_models --import my_parts\n" in card
-    assert "code of its author: my_models, my_parts." in card
+    assert f"    sbkit transcribe FOLDER talk.wav {' '.join(import_options)}\n" in card
+    assert f"code of its author: {', '.join(modules)}." in card
 
     clip = next((workplace.release / "clips").iterdir())
     transcribe = ("-m", "sbkit", "transcribe", tmp_path / "bundle", clip)
@@ -103,14 +105,14 @@ def test_user_parts_are_checked_trained_exported_and_transcribe(
     assert refused.returncode == BAD_INPUT
     assert "--import my_" in refused.stderr
     transcript, elsewhere = (
-        run(workplace, cwd, *transcribe, *IMPORT_OPTIONS) for cwd in (user_folder, tmp_path)
+        run(workplace, cwd, *transcribe, *import_options) for cwd in (user_folder, tmp_path)
     )
     assert transcript.returncode == elsewhere.returncode == 0, elsewhere.stderr
     assert transcript.stdout == elsewhere.stdout
     assert f"--import my_parts: running {user_folder / 'my_parts.py'}" in transcript.stderr
     assert f"--import my_parts: running {bundle / 'my_parts.py'}" in elsewhere.stderr
     (bundle / "my_parts.py").write_text("class Encoder: ...")
-    refused = run(workplace, user_folder, *transcribe, *IMPORT_OPTIONS)
+    refused = run(workplace, user_folder, *transcribe, *import_options)
     assert refused.returncode == BAD_INPUT
     assert "my_parts.py is not what was written" in refused.stderr
 
@@ -154,7 +156,7 @@ def test_decoder_of_a_user_class_is_refused_since_no_bundle_can_hold_it() -> Non
 
     decoder = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
     with pytest.raises(SbkitError, match="`decoder` must be made by .*, but is a Mine"):
-        RunDecoding(SimpleNamespace(decoder=decoder, ctc_weight=1.0), None)  # type: ignore[arg-type]
+        declared_decoder({"decoder": decoder, "ctc_weight": 1.0})
 
 
 def test_page_has_a_tested_example_of_every_kind_of_part() -> None:

@@ -81,11 +81,13 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     task = replace(SPEECH_RECOGNITION, export=Exportable(model_class="types.SimpleNamespace"))
     brain: Any = SimpleNamespace(task=task)
     assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
-    recipe = replace(ASR, task=task)
-    run: Any = SimpleNamespace(load_recipe=lambda: recipe, build_hparams=dict)
-    with pytest.raises(
-        SbkitError, match=r"trains sbkit.models.asr.*rebuilt as types.SimpleNamespace"
-    ):
+    recipe = replace(ASR, task=task, brain=lambda **_: SimpleNamespace(network="another"))
+    run: Any = SimpleNamespace(
+        load_recipe=lambda: recipe,
+        build_hparams=lambda: dict.fromkeys(("model", "opt_class", "checkpointer")),
+        choose_placement=lambda: SimpleNamespace(device="cpu"),
+    )
+    with pytest.raises(SbkitError, match="must be the model .* a types.SimpleNamespace, .* a str"):
         Run.make_brain(run)
 
 

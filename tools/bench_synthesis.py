@@ -19,7 +19,6 @@ import torch
 from torch.nn.functional import pad
 
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
-from recipes.synthesis.recipe import SEMITONES
 from sbkit.audio.io import FULL_SCALE, Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.process import run_main
@@ -28,6 +27,7 @@ from sbkit.export.export import exported_bundle
 from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.tasks.synthesis_results import SEMITONES
 from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips, table_row
 
 

@@ -88,7 +88,8 @@ def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
         aligned = bundle.align(clips, [row["text"] for row in rows])
         return [TimedText(*words) for words in zip(truth, recognized, aligned, strict=True)]
 
-    return score_rows(bundle, rows, time_batch)
+    by_row = score_rows(bundle, rows, time_batch)
+    return [by_row[row] for row in sorted(by_row)]
 
 
 def fit_offsets(folder: Path, source: Path) -> WordOffsets:

@@ -43,7 +43,7 @@ def clip(arguments: Sequence[str]) -> str:
 
 def row(arguments: Sequence[str]) -> str:
     """Write a run's rows of the tables of results, for each test set and decoder."""
-    from sbkit.checkpoint.provenance import require_current_results  # imports torch
+    from sbkit.run.results import require_current_results  # imports torch
 
     require_current_results(Path(arguments[0]))
     summary = json.loads((Path(arguments[0]) / "summary.json").read_text(encoding="utf-8"))

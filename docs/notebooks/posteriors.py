@@ -52,7 +52,7 @@ pyplot.show()
 # line of each frame. The gray line is the blank.
 
 # %%
-tokenizer, model = run.build_hparams()["tokenizer"], brain.asr_model
+tokenizer, model = run.build_hparams()["tokenizer"], brain.network
 rate, step = run.knobs["sample_rate"], model.samples_per_frame
 row = next(iter(loaders.valid.values())).dataset[CLIP]
 audio = torch.from_numpy(row["audio"])

@@ -18,8 +18,7 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column, read_transcripts, sample_counts
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, LanguageModelDecoder
-from sbkit.decoding.words import CONFIDENCE_FILE
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import (
@@ -31,7 +30,7 @@ from sbkit.lm.language_models import (
 )
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import Subsampling
-from sbkit.runtime.transcriber import longest_whole
+from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
@@ -149,9 +148,8 @@ def _log_texts(
 def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer) -> None:
     """Train the language models of the run's decoder, unless the run folder has them.
 
-    Weights and confidences that were fitted with earlier models are removed, so that a run that is
-    killed before they are fitted again does not use them. Sentences of validation and test sets are
-    left out of `lm_text`, but not of the training transcripts: the encoder hears those, too.
+    Sentences of validation and test sets are left out of `lm_text`, but not of the training
+    transcripts: the encoder hears those, too.
 
     Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits, or if a decoding
     graph has no model of words.
@@ -191,20 +189,9 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         return
     for line in messages:
         logger.info(line)
-    _remove_fitted(file.parent)
     word_lm = load_language_models(file, tokenizer).words
     if word_lm is not None:
         for name, sentences in held_out.items():
             spoken = " ".join(sentences).split()
             share = sum(word not in word_lm for word in spoken) / max(1, len(spoken))
             logger.info(f"{name}: the language model does not know {share:.1%} of the words")
-
-
-def _remove_fitted(folder: Path) -> None:
-    """Remove what was fitted with earlier language models."""
-    files = [folder / DECODER_FILE, folder / CONFIDENCE_FILE]
-    if any(file.exists() for file in files):
-        names = " and ".join(file.name for file in files)
-        logger.info(f"{names} of earlier models are removed; training or `sbkit tune` fits others")
-        for file in files:
-            file.unlink(missing_ok=True)

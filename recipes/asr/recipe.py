@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -10,47 +9,56 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
-from recipes.asr.decoding import RunDecoding
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
+from sbkit.base.machine import usable_cores
+from sbkit.bundle.protocols import Encoded
 from sbkit.config.ranges import SHARE, Range, Text
 from sbkit.data.batch import TextBatch
+from sbkit.data.splits import sample_counts
+from sbkit.decoding.clips import Recognition
+from sbkit.decoding.declared import declared_decoder
+from sbkit.decoding.fit_weights import NUM_TRIALS
+from sbkit.decoding.greedy import merge_repeats
+from sbkit.decoding.sample import MAX_SAMPLE_TOKENS
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,
     TOKENS_WRITTEN,
+    GreedyCounts,
     ScoredUtterance,
     greedy_shares,
-    total_scores,
 )
-from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
-from sbkit.lm.seen import describe_seen
 from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
-from sbkit.runtime.transcriber import Segmenter
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.runtime.segments import Segment, Segmenter, longest_whole
+from sbkit.runtime.torch_model import encode_in_segments
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION, score_texts
 from sbkit.tasks.task import Task
+from sbkit.text.normalization import separates_words, text_table
 from sbkit.train.advice import advise_recognizer, find_causes
 from sbkit.train.brain import Brain
 from sbkit.train.evaluation import Cause
 from sbkit.train.recipe import Recipe
 
+SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights of a decoder, on one core
+LIKELY_TOKENS_PER_FRAME = 3  # in the default validation set
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
 
 
 class AsrBrain(Brain):
     """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
-    task: ClassVar[Task] = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
+    network: AsrModel
+    task: Task = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
     metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
     evaluates_segments: ClassVar[bool] = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
-        self._stage = Stage.TRAIN
-        self.asr_model = self.make_model(
+        self.network = self.make_model(
             model=self.modules["model"],
             **encoder_parts(self.hparams.knobs),
             ctc_lin=self.hparams.ctc_lin,
@@ -58,9 +66,9 @@ class AsrBrain(Brain):
             linear_stack=getattr(self.hparams, "linear_stack", None),
             vocabulary=self.tokenizer.vocabulary,
         )
-        self.asr_model.to(self.device)
-        self.augmentation = Augmentation(self.hparams, features=self.asr_model.encoder.features)
-        self.decoding = RunDecoding(self.hparams, self.asr_model)
+        self.network.to(self.device)
+        self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
+        self.decoder = declared_decoder(self.hparams.knobs)  # of the test; None decodes greedily
 
     def make_model(self, **parts: Any) -> AsrModel:
         """Build the model to train, of the class that the task's bundles contain.
@@ -73,45 +81,49 @@ class AsrBrain(Brain):
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
         """Return the modules that no loss trains: without its loss, the attention decoder."""
-        return self.asr_model.unused_modules(self.hparams.ctc_weight)
+        return self.network.unused_modules(self.hparams.ctc_weight)
 
     def compute_forward(self, batch: TextBatch, stage: Stage) -> Predictions:
         audio, lengths = self.augmentation.augment_audio(batch, training=stage is Stage.TRAIN)
-        if stage is not Stage.TRAIN and self.decoding.is_long(batch):
+        if stage is not Stage.TRAIN and self._is_long(batch):
             return self._run_in_segments(audio, batch, stage)
         return self.run_model(audio, lengths, batch, stage)
 
+    def _is_long(self, batch: TextBatch) -> bool:
+        """Return whether a batch is one recording that is evaluated in segments, without a loss.
+
+        Attention and CTC over so many frames would take minutes and gigabytes.
+        """
+        longest = longest_whole(self.hparams.eval_batch_seconds, self.hparams.sample_rate)
+        return len(batch) == 1 and int(batch.audio_lengths.max()) > longest
+
     def _run_in_segments(self, audio: Tensor, batch: TextBatch, stage: Stage) -> Predictions:
         """Run the model on segments of a recording (1, S), cut and joined as for a transcript."""
-        frame_samples = self.asr_model.samples_per_frame
-        segmenter = Segmenter(self.hparams.sample_rate, frame_samples)
         no_tokens = torch.zeros(1, dtype=torch.int64)
         batch = replace(batch, tokens=batch.tokens[:, :0], token_lengths=no_tokens)
-        states: list[Tensor] = []
-        log_probs: list[Tensor] = []
-        skipped = 0  # frames of the segment that belong to the previous one
-        for segment in segmenter.split(batch.clips()):
+
+        def encode(segment: Segment) -> Encoded:
             self.watchdog.ping(stage.name.lower(), self.optimizer_step, batch.ids)
-            samples = torch.tensor([len(segment.samples)])
             piece = audio[:, segment.start : segment.start + len(segment.samples)]
+            samples = torch.tensor([len(segment.samples)])
             predictions = self.run_model(piece, samples, batch, stage)
-            scores = predictions.log_probs[0, : int(predictions.frame_lengths)].cpu()
-            end, skipped_by_next = segment.end_frame(
-                scores.numpy(), frame_samples, self.tokenizer.silent
-            )
-            states.append(predictions.states[:, skipped:end].cpu())
-            log_probs.append(scores[skipped:end])
-            skipped = skipped_by_next
-        joined = torch.cat(log_probs).unsqueeze(0)
-        frames = torch.tensor([joined.shape[1]])
-        return Predictions(torch.cat(states, 1), joined, None, frames, None)
+            frames = int(predictions.frame_lengths)
+            log_probs = predictions.log_probs[0, :frames].float().cpu().numpy()
+            return Encoded(log_probs, predictions.states[0, :frames].cpu())
+
+        segmenter = Segmenter(self.hparams.sample_rate, self.network.samples_per_frame)
+        (clip,) = batch.clips()
+        joined = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
+        log_probs = torch.from_numpy(joined.log_probs).unsqueeze(0)
+        frames = torch.tensor([log_probs.shape[1]])
+        return Predictions(joined.states.unsqueeze(0), log_probs, None, frames, None)
 
     def run_model(
         self, audio: Tensor, audio_lengths: Tensor, batch: TextBatch, stage: Stage
     ) -> Predictions:
         """Run the model on augmented audio (B, S); in training, it masks features."""
         training = stage is Stage.TRAIN
-        return self.asr_model.run(
+        return self.network.run(
             audio,
             audio_lengths,
             tokens=batch.tokens if self.hparams.ctc_weight < 1 else None,
@@ -121,7 +133,7 @@ class AsrBrain(Brain):
 
     def compute_objectives(self, predictions: Predictions, batch: TextBatch, stage: Stage) -> Loss:
         """Interpolate the losses of each utterance, and multiply them by its weight."""
-        if stage is not Stage.TRAIN and self.decoding.is_long(batch):
+        if stage is not Stage.TRAIN and self._is_long(batch):
             return Loss(torch.zeros(1), torch.zeros(1))
         vocabulary = self.tokenizer.vocabulary
         frame_lengths = predictions.frame_lengths
@@ -144,36 +156,39 @@ class AsrBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_normalization(self.asr_model.encoder.features)
+        self.measure_normalization(self.network.encoder.features)
 
-    # -- evaluation ---------------------------------------------------------------------------
-
-    def on_stage_start(self, stage: Stage, epoch: int | None = None) -> None:
-        super().on_stage_start(stage, epoch)
-        self._stage = stage
-
-    def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
-        """Load the weights to test, and fit the decoder to the validation sets."""
-        super().on_evaluate_start(max_key=max_key, min_key=min_key)
-        self.decoding.fit(self)
+    # -- validation ---------------------------------------------------------------------------
 
     def score(self, predictions: Predictions, batch: TextBatch) -> list[ScoredUtterance]:
-        """Decode every utterance and count its errors.
-
-        Test sets are decoded with the run's decoder, validation sets greedily.
-        """
-        log_probs = predictions.log_probs
-        frame_lengths = predictions.frame_lengths
-        if self._stage is Stage.TEST:
-            return self.decoding.score(batch, log_probs, frame_lengths, predictions.states)
-        return self.decoding.score_greedily(batch, log_probs, frame_lengths)
+        """Decode every utterance greedily, and count its errors."""
+        tokenizer, language = self.tokenizer, getattr(self.hparams, "language", "und")
+        best = predictions.log_probs.argmax(-1).cpu().numpy()  # one transfer from the device
+        blank = tokenizer.vocabulary.blank
+        lengths = predictions.frame_lengths.tolist()
+        rows = [row[:count] for row, count in zip(best, lengths, strict=True)]
+        tokens = [merge_repeats(row, blank) for row in rows]
+        scored = score_texts(
+            [Recognition(tokenizer.decode(ids)) for ids in tokens],
+            ids=batch.ids,
+            texts=batch.texts,
+            sentences=batch.columns.get("sentence", batch.texts),
+            speakers=batch.speakers,
+            samples=batch.audio_lengths.tolist(),
+            sample_rate=self.hparams.sample_rate,
+            by_words=separates_words(language),
+            language=language,
+            table=text_table(language, getattr(self.hparams, "text", None)),
+        )
+        counts = [
+            GreedyCounts(len(row), int((row == blank).sum()), len(ids), expected)
+            for row, ids, expected in zip(rows, tokens, batch.token_lengths.tolist(), strict=True)
+        ]
+        pairs = zip(scored, counts, strict=True)
+        return [replace(utterance, counts_of_greedy=count) for utterance, count in pairs]
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
-        scores = total_scores(results)
-        rates = {"CER": scores.cer}
-        if self.decoding.by_words:
-            rates["WER"] = scores.wer
-        return rates | greedy_shares(results)
+        return {**super().measure(results), **greedy_shares(results)}
 
     def advise(self, values: Mapping[str, float]) -> str | None:
         return advise_recognizer(self, values)
@@ -182,25 +197,18 @@ class AsrBrain(Brain):
         return find_causes(self)
 
     def seconds_after_training(self, test_share: float) -> float:
-        """Estimate the time to fit the decoder and to decode the test sets."""
-        return self.decoding.seconds_to_fit(self, test_share)
-
-    def measure_slice(self, results: Sequence[ScoredUtterance]) -> Mapping[str, Any]:
-        return slice_figures(results)
-
-    def describe(self, results: Sequence[ScoredUtterance]) -> str:
-        return describe_results(results)
-
-    def report(
-        self, split: str, results: Sequence[ScoredUtterance], folder: Path
-    ) -> Mapping[str, Any]:
-        """Write every utterance with its errors; return the figures and notes."""
-        figures = write_results(folder, split, results)
-        decoder, texts = self.decoding.decoder, [utterance.reference for utterance in results]
-        models = None if decoder is None else decoder.language_models
-        seen = {} if models is None else models.count_seen(texts, self.decoding.table)
-        notes = [*self.decoding.notes, *figures["notes"], *map(describe_seen, seen.values())]
-        return {**figures, **seen, "decoder": self.decoding.decoder_type, "notes": notes}
+        """Estimate the time to fit the decoder and to decode the test sets, without the model."""
+        if self.decoder is None or self.loaders is None:
+            return 0.0
+        longest = longest_whole(self.hparams.eval_batch_seconds, self.hparams.sample_rate)
+        counts = map(sample_counts, self.loaders.splits.valid.values())
+        samples = sum(int(lengths[lengths <= longest].sum()) for lengths in counts)
+        num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self.network.samples_per_frame
+        num_sampled = min(num_tokens, MAX_SAMPLE_TOKENS)
+        num_decoded = num_sampled + test_share * num_tokens / usable_cores()
+        num_tried = num_sampled if self.decoder.needs_tuning else 0.0
+        # The beam of a test is twice as wide as the beam of a trial.
+        return SECONDS_PER_TOKEN * (num_tried + 2 * num_decoded / NUM_TRIALS)
 
 
 ASR = Recipe(

@@ -4,8 +4,6 @@ Legend: B utterances, V classes.
 """
 
 import hashlib
-import io
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,9 +17,7 @@ from torch import Tensor
 
 from recipes.prepare import COMMON_RANGES, corpus_of, log_data, prepare_audio
 from sbkit.audio.augment import Augmentation
-from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import write_text_atomically
 from sbkit.base.messages import listed
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.corpus import KnobValues
@@ -29,26 +25,18 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, Row
 from sbkit.data.splits import Splits, filled_rows, read_column
 from sbkit.distributed.device import Placement
-from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics
 from sbkit.models.classifier import UtteranceClassifier
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss
-from sbkit.tasks.utterance_classification import (
-    UTTERANCE_CLASSIFICATION,
-    Classified,
-    accuracy,
-    accuracy_figures,
-    describe_accuracy,
-)
+from sbkit.tasks.task import Task
+from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION, Classified
 from sbkit.text.vocabulary import LABEL_FILE, ClassLabels, ensure_labels
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
 AUDIO_COLUMNS = frozenset({"samples", AUDIO})  # the others are text
 MAX_LISTED_LABELS = 10  # in an error
-MAX_DRAWN_CLASSES = 50  # a picture of 1,200 took more than five minutes
-Confusion = Counts  # a row for each true class, a column for each prediction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,26 +60,28 @@ def collate(
 class ClassificationBrain(Brain):
     """Train the log-probability of the right class."""
 
+    network: UtteranceClassifier
+    task: Task = UTTERANCE_CLASSIFICATION
     metrics: ClassVar[Metrics] = UTTERANCE_CLASSIFICATION.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.classifier = UtteranceClassifier(
+        self.network = UtteranceClassifier(
             model=self.modules["model"],
             **encoder_parts(self.hparams.knobs),
             pooling=self.hparams.pooling,
             label_lin=self.hparams.label_lin,
             num_classes=self.hparams.labels.size,
         )
-        self.classifier.to(self.device)
-        self.augmentation = Augmentation(self.hparams, features=self.classifier.encoder.features)
+        self.network.to(self.device)
+        self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
 
     def compute_forward(self, batch: LabelBatch, stage: Stage) -> Tensor:
         """Compute the log-probability of every class from the audio: -> (B, V)."""
         training = stage is Stage.TRAIN
         audio, lengths = self.augmentation.augment_audio(batch, training=training)
         spec_augment = self.augmentation.feature_augmentation(training=training)
-        return self.classifier.predict(audio, lengths, spec_augment)
+        return self.network.predict(audio, lengths, spec_augment)
 
     def compute_objectives(self, log_probs: Tensor, batch: LabelBatch, stage: Stage) -> Loss:
         """Sum the negative log-likelihood of the right classes; each utterance counts once."""
@@ -100,7 +90,7 @@ class ClassificationBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_normalization(self.classifier.encoder.features)
+        self.measure_normalization(self.network.encoder.features)
 
     def score(self, log_probs: Tensor, batch: LabelBatch) -> list[Classified]:
         """Compare the most probable class with the true one."""
@@ -108,59 +98,6 @@ class ClassificationBrain(Brain):
         targets = [names[id] for id in batch.classes.tolist()]
         predictions = [names[id] for id in log_probs.argmax(1).tolist()]
         return list(map(Classified, batch.ids, targets, predictions, batch.speakers))
-
-    def measure(self, results: Sequence[Classified]) -> Mapping[str, float]:
-        return {"accuracy": accuracy(results)}
-
-    def measure_slice(self, results: Sequence[Classified]) -> Mapping[str, Any]:
-        return accuracy_figures(results)
-
-    def describe(self, results: Sequence[Classified]) -> str:
-        return describe_accuracy(results)
-
-    def report(self, split: str, results: Sequence[Classified], folder: Path) -> Mapping[str, Any]:
-        """Write the confusion matrix as a table and a picture; return the counts."""
-        names = self.hparams.labels.names
-        confusion = count_confusion(results, names)
-        write_confusion(folder / f"confusion_{split}.tsv", confusion, names)
-        write_picture(folder / f"confusion_{split}.png", lambda: draw_confusion(confusion, names))
-        return accuracy_figures(results)
-
-
-def count_confusion(results: Sequence[Classified], names: Sequence[str]) -> Confusion:
-    """Count the predictions for each class."""
-    pairs = Counter((result.target, result.predicted) for result in results)
-    return np.array([[pairs[target, predicted] for predicted in names] for target in names])
-
-
-def write_confusion(file: Path, confusion: Confusion, names: Sequence[str]) -> None:
-    """Write a TSV: the true class in the first column, the predictions in the others."""
-    rows = ([name, *map(str, row.tolist())] for name, row in zip(names, confusion, strict=True))
-    lines = ["\t".join(row) + "\n" for row in (["right / found", *names], *rows)]
-    write_text_atomically(file, "".join(lines))
-
-
-def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
-    """Draw the share and the count of each prediction, for the classes with the most errors."""
-    from matplotlib.figure import Figure  # 0.7 s to import
-
-    shares = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
-    errors = confusion.sum(0) + confusion.sum(1) - 2 * confusion.diagonal()
-    drawn = np.sort(np.argsort(-errors, kind="stable")[:MAX_DRAWN_CLASSES])
-    confusion = confusion[np.ix_(drawn, drawn)]
-    shares = shares[np.ix_(drawn, drawn)]
-    names = [names[index] for index in drawn]
-    inches = max(4.0, 0.5 * len(names))
-    figure = Figure(figsize=(inches + 1, inches), layout="constrained")
-    axes = figure.subplots()
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.set_yticks(range(len(names)), names)
-    for (row, column), count in np.ndenumerate(confusion):
-        color = "white" if shares[row, column] > 0.5 else "black"
-        axes.text(column, row, str(count), ha="center", va="center", color=color)
-    figure.savefig(png := io.BytesIO(), format="png", dpi=120)
-    return png.getvalue()
 
 
 # Data

@@ -6,15 +6,10 @@ learns durations, pitch, energy and features; the vocoder learns from the clips'
 Legend: B utterances, S samples, L symbols, U frames, F features.
 """
 
-import io
 import logging
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from speechbrain import Stage
 from torch import Tensor
@@ -23,14 +18,11 @@ from torch.nn.functional import pad
 from recipes.prepare import COMMON_RANGES, corpus_of
 from recipes.synthesis.data import SpokenBatch, make_spoken_loaders, prepare_spoken, prepare_symbols
 from sbkit.audio.draws import draw_uniform
-from sbkit.audio.io import FULL_SCALE, Samples, to_int16
+from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
-from sbkit.base.arrays import Array
-from sbkit.base.files import write_bytes_atomically, write_text_atomically
+from sbkit.base.files import write_text_atomically
 from sbkit.config.ranges import NON_NEGATIVE, Range
-from sbkit.data.report import MP3_RATES, encode_mp3
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
@@ -43,6 +35,8 @@ from sbkit.models.synthesis import (
     mean_by_symbol,
 )
 from sbkit.tasks.synthesis import SYNTHESIS as TASK
+from sbkit.tasks.synthesis_results import NUM_EXAMPLES, SpeechExample, SpokenUtterance
+from sbkit.tasks.task import Task
 from sbkit.text.symbols import PAUSE_SYMBOLS
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
@@ -54,36 +48,6 @@ PARTS = (
     *("vocoder_encoder", "vocoder_decoder"),
 )
 EDGE_FRAMES = 1  # at each end of a vocoder segment, where windows are missing
-SEMITONES = 12  # in an octave
-NUM_EXAMPLES = 3  # utterances of a test set that are drawn
-
-
-class SpeechExample(NamedTuple):
-    """An utterance that is drawn and written as audio."""
-
-    id: str
-    symbols: list[str]
-    ends: list[int]  # the frame at which each symbol ends
-    recorded: Samples  # (S,)
-    synthesized: Samples  # (S,)
-    target: Array  # (U, F) normalized features
-    predicted: Array  # (U, F)
-    voiced: Array  # (U,)
-    octaves: Array  # (U,) the pitch
-    predicted_octaves: Array  # (U,)
-
-
-class SpokenUtterance(NamedTuple):
-    """The measurements of an utterance."""
-
-    frames: int
-    distance: float  # mean difference of log-mel features, summed over frames
-    voiced: int  # frames
-    squares: float  # squared error of the pitch in octaves, summed over voiced frames
-    predicted_frames: float  # by the predicted durations
-    vocoder_distance: float  # mean difference of features, after vocoding the recording's own
-    is_misaligned: bool  # the text does not match the audio
-    example: SpeechExample | None = None  # only in the first utterances of a test set
 
 
 @dataclass(frozen=True)
@@ -119,25 +83,27 @@ class Synthesized:
 class SynthesisBrain(Brain):
     """Train by all losses at once, on every clip whose text matches its audio."""
 
+    network: SynthesisModel
+    task: Task = TASK
     metrics: ClassVar[Metrics] = TASK.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         parts: dict[str, Any] = {name: getattr(self.hparams, name) for name in PARTS}
-        self.model = SynthesisModel(model=self.modules["model"], **parts)
+        self.network = SynthesisModel(model=self.modules["model"], **parts)
         names = self.hparams.labels.names
         self._is_pause = torch.tensor([name in PAUSE_SYMBOLS for name in names], device=self.device)
         self._is_misaligned: dict[str, bool] = {}  # by the id of this epoch's training clips
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        features = self.model.features
+        features = self.network.features
         self.measure_normalization(lambda audio, lengths: features(audio / FULL_SCALE, lengths))
 
     def compute_forward(self, batch: SpokenBatch, stage: Stage) -> Synthesized:
         """Align, and synthesize with the recorded durations; in training also with its pitch."""
         audio = batch.audio.float() / FULL_SCALE
-        model = self.model
+        model = self.network
         with torch.autocast(audio.device.type, enabled=False):
             raw, frames = model.features(audio, batch.audio_lengths)
             mask = length_mask(frames, raw.shape[1], raw.device).unsqueeze(2).float()
@@ -180,9 +146,11 @@ class SynthesisBrain(Brain):
         )
 
     def _align(self, batch: SpokenBatch, features: Tensor, frames: Tensor) -> Aligned:
-        scores, durations = self.model.align(batch.symbols, batch.symbol_lengths, features, frames)
+        scores, durations = self.network.align(
+            batch.symbols, batch.symbol_lengths, features, frames
+        )
         knobs = self.hparams
-        limit = knobs.longest_symbol * knobs.sample_rate / self.model.features.frame_samples
+        limit = knobs.longest_symbol * knobs.sample_rate / self.network.features.frame_samples
         is_pause = self._is_pause[batch.symbols]
         is_misaligned = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
         return Aligned(scores, durations, frame_index(durations, scores.shape[1]), is_misaligned)
@@ -192,7 +160,7 @@ class SynthesisBrain(Brain):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Vocode a segment of each clip: a random one in training, else its middle."""
         size = self.hparams.segment_frames + 2 * EDGE_FRAMES
-        frame = self.model.features.frame_samples
+        frame = self.network.features.frame_samples
         room = (frames - size).clamp(min=0)
         shares = torch.full((len(frames),), 0.5)
         if stage is Stage.TRAIN:
@@ -202,7 +170,7 @@ class SynthesisBrain(Brain):
         mask = (index < frames.to(audio.device).unsqueeze(1)).unsqueeze(2).float()
         index = index.clamp(max=features.shape[1] - 1)
         selected = features.gather(1, index.unsqueeze(2).expand(-1, -1, features.shape[2]))
-        decoded = self.model.vocode(selected, mask)[:, EDGE_FRAMES * frame : -EDGE_FRAMES * frame]
+        decoded = self.network.vocode(selected, mask)[:, EDGE_FRAMES * frame : -EDGE_FRAMES * frame]
         first = (starts.unsqueeze(1) + EDGE_FRAMES) * frame
         samples = first + torch.arange(decoded.shape[1]).to(index)
         lengths = (frames - starts.cpu() - EDGE_FRAMES).clamp(1, self.hparams.segment_frames)
@@ -257,7 +225,7 @@ class SynthesisBrain(Brain):
 
     def score(self, outputs: Synthesized, batch: SpokenBatch) -> list[SpokenUtterance]:
         """Measure the errors of features, pitch and length of each utterance."""
-        std = self.model.mel_decoder.normalize.std
+        std = self.network.mel_decoder.normalize.std
         distance = ((outputs.features - outputs.target).abs() * std).mean(2) * outputs.mask
         octaves = self._predicted_octaves(outputs) - batch.octaves
         voiced = batch.voiced & outputs.mask.bool()
@@ -292,6 +260,7 @@ class SynthesisBrain(Brain):
             examples.append(
                 SpeechExample(
                     batch.ids[row],
+                    self.hparams.sample_rate,
                     [names[id] for id in batch.symbols[row, :symbols].tolist()],
                     outputs.aligned.durations[row, :symbols].cumsum(0).tolist(),
                     batch.audio[row, :samples].cpu().numpy(),
@@ -300,65 +269,6 @@ class SynthesisBrain(Brain):
                 )
             )
         return examples + [None] * (len(batch) - len(examples))
-
-    def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
-        """Return the distances in nats, the error of the pitch in semitones, and two ratios.
-
-        distance: the sum of the other distances, which chooses the best checkpoint.
-        """
-        frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
-            math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
-        )
-        return {
-            "distance": distance / frames + vocoder_distance / len(results),
-            "mel_distance": distance / frames,
-            "vocoder_distance": vocoder_distance / len(results),
-            "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
-            "length_ratio": predicted_frames / frames,
-            "misaligned": misaligned / len(results),
-        }
-
-    def report(
-        self, split: str, results: Sequence[SpokenUtterance], folder: Path
-    ) -> Mapping[str, Any]:
-        """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
-
-        Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
-        """
-        examples = [result.example for result in results if result.example is not None]
-        examples = examples[:NUM_EXAMPLES]
-        write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))
-        if (rate := self.hparams.sample_rate) in MP3_RATES:
-            for number, example in enumerate(examples, 1):
-                for name in ("recorded", "synthesized"):
-                    mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
-                    write_bytes_atomically(mp3, encode_mp3(getattr(example, name), rate))
-        return self.measure(results)
-
-
-def draw_examples(examples: Sequence[SpeechExample]) -> bytes:
-    """Draw recordings beside their synthesis, with symbols and pitch, as PNG."""
-    from matplotlib.figure import Figure  # 0.7 s to import
-
-    figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
-    rows = figure.subplots(len(examples), 2, squeeze=False)
-    for example, (recorded_axes, synthesized_axes) in zip(examples, rows, strict=True):
-        for axes, title, features, octaves in (
-            (recorded_axes, "recorded", example.target, example.octaves),
-            (synthesized_axes, "synthesized", example.predicted, example.predicted_octaves),
-        ):
-            hops = features.reshape(2 * len(features), -1)  # a frame is two hops
-            extent = (0, len(features), 0, hops.shape[1])
-            axes.imshow(hops.T, origin="lower", aspect="auto", extent=extent)
-            pitch = np.where(example.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
-            axes.plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
-            starts = [0, *example.ends[:-1]]
-            axes.vlines(starts, 0, hops.shape[1], "w", lw=0.3)
-            middles = np.add(starts, example.ends) / 2
-            axes.set_xticks(middles, example.symbols, fontsize=6)
-            axes.set(title=f"{example.id}, {title}", yticks=[])
-    figure.savefig(png := io.BytesIO(), format="png", dpi=80)
-    return png.getvalue()
 
 
 SYNTHESIS = Recipe(

@@ -3,7 +3,7 @@
 Legend: B utterances, U frames of 20 ms.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
@@ -35,7 +35,8 @@ from sbkit.data.shard import Row, read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.voice_activity import VoiceActivityModel
-from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts, frame_errors
+from sbkit.tasks.task import Task
+from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
@@ -74,15 +75,17 @@ def _between(low: float, high: float, share: Tensor) -> Tensor:
 class VoiceActivityBrain(Brain):
     """Train the log-probability of speech or silence in each frame."""
 
+    network: VoiceActivityModel
+    task: Task = VOICE_ACTIVITY
     metrics: ClassVar[Metrics] = VOICE_ACTIVITY.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
-        self.detector = VoiceActivityModel(
+        self.network = VoiceActivityModel(
             model=self.modules["model"], **{name: getattr(self.hparams, name) for name in parts}
         )
-        self.augmentation = Augmentation(self.hparams, features=self.detector.features)
+        self.augmentation = Augmentation(self.hparams, features=self.network.features)
         self._colored = make_colored(self.hparams.sample_rate, self.device)
 
     @cached_property
@@ -103,7 +106,7 @@ class VoiceActivityBrain(Brain):
         hparams = self.hparams
         training = stage is Stage.TRAIN
         silence = round(hparams.silence_seconds * WINDOWS_PER_SECOND)
-        window = self.detector.chunk_shift_samples
+        window = self.network.chunk_shift_samples
         snr_db, gain_db, noise_prob = EVALUATION_NOISE
         # An evaluation draws the same noise for an utterance each time. With one kind of noise, the
         # best checkpoint was an early one that knew little about the others.
@@ -125,7 +128,7 @@ class VoiceActivityBrain(Brain):
         mask = length_mask(lengths, audio.shape[1], audio.device)
         noise = take_noise(self._colored, self._voices, draws[:, 4:], audio.shape[1])
         noisy = add_noise(audio, speech, noise, ratio, mask)
-        log_probs, frames = self.detector.predict(noisy, lengths)
+        log_probs, frames = self.network.predict(noisy, lengths)
         mask = length_mask(frames, log_probs.shape[1], log_probs.device)
         speech = pad(speech, (DELAY_FRAMES, 0))[:, : log_probs.shape[1]]
         return Scored(log_probs, speech, mask)
@@ -138,7 +141,7 @@ class VoiceActivityBrain(Brain):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self.measure_normalization(self.detector.features)
+        self.measure_normalization(self.network.features)
 
     def score(self, scored: Scored, batch: SpeechBatch) -> list[FrameCounts]:
         detected = scored.log_probs.argmax(2).bool()
@@ -150,9 +153,6 @@ class VoiceActivityBrain(Brain):
         )
         counts = zip(*(frame.sum(1).tolist() for frame in frames), strict=True)
         return [FrameCounts(*utterance) for utterance in counts]
-
-    def measure(self, results: Sequence[FrameCounts]) -> Mapping[str, float]:
-        return frame_errors(results)
 
 
 VAD = Recipe(

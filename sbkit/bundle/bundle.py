@@ -112,13 +112,16 @@ class Bundle:
 
     def recognize(self, clips: Sequence[Samples], *, times: bool = False) -> list[Recognition]:
         """Transcribe clips as `transcribe` does; with ``times``, also time their words."""
-        pool = self.decoder_pool
-        clips = [*map(to_samples, clips)]
-        inputs = [
+        return self.decoder_pool.decode(
+            self.decoder_inputs([*map(to_samples, clips)]), with_times=times
+        )
+
+    def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
+        """Run the encoder on clips (S,) int16, in one batch."""
+        return [
             self.decoder_input(encoded, samples=len(clip))
             for encoded, clip in zip(self.model.encode(clips), clips, strict=True)
         ]
-        return pool.decode(inputs, with_times=times)
 
     def align(self, clips: Sequence[Samples], texts: Sequence[str]) -> list[tuple[Word, ...]]:
         """Time the words of normalized texts, one for each clip."""
@@ -147,7 +150,15 @@ class Bundle:
     @cached_property
     def decoder_pool(self) -> DecoderPool:
         """The decoder of this bundle, with word times and confidences."""
-        decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
+        return self._make_pool(self.decoder)
+
+    @cached_property
+    def greedy_pool(self) -> DecoderPool:
+        """Greedy decoding, with word times and confidences."""
+        return self.decoder_pool if self.decoder is None else self._make_pool(None)
+
+    def _make_pool(self, decoder: LanguageModelDecoder | None) -> DecoderPool:
+        decoder_type = GREEDY if decoder is None else decoder.decoder_type
         aligner = WordAligner(
             tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,
@@ -155,10 +166,10 @@ class Bundle:
             offsets=self.config.word_offsets,
             word_lm=self.word_lm,
             confidence=self.config.confidence.get(decoder_type),
-            hotwords=frozenset() if self.decoder is None else self.decoder.hotwords,
+            hotwords=frozenset() if decoder is None else decoder.hotwords,
         )
         utterance_confidence = self.config.utterance_confidence.get(decoder_type)
-        clip_decoder = ClipDecoder(self.decoder, aligner, utterance_confidence)
+        clip_decoder = ClipDecoder(decoder, aligner, utterance_confidence)
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return DecoderPool(clip_decoder, processes=processes)
 

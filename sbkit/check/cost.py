@@ -29,7 +29,7 @@ from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
 from sbkit.data.splits import sample_counts
-from sbkit.runtime.transcriber import longest_whole
+from sbkit.runtime.segments import longest_whole
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 

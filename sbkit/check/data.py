@@ -43,7 +43,7 @@ from sbkit.models.asr import head_size
 from sbkit.models.encoder import measure_subsampling
 from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
-from sbkit.runtime.transcriber import longest_whole
+from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import languages_with
 from sbkit.text.verbalize import languages_with_numbers
 

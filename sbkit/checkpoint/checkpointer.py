@@ -262,6 +262,7 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         names = tuple(checkpoint.path.name for checkpoint in ranked)
         if score is None:
             averaged = AveragedCheckpoints(names, names, {})
+            self._write_choice(averaged)
         elif earlier is not None and earlier.of == names:
             averaged = earlier
         else:
@@ -271,11 +272,14 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 return score()
 
             averaged = choose_averaged(ranked, score_mean)
-            with main_rank_first():
-                if rank() == 0:
-                    averaged.write(self.checkpoints_dir)
+            self._write_choice(averaged)
         self._load_mean(ranked[: len(averaged.checkpoints)])
         return averaged
+
+    def _write_choice(self, averaged: AveragedCheckpoints) -> None:
+        with main_rank_first():
+            if rank() == 0:
+                averaged.write(self.checkpoints_dir)
 
     def find_averaged(self, **keys: Any) -> list[Checkpoint]:
         """Find the checkpoints that the test averaged; without a valid choice, only the best.

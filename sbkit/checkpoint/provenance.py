@@ -12,15 +12,8 @@ from typing import Any
 from safetensors.torch import save
 from speechbrain.utils.checkpoints import Checkpoint
 
-from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
-from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.checkpoint.weights import average
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
-from sbkit.decoding.words import CONFIDENCE_FILE
-from sbkit.evaluate.run_results import SUMMARY
-from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.models.pretrained.lora import merge_adapters
 
 FIELD_PHRASES = {
@@ -29,7 +22,7 @@ FIELD_PHRASES = {
     "language_models": "these language models",
     "confidence": "these confidences",
 }
-# The fields of decoder.json that change the texts. The others record how the weights were fitted.
+# The fields of a decoder's record that change the texts; the others tell how it was fitted.
 TEXT_SETTINGS = ("decoder_type", "beam_size", "attention_rescoring", "weights")
 NUM_HASH_DIGITS = 12
 
@@ -49,7 +42,7 @@ def make_provenance(
         weights: a safetensors file.
         decoder: its settings; None for greedy decoding.
         language_models: a safetensors file.
-        confidence: the contents of confidence.json.
+        confidence: of words and utterances, as plain data.
     """
     return {
         "weights": _hash(weights),
@@ -89,24 +82,6 @@ def averaged_safetensors(
                 renumbered[f"{new_index[index]}.{path}"] = value
         merged = renumbered
     return save({name: value.clone() for name, value in merged.items()})
-
-
-def provenance_of_run(run: Path) -> Provenance | None:
-    """Return the provenance that a run's scores have if they are measured now.
-
-    It is None if the run has no checkpoint.
-    """
-    best = Checkpointer(run / CHECKPOINTS).find_averaged() if (run / CHECKPOINTS).is_dir() else []
-    if not best:
-        return None
-    decoder = read_json(run / DECODER_FILE)
-    language_models = None if decoder is None else (run / LANGUAGE_MODELS_FILE).read_bytes()
-    return make_provenance(
-        weights=averaged_safetensors(best) if "model" in best[0].paramfiles else None,
-        decoder=decoder,
-        language_models=language_models,
-        confidence=read_json(run / CONFIDENCE_FILE),
-    )
 
 
 def describe_provenance(record: Provenance | None) -> str:
@@ -154,25 +129,6 @@ def describe_difference(
     *first_phrases, last = phrases
     enumeration = f"{', '.join(first_phrases)} and {last}" if first_phrases else last
     return f"not measured with {enumeration}"
-
-
-def require_current_results(folder: Path) -> None:
-    """Raise BundleError if a run has no scores, or if they are of other weights or decoders."""
-    current = provenance_of_run(folder)
-    if current is None:
-        return
-    summary = read_json(folder / SUMMARY)
-    if summary is None:
-        raise BundleError(
-            f"{folder} has no scores yet. Finish the run, or measure its model: sbkit score "
-            f"{folder} --out DIR"
-        )
-    difference = describe_difference(summary.get(PROVENANCE), current)
-    if difference is not None:
-        raise BundleError(
-            f"The scores in {folder} are outdated: {difference}. Measure them again: sbkit score "
-            f"{folder} --out DIR"
-        )
 
 
 def read_json(file: Path) -> Any:

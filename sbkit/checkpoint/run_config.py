@@ -23,6 +23,7 @@ from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
+BUNDLE = "bundle"  # the folder of the exported model in a run
 RESOLVED_YAML = "hyperparams.yaml"
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
 # what its weights mean.

@@ -509,8 +509,8 @@ def _train_lm(options: Namespace) -> None:
 
 def _compare(options: Namespace) -> None:
     from sbkit.base.files import to_json
-    from sbkit.checkpoint.provenance import require_current_results
     from sbkit.evaluate import compare
+    from sbkit.run.results import require_current_results
 
     folders = [options.first, *options.others]
     if len(folders) > 2 and options.html is not None:

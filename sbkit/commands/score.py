@@ -5,7 +5,7 @@ datasets) is prepared as for training; whole clips are transcribed or classified
 
 The files of `--out`, where SET is the name of a source or test set:
 
-scores.json            the results and their provenance, for `sbkit compare`
+summary.json           the results and their provenance, for `sbkit compare`
 report.html            the results as one page with audio
 wer_SET.txt            every utterance with its errors, for people
 utterances_SET.jsonl   the same for programs
@@ -25,16 +25,21 @@ import datasets
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import printable
+from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
+from sbkit.checkpoint.provenance import describe_provenance
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
 from sbkit.data.tables import COLUMN_KEYS
-from sbkit.evaluate.run_results import SCORES
+from sbkit.evaluate.report import KnownWords
+from sbkit.evaluate.run_results import SUMMARY
+from sbkit.evaluate.settings import SETTINGS
 from sbkit.evaluate.slices import require_columns
-from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
-from sbkit.runtime.scoring import BundleScorer
+from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
+from sbkit.runtime.test_report import TestReport
 from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 
@@ -47,35 +52,46 @@ def score(options: Namespace) -> None:
     """
     _check_output(options)
     out: Path | None = options.out
-    entries: dict[str, FigureDict] = {}
-    scored_rows: dict[str, datasets.Dataset] = {}
     with open_model(options.model, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
         scorer = BundleScorer(
-            bundle,
-            label=options.label,
-            normalizer=options.normalizer,
+            bundle, label=options.label, normalizer=options.normalizer, times=out is not None
+        )
+        report = TestReport(
+            out or Path(),
+            bundle.task,
+            sample_rate=bundle.config.sample_rate,
+            labels=bundle.labels,
             report_by=options.report_by,
-            times=out is not None,
+            quiet=options.quiet,
         )
         for name, rows in _prepare(bundle, options):
             scored = scorer.score(name, rows, quiet=options.quiet)
-            entry = scored.seen
+            facts = decoding_facts(bundle, scored)
             if out is not None:
-                scored_rows[name] = scored.rows
-                entry = entries[name] = scorer.report(scored, out)
-            print(printable(scored.line), flush=True)
-            for text in entry.get("notes", []):
+                facts = report.add(scored, **facts)
+            print(printable(report.describe(scored)), flush=True)
+            for text in facts.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
-    if out is not None:
-        scorer.write(out, scored_rows, entries, options.model)
+        if out is not None:
+            words = None if bundle.decoder is None else bundle.decoder.language_models.words
+            source = "the words of the language model"
+            provenance = provenance_of(bundle)
+            version = f"{options.model.name}, sbkit {__version__}"
+            report.write(
+                known_words=None if words is None else KnownWords(words=words, source=source),
+                notes=[version, describe_provenance(provenance)],
+                model=str(options.model),
+                **{SETTINGS: settings_of(bundle, options.model), PROVENANCE: provenance},
+                device=bundle.model.effective.device,
+            )
 
 
 def _check_output(options: Namespace) -> None:
     if options.out is None and options.report_by:
         raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
     if options.out is not None:
-        if (options.out / SCORES).exists():
+        if (options.out / SUMMARY).exists():
             raise ConfigError(
                 f"{options.out} already has scores, which are not overwritten. Choose another "
                 "folder for --out."

@@ -34,7 +34,8 @@ from sbkit.commands.transcribe import open_detector, show_seconds
 from sbkit.decoding.segmentation import AlignedUtterance, segment
 from sbkit.decoding.words import GREEDY, WordOffsets
 from sbkit.runtime.runtimes import model_options
-from sbkit.runtime.transcriber import Pauses, Transcriber, open_recognizer
+from sbkit.runtime.segments import Pauses
+from sbkit.runtime.transcriber import Transcriber, open_recognizer
 from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import spell_numbers
 

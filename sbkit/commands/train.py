@@ -38,6 +38,8 @@ from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.logs.handlers import TextLog
+from sbkit.run.ending import RunEnding
+from sbkit.run.results import is_without_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.run import Run
 
@@ -124,12 +126,14 @@ def test(run: Run, brain: Brain, *, was_finished: bool) -> None:
     At the end, name the report and the command that follows.
     """
     logger.info(f"run folder: {run.folder}")
-    if was_finished and (run.folder / SUMMARY).is_file():
+    if was_finished and (run.folder / SUMMARY).is_file() and not is_without_bundle(run.folder):
         logger.info(
             f"All epochs were trained before; the results in {run.folder} stay as they are."
         )
     else:
-        brain.evaluate(run.make_loaders().test)
+        RunEnding(run, brain).take()
+        if type(brain).evaluate is not Brain.evaluate:
+            brain.evaluate(run.make_loaders().test)
     if (report := run.folder / REPORT).is_file():
         logger.info(f"report: {report}")
     if run.load_recipe().task.export is not None:

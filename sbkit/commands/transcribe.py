@@ -35,8 +35,9 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import model_options
+from sbkit.runtime.segments import Segmenter
 from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
-from sbkit.runtime.transcriber import Segmenter, Transcriber, Transcript
+from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 
 if TYPE_CHECKING:

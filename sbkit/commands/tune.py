@@ -5,40 +5,33 @@ run or bundle -> log-probabilities of the validation set -> errors of the presen
 """
 
 import logging
-import re
 import shutil
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable, write_bytes_atomically
-from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE
+from sbkit.base.files import require_writable
+from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import lock_folder
-from sbkit.checkpoint.provenance import make_provenance, read_json
-from sbkit.checkpoint.run_config import RESOLVED_YAML
+from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML
 from sbkit.commands.score import table_knobs
+from sbkit.config.hparams import read_knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import read_column
+from sbkit.data.splits import Splits, read_column
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE, LanguageModelDecoder
-from sbkit.decoding.words import CONFIDENCE_FILE
-from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import (
-    CARD_FILE,
-    change_config,
-    exported_bundle,
-    replacing_bundle,
-    require_replaceable,
-)
-from sbkit.export.model_card import USES
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.fit import FittedDecoder
+from sbkit.decoding.fit_weights import count_own_errors, error_of
+from sbkit.decoding.words import GREEDY
+from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
+from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import (
     TOKENS,
     WORDS,
@@ -48,17 +41,15 @@ from sbkit.lm.language_models import (
     replace_language_models,
     save,
 )
-from sbkit.runtime.fitting import fit_bundle
+from sbkit.logs.progress import progress_bar
+from sbkit.runtime.fitting import fit_bundle, sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.text.tokenizer import TOKENIZER_FILE
-from sbkit.train.run import Run
+from sbkit.train.recipe import load_recipe
 
 logger = logging.getLogger(__name__)
 
-DECODER_FILES = (DECODER_FILE, CONFIDENCE_FILE, LANGUAGE_MODELS_FILE)
-EARLIER_DECODER = "earlier_decoder"  # a folder of a run: the decoder before the last `sbkit tune`
-FORMATS_WITHOUT_DECODER = ("onnx", "torch")
+EARLIER_BUNDLE = "earlier_bundle"  # a folder of a run: the bundle before the last `sbkit tune`
 
 
 def tune(options: Namespace) -> None:
@@ -72,28 +63,32 @@ def tune(options: Namespace) -> None:
     with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
-        new = Path(folder)
-        run = None if is_bundle else Run(model / RESOLVED_YAML, _overrides(options, new))
-        if run is not None:
+        splits: Splits | None = None
+        knobs: Mapping[str, Any] = {}
+        if not is_bundle:
             lock_folder(model)  # so that nothing trains it meanwhile
-            run.check_ranges()
-        if run is not None and options.data is None:
-            sets: Mapping[str, datasets.Dataset] = run.prepare_splits().valid
+            knobs = read_knobs(model / RESOLVED_YAML, {})
+            if options.data is None or options.lm_text is not None or _orders(options):
+                splits = load_recipe(knobs, model / RESOLVED_YAML).prepare_splits(knobs)
+        if options.data is None:
+            assert splits is not None  # `--data` is required for a bundle
+            sets = splits.valid
         else:
-            sets = {
-                name_of(options.data): prepare_source(bundle, options.data, table_knobs(options))
-            }
-        _make_language_models(bundle, run, options, sets, new / LANGUAGE_MODELS_FILE)
-        decoder = _make_decoder(bundle, run, options, new / LANGUAGE_MODELS_FILE)
-        is_better = fit_bundle(bundle, decoder, sets, new)
+            rows = prepare_source(bundle, options.data, table_knobs(options))
+            sets = {name_of(options.data): rows}
+        models = Path(folder, LANGUAGE_MODELS_FILE)
+        _make_language_models(bundle, source, knobs, splits, options, sets, models)
+        decoder = _make_decoder(bundle, knobs, options, models)
+        fitted, is_better = _fit(bundle, decoder, sets)
         if options.out is not None:
-            _copy_bundle(source, new, options.out.resolve())
+            set_decoder(source, options.out.resolve(), fitted, models)
             logger.info(f"written with the new decoder: {options.out}")
         elif is_better or options.force:
-            _replace(model, new)
+            earlier = _keep_bundle(model)
+            set_decoder(source, model / BUNDLE, fitted, models)
             logger.info(
-                f"{model} has the new decoder; the earlier one is in {model / EARLIER_DECODER}, "
-                f"and the results are still its own. Measure again: sbkit score {model} --out DIR"
+                f"The bundle of {model} has the new decoder; the earlier one is {earlier}, and the "
+                f"results are still its own. Measure again: sbkit score {model} --out DIR"
             )
         else:
             logger.info(
@@ -117,13 +112,6 @@ def _check_options(options: Namespace, *, is_bundle: bool) -> None:
         require_writable(out.parent, option="--out")
 
 
-def _overrides(options: Namespace, folder: Path) -> dict[str, object]:
-    """Return the overrides that make the recipe train the language models in ``folder``."""
-    orders = {f"{name[:-1]}_lm_order": order for name, order in _orders(options).items()}
-    text = {} if options.lm_text is None else parse_overrides([f"--lm_text={options.lm_text}"])
-    return {"output_folder": str(folder), **orders, **text}
-
-
 def _orders(options: Namespace) -> dict[str, int]:
     """Return the n-gram orders among the options, by language model."""
     orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
@@ -135,42 +123,50 @@ def _orders(options: Namespace) -> dict[str, int]:
 
 def _make_language_models(
     bundle: TorchBundle,
-    run: Run | None,
+    source: Path,
+    knobs: Mapping[str, Any],
+    splits: Splits | None,
     options: Namespace,
     sets: Mapping[str, datasets.Dataset],
     file: Path,
 ) -> None:
-    """Write the language models of the new decoder: the present ones, or others if asked for."""
-    model = options.model
+    """Write the language models of the new decoder: the present ones, or others if asked for.
+
+    knobs, splits: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
+    """
     orders = _orders(options)
-    if (model / LANGUAGE_MODELS_FILE).is_file():
-        shutil.copyfile(model / LANGUAGE_MODELS_FILE, file)
-    if run is not None and (options.lm_text or orders):
-        shutil.copyfile(model / TOKENIZER_FILE, file.with_name(TOKENIZER_FILE))
-        splits = run.prepare_splits()
-        # The recipe leaves the sentences of these sets out of `lm_text`.
-        run.results["splits"] = replace(splits, valid={**splits.valid, **sets})
-        run.knobs["decoder_type"] = _decoder_type(bundle, options)
-        run.prepare_labels()  # the recipe trains the language models, too
-    elif options.lm_text is not None:
-        lm_text = LmText.from_knob(_overrides(options, file.parent)["lm_text"])
-        table = bundle.config.text_table
+    folder = source if (source / LANGUAGE_MODELS_FILE).is_file() else options.model
+    if (folder / LANGUAGE_MODELS_FILE).is_file():
+        shutil.copyfile(folder / LANGUAGE_MODELS_FILE, file)
+    if options.lm_text is not None or orders:
+        values = knobs
+        if options.lm_text is not None:
+            values = parse_overrides([f"--lm_text={options.lm_text}"])
+        elif splits is None:
+            raise ConfigError(
+                "The language models of a bundle need a text, because a bundle has no transcripts. "
+                "Name a text or an ARPA file with --lm-text."
+            )
+        lm_text, table = LmText.from_knob(values.get("lm_text")), bundle.config.text_table
+        evaluated = sets if splits is None else {**splits.evaluated(), **sets}
+        held_out = {name: read_column(rows, "text") for name, rows in evaluated.items()}
+
+        def texts() -> Iterable[str]:
+            if lm_text.texts or splits is None:
+                return read_sentences(lm_text.texts, table, table_knobs(options))
+            return read_column(splits.train, "text")
+
         messages = replace_language_models(
             file,
             lm_text,
             orders,
-            texts=partial(read_sentences, lm_text.texts, table, table_knobs(options)),
+            texts=texts,
             table=table,
             plain_words=_decoder_type(bundle, options) != "graph",
             tokenizer=bundle.tokenizer,
-            held_out={name: read_column(rows, "text") for name, rows in sets.items()},
+            held_out=held_out if lm_text.texts else {},
         )
         logger.info("\n".join(messages))
-    elif orders:
-        raise ConfigError(
-            "The language models of a bundle need a text, because a bundle has no transcripts. "
-            "Name a text or an ARPA file with --lm-text."
-        )
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
 
@@ -182,10 +178,12 @@ def _decoder_type(bundle: TorchBundle, options: Namespace) -> str:
 
 
 def _make_decoder(
-    bundle: TorchBundle, run: Run | None, options: Namespace, language_models: Path
+    bundle: TorchBundle, knobs: Mapping[str, Any], options: Namespace, language_models: Path
 ) -> LanguageModelDecoder:
-    """Make the new decoder, without weights: like the current one, except for the options."""
-    knobs = {} if run is None else run.knobs
+    """Make the new decoder, without weights: like the current one, except for the options.
+
+    knobs: of the run; {} for a bundle.
+    """
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
         raise ConfigError(
@@ -211,54 +209,40 @@ def _make_decoder(
     return decoder
 
 
-# ---- output
+# ---- old and new
 
 
-def _replace(run: Path, new: Path) -> None:
-    """Replace the decoder of a run, and keep the earlier files; if killed midway, it has none."""
-    earlier = run / EARLIER_DECODER
+def _fit(
+    bundle: TorchBundle, decoder: LanguageModelDecoder, sets: Mapping[str, datasets.Dataset]
+) -> tuple[FittedDecoder, bool]:
+    """Fit a decoder; return also whether it makes fewer errors than that of the bundle."""
+    by_words = bundle.config.has_words
+    splits = ", ".join(sets)
+    current = bundle.decoder_pool.decoder
+    rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
+    sample = sample_validation(bundle, sets, with_attention=decoder.attention_rescoring or rescores)
+    with progress_bar("decoding as before", len(sample)) as advance:
+        before = count_own_errors(current.decoder, sample, bundle.tokenizer, lambda: advance(1))
+    decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
+    logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
+    fitted = fit_bundle(bundle, decoder, sample, [*sets])
+    assert fitted.weights is not None  # the new decoder has none yet, and uses some
+    after = fitted.weights.scores
+    logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
+    return fitted, error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
+
+
+def _describe(scores: Scores, by_words: bool) -> str:
+    return ", ".join(
+        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
+        for rate, counts in reversed(scores.counts_by_rate(include_wer=by_words).items())
+    )
+
+
+def _keep_bundle(run: Path) -> Path:
+    """Copy the bundle of a run, if it has one, to `earlier_bundle`; return that path."""
+    earlier = run / EARLIER_BUNDLE
     shutil.rmtree(earlier, ignore_errors=True)
-    earlier.mkdir()
-    for name in DECODER_FILES:
-        if (run / name).exists():
-            (run / name).rename(earlier / name)
-    for name in reversed(DECODER_FILES):
-        if (new / name).exists():
-            write_bytes_atomically(run / name, (new / name).read_bytes())
-
-
-def _copy_bundle(bundle: Path, new: Path, out: Path) -> None:
-    """Copy a bundle with another decoder, without the formats that contain the earlier one."""
-    with replacing_bundle(out) as temporary:
-        for path in bundle.iterdir():
-            if path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*")):
-                logger.info(f"{path.name} is left out: a link may lead out of the bundle")
-            elif path.is_file():
-                shutil.copyfile(path, temporary / path.name)
-            elif path.name in FORMATS_WITHOUT_DECODER:
-                shutil.copytree(path, temporary / path.name)
-            else:
-                logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
-        shutil.copyfile(new / LANGUAGE_MODELS_FILE, temporary / LANGUAGE_MODELS_FILE)
-        decoder, confidence = (read_json(new / name) for name in (DECODER_FILE, CONFIDENCE_FILE))
-        card = temporary / CARD_FILE
-        if card.is_file():
-            card.write_text(_without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
-        record = make_provenance(
-            weights=(temporary / WEIGHTS_FILE).read_bytes(),
-            decoder=decoder,
-            language_models=(temporary / LANGUAGE_MODELS_FILE).read_bytes(),
-            confidence=confidence,
-        )
-        changes = {"decoder": decoder, "confidence": confidence, PROVENANCE: record}
-        change_config(temporary, **changes)  # and the checksums
-
-
-def _without_results(card: str) -> str:
-    """Remove the results of the earlier decoder, and the formats with it, from a model card."""
-    formats = "|".join(USES.keys() - {*FORMATS_WITHOUT_DECODER})
-    card = re.sub(rf"^- ({formats}): .*\n", "", card, flags=re.M)
-    card = re.sub(r"^## Formats\n\n+(?!- ).*\Z", "", card, flags=re.M | re.S)
-    card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
-    results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
-    return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)
+    if (run / BUNDLE).exists():
+        shutil.copytree(run / BUNDLE, earlier)
+    return earlier

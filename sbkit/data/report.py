@@ -8,7 +8,6 @@ times as long to encode.
 """
 
 import base64
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -19,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import soundfile
 
-from sbkit.audio.io import FULL_SCALE, Samples
+from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.mp3 import MP3_RATES, encode_mp3
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
@@ -57,8 +56,6 @@ MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
 MAX_PLAYED_SECONDS = 20  # of an example
-MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
-MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
 
 Facts = dict[str, Any]  # plain data
 
@@ -318,10 +315,3 @@ def encode_clips(
             break
         encoded[id] = clip
     return encoded
-
-
-def encode_mp3(audio: Samples, sample_rate: int) -> bytes:
-    """Return audio (S,) int16 at one of `MP3_RATES` as MP3."""
-    content = io.BytesIO()
-    soundfile.write(content, audio, sample_rate, format="MP3", compression_level=MP3_COMPRESSION)
-    return content.getvalue()

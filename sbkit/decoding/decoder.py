@@ -21,7 +21,6 @@ from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.lm.language_models import LanguageModels, load_language_models
 from sbkit.text.tokenizer import Tokenizer
 
-DECODER_FILE = "decoder.json"  # in a run
 LANGUAGE_MODELS_FILE = "lm.safetensors"  # in a run and in a bundle
 BEAM_SIZE = 32
 MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
@@ -154,7 +153,7 @@ class LanguageModelDecoder(ABC):
         return {name: value for name, value in vars(self).items() if name not in self._cached_names}
 
     def plain(self) -> dict[str, Any]:
-        """Return the keys of `decoder.json` and of a bundle's decoder."""
+        """Return the decoder as a bundle stores it."""
         return {
             "decoder_type": self.decoder_type,
             "beam_size": self.beam_size,

@@ -7,16 +7,13 @@ log-probabilities and reference texts -> a sample of them (`sample.py`) -> weigh
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from sbkit.base.files import to_json, write_text_atomically
-from sbkit.decoding.decoder import DECODER_FILE, LanguageModelDecoder
+from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.fit_confidence import FittedConfidence, fit_confidences
 from sbkit.decoding.fit_weights import FittedWeights, fit_weights
 from sbkit.decoding.sample import ValidationUtterance, no_ping
-from sbkit.decoding.words import CONFIDENCE_FILE, GREEDY, WordAligner
-from sbkit.distributed.ranks import rank
+from sbkit.decoding.words import GREEDY, WordAligner
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +44,20 @@ class FittedDecoder:
             "--decoder greedy if characters matter more than words."
         )
 
-    def write(self, folder: Path) -> None:
-        """Write `decoder.json`, if there is a decoder, and `confidence.json`; on rank 0 only."""
-        if rank() > 0:
-            return
-        records: dict[str, dict[str, Any]] = {}
-        if self.decoder is not None:
-            records[DECODER_FILE] = self.decoder.plain()
-            if self.weights is not None:
-                records[DECODER_FILE] |= {"chosen_on": [*self.splits], **self.weights.plain()}
-        records[CONFIDENCE_FILE] = {name: fit.plain() for name, fit in self.confidences.items()}
-        for name, record in records.items():
-            write_text_atomically(folder / name, to_json(record, indent=1) + "\n")
+    @property
+    def decoder_record(self) -> dict[str, Any] | None:
+        """What a bundle stores of the decoder, as plain data; None for greedy decoding."""
+        if self.decoder is None:
+            return None
+        record = self.decoder.plain()
+        if self.weights is not None:
+            record |= {"chosen_on": [*self.splits], **self.weights.plain()}
+        return record | ({"note": self.note} if self.note else {})
+
+    @property
+    def confidence_record(self) -> dict[str, Any]:
+        """What a bundle stores of the confidences, as plain data."""
+        return {name: fit.plain() for name, fit in self.confidences.items()}
 
 
 def fit_decoder(

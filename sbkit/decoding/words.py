@@ -31,7 +31,6 @@ from sbkit.text.normalization import is_mark
 from sbkit.text.tokenizer import SPACE, Tokenizer
 from sbkit.text.word import Word
 
-CONFIDENCE_FILE = "confidence.json"  # in a run
 GREEDY = "greedy"  # each decoder type has its own confidence, and so has greedy decoding
 FEATURES = ("entropy", "posterior", "length", "agreement", "known", "lm")
 BIAS = "bias"

@@ -1,10 +1,11 @@
-"""The results in the folder of a tested run: ``summary.json``, and the data of its report."""
+"""The results of a test, in a run or elsewhere: ``summary.json``, and the data of its report."""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,52 +14,35 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.versions import git_commit, versions
 from sbkit.evaluate.wer import FigureDict, ScoredUtterance
-from sbkit.evaluate.wer_report import PROVENANCE, read_utterances, utterances_file
+from sbkit.evaluate.wer_report import read_utterances, utterances_file
 from sbkit.logs.run_log import LOG_FILE, Record, read_log
 
-SUMMARY = "summary.json"  # of a run
+SUMMARY = "summary.json"  # of a run, and of `sbkit score --out`
 RUN_CONFIG_FILE = "run_config.json"  # what a run was begun with
-SCORES = "scores.json"  # of `sbkit score --out`
 DATA_REPORT = "data_report.json"
 PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
 
 
-def write_summary(
-    path: Path,
-    *,
-    test: Mapping[str, FigureDict],
-    parameters: int,
-    train_seconds: float,
-    audio_seconds: float,
-    device: torch.device,
-    provenance: FigureDict | None = None,
-) -> None:
-    """Write the figures of a run as JSON.
+def write_summary(path: Path, *, test: Mapping[str, FigureDict], device: str, **facts: Any) -> None:
+    """Write the figures of a test as JSON.
 
     Args:
         path: the file.
         test: the figures of each test set by its name.
-        parameters: the number of the model's parameters.
-        train_seconds: wall time of the training.
-        audio_seconds: of all audio trained on in that time, over all epochs and ranks.
-            ``audio_seconds / train_seconds`` is written as ``rtfx``, null if nothing was trained.
-        device: where the run was trained.
-        provenance: the record of the tested model (`sbkit/checkpoint/provenance.py`).
+        device: where the model was tested.
+        facts: about the model and its training; `provenance` is the record of the tested model
+            (`sbkit/checkpoint/provenance.py`).
     """
-    accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     summary = {
         "test": test,
-        PROVENANCE: provenance,
-        "parameters": parameters,
-        "train_seconds": round(train_seconds, 1),
-        "audio_seconds": round(audio_seconds, 1),
-        "rtfx": round(audio_seconds / train_seconds, 1) if train_seconds > 0 else None,
+        **facts,
         "versions": versions(),
         "git_commit": git_commit(Path(__file__).parent),
         "machine": {
             "cpu": cpu_name(),
             "cores": usable_cores(),
-            "device": str(device),
+            "device": device,
             "accelerator": accelerator,
         },
     }
@@ -102,14 +86,12 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
 
 
 def _read_figures(folder: Path) -> Mapping[str, FigureDict]:
-    for file in (folder / SUMMARY, folder / SCORES):
-        if file.exists():
-            test: Mapping[str, FigureDict] = json.loads(file.read_bytes())["test"]
-            return test
-    raise BundleError(
-        f"{folder} has neither {SUMMARY}, as a tested run has, nor {SCORES}. Finish the run, or: "
-        "sbkit score RUN DATA --out DIR."
-    )
+    if not (folder / SUMMARY).exists():
+        raise BundleError(
+            f"{folder} has no {SUMMARY}. Finish the run, or: sbkit score RUN DATA --out DIR."
+        )
+    test: Mapping[str, FigureDict] = json.loads((folder / SUMMARY).read_bytes())["test"]
+    return test
 
 
 def read_clips(page: Path) -> dict[str, dict[str, str]]:

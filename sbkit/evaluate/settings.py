@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.messages import short_value
-from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SCORES, SUMMARY
+from sbkit.evaluate.run_results import RUN_CONFIG_FILE, SUMMARY
 from sbkit.evaluate.wer import FigureDict
 
-SETTINGS = "values"  # in RUN_CONFIG_FILE and SCORES: the values of a YAML by dotted path
+SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
 OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
 COMPUTED_PREFIXES = (
     "<",
@@ -22,7 +22,7 @@ Settings = Mapping[str, Any]
 
 def read_records(folder: Path) -> FigureDict:
     """Return all that a run or a folder of scores records in JSON; {} without any such file."""
-    files = [folder / name for name in (RUN_CONFIG_FILE, SUMMARY, SCORES)]
+    files = [folder / name for name in (RUN_CONFIG_FILE, SUMMARY)]
     records = [json.loads(file.read_bytes()) for file in files if file.exists()]
     return {name: value for record in records for name, value in record.items()}
 

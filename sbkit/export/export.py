@@ -1,4 +1,4 @@
-"""Export a run: write its best checkpoint as a bundle, which may contain other formats of it.
+"""Export a run: its averaged checkpoint as a bundle, which may contain other formats of it.
 
 Nothing in the run's YAML is executed: its parts are described as plain data.
 """
@@ -7,9 +7,11 @@ import ast
 import inspect
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,15 +26,16 @@ from sbkit.base.files import atomic_folder, fsync_tree, require_writable, to_jso
 from sbkit.base.messages import listed
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.base.versions import versions
+from sbkit.bundle.allowed import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, node_to_spec
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED_YAML, read_run_config
+from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RESOLVED_YAML, read_run_config
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document, tag_of
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
-from sbkit.decoding.words import CONFIDENCE_FILE
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
+from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
     HUB,
@@ -42,12 +45,19 @@ from sbkit.export.formats import (
     write_formats,
     write_hub,
 )
-from sbkit.export.model_card import TRANSFORMERS, UNKNOWN_LICENSE, model_card
+from sbkit.export.model_card import (
+    FORMATS_WITHOUT_DECODER,
+    TRANSFORMERS,
+    UNKNOWN_LICENSE,
+    model_card,
+    without_results,
+)
 from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.export.traced import TrainedModel
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.task import Task, load_task
+from sbkit.tasks.task import BUILT_IN_PACKAGE, Task, load_task
+from sbkit.train.weight_settings import CLASS_MODULES
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +74,14 @@ def export_run(
     grid: Grid = FULL_GRID,
     user_modules: frozenset[str] = frozenset(),
 ) -> ParityReports:
-    """Write the best checkpoint of a run as a bundle with further formats; return their reports.
+    """Copy the bundle of a run, with a model card and further formats; return their reports.
 
     ``out`` is written completely or not at all. A format that differs too much from the trained
     model is left out, and its parity report says why.
 
     Args:
-        run: the run folder.
+        run: the run folder. A run that has not ended has no bundle yet: its best checkpoint is
+            exported, and decodes greedily.
         out: the new bundle; replaces an earlier bundle.
         formats: names of further formats, each compared with the trained model.
         license: for the model card.
@@ -90,11 +101,8 @@ def export_run(
             "training printed, such as results/ctc/en/3407."
         )
     require_replaceable(out)
-    files, config = _collect_files(run, user_modules)
-    with replacing_bundle(out) as folder:
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        write_checksums(folder)
+    with exported_bundle(run, user_modules) as source, replacing_bundle(out) as folder:
+        copy_files(source, folder)
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
@@ -107,6 +115,7 @@ def export_run(
             for name in formats
             if name == HUB or any(report["written"] for report in reports[name].values())
         ]
+        config = read_json(folder / CONFIG_FILE)
         _write_cards(run, folder, bundle.task, config, written_formats, license)
         if HUB in formats:
             write_hub(folder)
@@ -115,13 +124,87 @@ def export_run(
 
 @contextmanager
 def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
-    """Yield the folder of a bundle, or of a temporary bundle made from a run."""
+    """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run."""
     if (model / CONFIG_FILE).exists() or not (model / RESOLVED_YAML).is_file():
         yield model
         return
-    with TemporaryDirectory() as folder:
-        export_run(model, Path(folder, "bundle"), user_modules=user_modules)
-        yield Path(folder, "bundle")
+    config = read_json(model / BUNDLE / CONFIG_FILE)
+    is_fitted = config is not None and config["confidence"] is not None
+    if (model / LANGUAGE_MODELS_FILE).exists() and not is_fitted:
+        logger.warning(
+            "note: this run has not ended, so its decoder has no weights yet, and the bundle "
+            f"decodes greedily. Finish the run, or fit the weights: sbkit tune {model}"
+        )
+    if config is not None:
+        yield model / BUNDLE
+    else:
+        with TemporaryDirectory() as folder:
+            write_bundle(model, Path(folder, BUNDLE), user_modules)
+            yield Path(folder, BUNDLE)
+
+
+def write_bundle(run: Path, out: Path, user_modules: frozenset[str] | None = None) -> None:
+    """Write the averaged checkpoint of a run as a bundle without a decoder, if it can be loaded.
+
+    user_modules: the modules that `--import` names; None for all that the model needs.
+    """
+    with atomic_folder(out) as folder:
+        for name, content in _collect_files(run, user_modules).items():
+            (folder / name).write_bytes(content)
+        write_checksums(folder)
+        load_bundle(folder, user_modules=modules_of_bundle(folder))  # or an error
+        fsync_tree(folder)
+
+
+def is_outdated(run: Path) -> bool:
+    """Return whether the bundle of a run is missing, or is of other checkpoints than the best."""
+    config = read_json(run / BUNDLE / CONFIG_FILE)
+    if config is None:
+        return True
+    checkpoints = _read_checkpoints(run / CHECKPOINTS)
+    epochs = [checkpoint.meta.get("epoch") for checkpoint in checkpoints]
+    return epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]
+
+
+def copy_files(bundle: Path, folder: Path) -> None:
+    """Copy the files of a bundle, but no links and no formats."""
+    for path in bundle.iterdir():
+        if path.is_symlink():
+            logger.info(f"{path.name} is left out: a link may lead out of the bundle")
+        elif path.is_file():
+            shutil.copyfile(path, folder / path.name)
+
+
+def set_decoder(
+    bundle: Path, out: Path, fitted: FittedDecoder, language_models: Path | None
+) -> None:
+    """Copy a bundle with a fitted decoder to ``out``, which may be the same folder.
+
+    Formats that may contain the earlier decoder are left out, and its results in the model card.
+
+    language_models: the file of the decoder's language models; None for greedy decoding.
+    """
+    with replacing_bundle(out) as folder:
+        copy_files(bundle, folder)
+        for path in bundle.iterdir():
+            has_link = path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*"))
+            if path.name in FORMATS_WITHOUT_DECODER and path.is_dir() and not has_link:
+                shutil.copytree(path, folder / path.name)
+            elif path.is_dir():
+                logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
+        if language_models is not None:
+            shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
+        card = folder / CARD_FILE
+        if card.is_file():
+            card.write_text(without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
+        decoder, confidence = fitted.decoder_record, fitted.confidence_record
+        record = make_provenance(
+            weights=(folder / WEIGHTS_FILE).read_bytes(),
+            decoder=decoder,
+            language_models=None if language_models is None else language_models.read_bytes(),
+            confidence=confidence,
+        )
+        change_config(folder, decoder=decoder, confidence=confidence, **{PROVENANCE: record})
 
 
 def _write_cards(
@@ -218,41 +301,34 @@ def change_config(bundle: Path, **values: object) -> None:
 # The files of a bundle
 
 
-def _collect_files(
-    run: Path, user_modules: frozenset[str]
-) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Return the contents of a bundle's files by name, and its configuration."""
+def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, bytes]:
+    """Return the contents of a bundle's files by name."""
     root = read_document(run / RESOLVED_YAML).root
-    checkpoints, task = _read_checkpoints(run / CHECKPOINTS, user_modules)
+    checkpoints = _read_checkpoints(run / CHECKPOINTS)
+    task_name = checkpoints[0].meta[TASK]
+    task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))
     files, labels = _read_labels(run, task)
+    built_objects = {task.labels.key: labels} if task.labels else {}
+    parts = describe_parts(root, built_objects, task)
+    user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
     for note in recipe_import_notes(sources):
         logger.info(note)
-    decoder = _read_decoder(run, root)
-    if decoder is not None:
-        files[LANGUAGE_MODELS_FILE] = (run / LANGUAGE_MODELS_FILE).read_bytes()
-    weights = averaged_safetensors(checkpoints)
-    files[WEIGHTS_FILE] = weights
     training_parts = task.require_export().training_parts
-    if training_parts:
-        names = part_names_of_yaml(root)
-        indices = [index for index, name in enumerate(names) if name not in training_parts]
-        files[WEIGHTS_FILE] = averaged_safetensors(checkpoints, indices)
-    confidence = read_json(run / CONFIDENCE_FILE)
-    built_objects = {task.labels.key: labels} if task.labels else {}
+    names = enumerate(part_names_of_yaml(root))
+    indices = [index for index, name in names if name not in training_parts]
+    weights = averaged_safetensors(checkpoints, indices if training_parts else None)
+    files[WEIGHTS_FILE] = weights
     config = {
         "format": FORMAT,
         "task": task.name,
         "sample_rate": root.get("sample_rate", SAMPLE_RATE),
-        **describe_parts(root, built_objects, task),
-        "decoder": decoder,
-        "confidence": confidence,
+        **parts,
+        "decoder": None,
+        "confidence": None,
         PROVENANCE: make_provenance(
-            weights=weights,
-            decoder=decoder,
-            language_models=files.get(LANGUAGE_MODELS_FILE),
-            confidence=confidence,
+            weights=weights, decoder=None, language_models=None, confidence=None
         ),
         "checkpoints": _describe_checkpoints(checkpoints, task),
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
@@ -263,18 +339,35 @@ def _collect_files(
     if "language" in root:
         config["language"] = str(root["language"])
     files[CONFIG_FILE] = (to_json(config, indent=1) + "\n").encode()
-    return files, config
+    return files
 
 
-def _read_decoder(run: Path, root: CommentedMap) -> Any:
-    """Return the decoder of a run, with the weights that its test used; None decodes greedily."""
-    decoder = read_json(run / DECODER_FILE)
-    if decoder is None and "decoder" in root and (run / LANGUAGE_MODELS_FILE).exists():
-        logger.warning(
-            "note: the decoder of this run has no weights yet, so the bundle decodes greedily. "
-            f"Finish the run, or fit the weights: sbkit tune {run}"
-        )
-    return decoder
+def _modules_of(
+    task: str, parts: Mapping[str, Any], user_modules: frozenset[str] | None
+) -> frozenset[str]:
+    """Return ``user_modules``; or else the modules of a task and of parts that are not sbkit's.
+
+    The modules beside them that they import are among them.
+    """
+    if user_modules is not None:
+        return user_modules
+    pending = [*{*CLASS_MODULES.findall(to_json(parts))} - ALLOWED_MODULES]
+    if not task.startswith(BUILT_IN_PACKAGE):
+        pending.append(task.rpartition(".")[0])
+    modules: set[str] = set()
+    while pending:
+        modules.add(name := pending.pop())
+        for source in source_files([name]).values():
+            imported = {*_imported(source)} & sys.modules.keys() - modules
+            others = ("sbkit", "recipes", *sys.stdlib_module_names)
+            own = {name for name in imported if name.partition(".")[0] not in others}
+            pending += [name for name in own if source_files([name])]
+    return frozenset(modules)
+
+
+def modules_of_bundle(bundle: Path) -> frozenset[str]:
+    """Return the user's modules that a bundle was exported with; import no stranger's."""
+    return frozenset(read_json(bundle / CONFIG_FILE).get("user_modules", ()))
 
 
 def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list[dict[str, object]]:
@@ -286,10 +379,10 @@ def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list
     ]
 
 
-def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[Checkpoint], Task]:
-    """Return the undamaged checkpoints to average, and the task of the run.
+def _read_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Return the undamaged checkpoints to average.
 
-    These are what the run's test averaged, or without a test the best one on the validation set.
+    These are what the run's test averages, or before it the best one on the validation set.
     """
     checkpoints = Checkpointer(folder).find_averaged() if folder.is_dir() else []
     if not checkpoints:
@@ -303,7 +396,7 @@ def _read_checkpoints(folder: Path, user_modules: frozenset[str]) -> tuple[list[
             f"{best.path} cannot be exported, because it does not name the task of its run. "
             "Train with train.py and a recipe, which names it."
         )
-    return checkpoints, load_task(best.meta[TASK], user_modules=user_modules)
+    return checkpoints
 
 
 def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
@@ -362,9 +455,15 @@ def describe_parts(
 # User modules: a bundle has their source, and the versions of the packages that they import
 
 
+@cache
+def _installed_packages() -> Mapping[str, Sequence[str]]:
+    """Return the distributions of each importable name; finding them takes 0.3 s."""
+    return packages_distributions()
+
+
 def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
     """Return the source of modules by file name; installed and compiled modules are left out."""
-    installed = packages_distributions()
+    installed = _installed_packages()
     sources: dict[str, bytes] = {}
     for name in sorted(user_modules):
         file = Path(getattr(sys.modules[name], "__file__", None) or "")
@@ -388,7 +487,7 @@ def recipe_import_notes(sources: Mapping[str, bytes]) -> list[str]:
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:
     """Name the installed packages that modules belong to, or that their source imports."""
-    installed = packages_distributions()
+    installed = _installed_packages()
     names = {*user_modules, *(name for source in sources.values() for name in _imported(source))}
     packages = {name.partition(".")[0] for name in names}
     return sorted({name for package in packages for name in installed.get(package, ())})

@@ -41,6 +41,7 @@ USES = {  # how to load a format, by the name of its folder
     "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, with sbkit installed.",
     "hub": "a copy of the bundle to upload.",
 }
+FORMATS_WITHOUT_DECODER = ("onnx", "torch")
 
 
 def model_card(
@@ -150,3 +151,13 @@ def _command(run: Path) -> str:
 def _without_folders(command: str) -> str:
     """Remove the folders of absolute paths, which belong to one machine and may name its user."""
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", command)
+
+
+def without_results(card: str) -> str:
+    """Remove the results of the earlier decoder, and the formats with it, from a model card."""
+    formats = "|".join(USES.keys() - {*FORMATS_WITHOUT_DECODER})
+    card = re.sub(rf"^- ({formats}): .*\n", "", card, flags=re.M)
+    card = re.sub(r"^## Formats\n\n+(?!- ).*\Z", "", card, flags=re.M | re.S)
+    card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
+    results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
+    return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)

@@ -1,7 +1,7 @@
 """Test sets: those of a run, or tables and folders; and batches of whole utterances."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -21,21 +21,36 @@ from sbkit.data.sources import read_manifests
 from sbkit.data.splits import prepare_split, sample_counts
 from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
 from sbkit.data.tables import TableOptions, is_release, read_release
+from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
 
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 120.0  # of padded audio
+# Tells a watchdog which utterances are worked on; returns whether the work is to stop.
+Ping = Callable[[Sequence[str]], bool]
+
+
+def keep_on(ids: Sequence[str]) -> bool:
+    """Return False: there is no watchdog, and nothing stops the work."""
+    return False
 
 
 def read_whole_clips(
-    rows: datasets.Dataset, sample_rate: int
+    rows: datasets.Dataset, sample_rate: int, *, batch_seconds: float = BATCH_SECONDS
 ) -> Iterator[dict[int, Mapping[str, Any]]]:
-    """Yield batches of utterances, the shortest first, by row index, with `audio` (S,) int16."""
+    """Yield this rank's batches of utterances, the shortest first, with `audio` (S,) int16.
+
+    Each batch is a mapping by the indices of its rows.
+    """
     reader = UtteranceDataset(rows)
     batches = EvalSampler(
-        samples=sample_counts(rows), batch_seconds=BATCH_SECONDS, sample_rate=sample_rate
+        samples=sample_counts(rows),
+        batch_seconds=batch_seconds,
+        sample_rate=sample_rate,
+        rank=rank(),
+        world_size=world_size(),
     )
     for batch in batches:
         indices = (row for plan in batch for row in plan.rows)
@@ -76,8 +91,7 @@ def prepare_source(
     knobs: with the columns and the encoding of a table, if they are not the usual ones.
     """
     language = bundle.config.language or "und"
-    scorer = bundle.task.scorer
-    has_text = scorer is not None and scorer.target == "text"
+    has_text = bundle.task.scorer.target == "text"
     columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
     columns = columns if has_text else replace(columns, text_column=False)
     if source.suffix == ".tsv" and is_release(source, columns.encoding):

@@ -4,7 +4,7 @@ Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,6 +28,7 @@ from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
 from sbkit.checkpoint.weights import check_fits, limit_parameters
+from sbkit.decoding.clips import DecoderInput
 from sbkit.distributed.device import DTYPES, Placement
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
@@ -39,6 +40,7 @@ from sbkit.runtime.model_thread import (
     require_effective,
     run_batches,
 )
+from sbkit.runtime.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 
 NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
 CPU = Placement(torch.device("cpu"), "fp32")
@@ -311,15 +313,65 @@ class CompiledModel(TorchModel):
             return super().decoder_log_probs(states, tokens)
 
 
+def encode_in_segments(
+    clip: Samples,
+    segmenter: Segmenter,
+    silent: Collection[int],
+    encode: Callable[[Segment], Encoded],
+) -> Encoded:
+    """Run a model on the segments of a clip (S,), and join its outputs to those of one clip."""
+    parts: list[Encoded] = []
+    skipped = 0  # frames of the segment that belong to the previous one
+    for segment in segmenter.split([clip]):
+        encoded = encode(segment)
+        end, skipped_by_next = segment.end_frame(encoded.log_probs, segmenter.frame_samples, silent)
+        parts.append(encoded.part(skipped, end))
+        skipped = skipped_by_next
+    return Encoded(
+        np.concatenate([part.log_probs for part in parts]),
+        torch.cat([part.states for part in parts]),
+    )
+
+
 @dataclass(frozen=True)
 class TorchBundle(Bundle):
-    """A bundle with its model in torch."""
+    """A bundle with its model in torch.
+
+    ping: called before each segment of a long recording.
+    """
 
     model: TorchModel
+    ping: Callable[[], object] = lambda: None
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
         return self.model.predict([*map(to_samples, clips)])
+
+    def decoder_inputs(self, clips: Sequence[Samples]) -> list[DecoderInput]:
+        """Run the encoder on clips in one batch; on a longer one than a segment, in segments."""
+        rate = self.config.sample_rate
+        longest = seconds_to_samples(MAX_SEGMENT_SECONDS, rate)
+        if all(len(clip) <= longest for clip in clips):
+            return super().decoder_inputs(clips)
+        segmenter = Segmenter(rate, self.model.samples_per_frame)
+        return [
+            self.decoder_input(
+                encode_in_segments(
+                    clip,
+                    segmenter,
+                    self.tokenizer.silent,
+                    self._encode_segment,
+                ),
+                samples=len(clip),
+            )
+            if len(clip) > longest
+            else super(TorchBundle, self).decoder_inputs([clip])[0]
+            for clip in clips
+        ]
+
+    def _encode_segment(self, segment: Segment) -> Encoded:
+        self.ping()
+        return self.model.encode([segment.samples])[0]
 
     def classify(self, clips: Sequence[Samples]) -> Float32s:
         """Return the probability of every label (B, V) for clips, as `predict` takes them."""
@@ -328,18 +380,20 @@ class TorchBundle(Bundle):
         return log_probs.float().exp().cpu().numpy()
 
 
-def load_bundle(folder: Path, *, user_modules: frozenset[str] = frozenset()) -> TorchBundle:
-    """Load a bundle with its model in torch, on the CPU.
+def load_bundle(
+    folder: Path, *, user_modules: frozenset[str] = frozenset(), placement: Placement = CPU
+) -> TorchBundle:
+    """Load a bundle with its model in torch.
 
     user_modules: the user's modules that the bundle may import.
 
     Raises:
-        SbkitError: a file is missing or damaged, or belongs to another model.
+        SbkitError: a file is missing or damaged, or belongs to another model; or the model does not
+            run as the placement says.
     """
     contents = read_bundle(folder, with_weights=True, user_modules=user_modules)
-    return TorchBundle.from_contents(
-        contents, load_torch(contents, folder, user_modules=user_modules)
-    )
+    model = load_torch(contents, folder, user_modules=user_modules, placement=placement)
+    return TorchBundle.from_contents(contents, model)
 
 
 def load_torch(

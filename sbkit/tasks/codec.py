@@ -1,15 +1,13 @@
 """The task of a codec: audio to codes and back. This module does not import torch."""
 
-from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Command, Exportable, Graph, Task
+from sbkit.tasks.codec_results import METRICS, describe_codes, measure_codes, report_codes
+from sbkit.tasks.task import Command, Exportable, Graph, Scorer, Task
 
 CODEC = Task(
     name="sbkit.tasks.codec.CODEC",
     model_name="codec",
-    metrics={
-        "mel_distance": Metric(is_fraction=False),
-        "usage": Metric(lower_is_better=False),
-    },
+    metrics=METRICS,
+    scorer=Scorer(measure=measure_codes, describe=describe_codes, report=report_codes),
     export=Exportable(
         model_class="sbkit.models.codec.CodecModel",
         training_parts=("discriminator",),

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.clips import Recognition
-from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_scores
 from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
@@ -89,9 +90,12 @@ def transcribe_rows(
     normalizer: Normalizer | None = None,
     **_: Any,
 ) -> list[ScoredUtterance]:
-    """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts."""
-    return score_texts(
-        bundle.recognize(clips, times=times),
+    """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts.
+
+    With another decoder than the greedy one, the greedy texts are compared, too.
+    """
+    compare = partial(
+        score_texts,
         ids=[row["id"] for row in rows],
         texts=[row["text"] for row in rows],
         sentences=[row["sentence"] for row in rows],
@@ -103,6 +107,18 @@ def transcribe_rows(
         table=bundle.config.text_table,
         normalizer=normalizer,
     )
+    inputs = bundle.decoder_inputs(clips)
+    scored = compare(bundle.decoder_pool.decode(inputs, with_times=times))
+    if bundle.decoder is None:
+        return scored
+    greedy = compare(bundle.greedy_pool.decode(inputs, with_times=times))
+    return [replace(pair[0], greedy=pair[1]) for pair in zip(scored, greedy, strict=True)]
+
+
+def measure_texts(results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
+    """Return the CER and, of a language with spaces between words, the WER."""
+    scores = total_scores(results)
+    return {"CER": scores.cer} | ({"WER": scores.wer} if all_have_word_boundaries(results) else {})
 
 
 SPEECH_RECOGNITION = Task(
@@ -119,11 +135,12 @@ SPEECH_RECOGNITION = Task(
     ),
     heads=("ctc_lin", "seq_lin"),
     scorer=Scorer(
-        target="text",
-        score=transcribe_rows,
-        measure=slice_figures,
+        measure=measure_texts,
+        figures=slice_figures,
         describe=describe_results,
-        report=write_results,
+        report=lambda folder, name, results, _: write_results(folder, name, results),
+        score=transcribe_rows,
+        target="text",
     ),
     export=Exportable(
         model_class="sbkit.models.asr.AsrModel", hub_task="automatic-speech-recognition"

@@ -12,7 +12,8 @@ from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Arrays, Command, Exportable, Graph, LabelFile, Task
+from sbkit.tasks.synthesis_results import measure_speech, report_speech
+from sbkit.tasks.task import Arrays, Command, Exportable, Graph, LabelFile, Scorer, Task
 from sbkit.text.symbols import SYMBOL_TYPES
 from sbkit.text.vocabulary import ClassLabels
 
@@ -89,6 +90,7 @@ SYNTHESIS = Task(
         ),
         "misaligned": Metric(),
     },
+    scorer=Scorer(measure=measure_speech, report=report_speech),
     labels=LabelFile(
         name="symbols.txt",
         key="labels",

@@ -4,6 +4,7 @@ The tasks of sbkit are defined in this folder. Users define a `Task` object in a
 `Recipe(task=...)` names it, and bundles store its dotted path.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -14,7 +15,7 @@ from sbkit.base.errors import BundleError, ConfigError
 from sbkit.logs.metric import LOSS, Metrics
 
 Labels = Any  # the object that a task makes from its label file
-Result = Any  # what the task's scorer returns for an utterance
+Result = Any  # of an utterance: what was predicted, beside the right answer
 Array = Any  # of numpy, which the command line does not import
 Arrays = Sequence[Array]
 Argument = tuple[str, Mapping[str, Any]]  # the name and the keywords of `add_argument`
@@ -48,25 +49,39 @@ class LabelFile:
     arguments: Callable[[Labels], Mapping[str, object]]
 
 
+def mean_loss(results: Sequence[Result]) -> Mapping[str, float]:
+    """Return the mean of losses, each a sum and a count; NaN without results."""
+    loss_sum = math.fsum(loss_sum for loss_sum, _ in results)
+    count = math.fsum(count for _, count in results)
+    return {"loss": loss_sum / count if count else math.nan}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """How `sbkit score` scores the predictions of a bundle's model.
+    """How the results of utterances are measured and reported, wherever a model was scored.
 
-    target: what a prediction is compared with: the transcript, the column that `--label` names, or
-        the audio itself.
-    score: takes the bundle, the rows, their clips, and the keywords `label` (the column) and
-        `times` (whether words are timed); returns a result for each row.
-    measure: returns the figures of a slice of the results, by name.
-    describe: returns a line for the screen.
-    report: takes a folder, the name of a test set and its results; writes the files of the test
-        set, and returns the figures.
+    A validation measures them; the test of a run and `sbkit score` also describe and report them.
+
+    measure: returns the value of each metric; by default the loss, of results that are its sum and
+        its count.
+    figures: returns the figures of a test set or a slice of it, such as counts and intervals.
+    describe: returns a line for the screen; by default the metrics.
+    report: takes a folder, the name of a test set, its results and the labels of the model; writes
+        files, and returns further figures of the set.
+    score: takes a bundle, rows, their clips, and the keywords `label` (the column of the right
+        answers), `times` (whether words are timed) and `normalizer`; returns a result for each row.
+        Without it, `sbkit score` refuses the bundle, and the Brain of a run scores the batches of
+        its recipe with the exported network.
+    target: what `score` compares a prediction with: the transcript, the column that `--label`
+        names, or the audio itself.
     """
 
-    target: Literal["text", "label", "audio"]
-    score: Callable[..., list[Result]]
-    measure: Callable[[Sequence[Result]], Mapping[str, Any]]
-    describe: Callable[[Sequence[Result]], str]
-    report: Callable[[Path, str, Sequence[Result]], Mapping[str, Any]]
+    measure: Callable[[Sequence[Result]], Mapping[str, float]] = mean_loss
+    figures: Callable[[Sequence[Result]], Mapping[str, Any]] | None = None
+    describe: Callable[[Sequence[Result]], str] | None = None
+    report: Callable[[Path, str, Sequence[Result], Labels], Mapping[str, Any]] | None = None
+    score: Callable[..., list[Result]] | None = None
+    target: Literal["text", "label", "audio"] = "audio"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +169,7 @@ class Task:
     metrics: the metrics of the Brain, by name; the loss for a Brain without metrics.
     labels: the file of its labels, if it has labels.
     heads: keys of the parts with an output for each label.
-    scorer: without one, `sbkit score` refuses the bundle.
+    scorer: how results are measured and reported.
     export: without it, runs cannot be exported.
     commands: the commands that the task defines, by name.
     synthesizer_class: for text to speech, the dotted path of a class whose `load` opens a bundle as
@@ -167,7 +182,7 @@ class Task:
     metrics: Metrics = field(default_factory=lambda: LOSS)
     labels: LabelFile | None = None
     heads: tuple[str, ...] = ()
-    scorer: Scorer | None = None
+    scorer: Scorer = Scorer()
     export: Exportable | None = None
     commands: Mapping[str, Command] = field(default_factory=dict)
     synthesizer_class: str | None = None

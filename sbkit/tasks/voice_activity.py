@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Exportable, Task
+from sbkit.tasks.task import Exportable, Scorer, Task
 
 DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
 MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
@@ -33,6 +33,7 @@ VOICE_ACTIVITY = Task(
     model_name="voice activity detector",
     predicts="speech",
     metrics=dict.fromkeys(("DCF", "miss", "false_alarm"), Metric()),
+    scorer=Scorer(measure=frame_errors),
     export=Exportable(
         model_class="sbkit.models.voice_activity.VoiceActivityModel",
         hub_task="voice-activity-detection",

@@ -10,9 +10,8 @@ and counts, or a plain mean as in SpeechBrain.
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,12 +35,11 @@ from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import KnobAttributes, Knobs
-from sbkit.data.batch import Batch, Loaders
+from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
-from sbkit.evaluate.slices import slice_columns
-from sbkit.logs.metric import LOSS, best_key
+from sbkit.logs.metric import LOSS, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar
 from sbkit.models.compiling import compile_blocks
 from sbkit.models.loss import Loss
@@ -49,7 +47,6 @@ from sbkit.train.ddp import Objective
 from sbkit.train.evaluation import (
     EvaluationHooks,
     Evaluator,
-    TestedModel,
     length_of,
     mean_over_ranks,
     seconds_after_training,
@@ -89,15 +86,13 @@ PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
     "averaging": "averaging checkpoints",
-    "decoding": "encoding the validation sets",
     "measure": "measuring features",
-    "report": "writing clips",
 }
 
 
 @register_checkpoint_hooks
 class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
-    """Train and evaluate a recipe's model; takes the arguments of SpeechBrain's Brain.
+    """Train and validate a recipe's model; takes the arguments of SpeechBrain's Brain.
 
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
@@ -290,13 +285,34 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     ) -> float:
         """Load the best checkpoint, evaluate one set or several by name, and return the mean loss.
 
+        The metrics are those of a validation; `sbkit score` measures a run as it is exported.
         Without a key, checkpoints are ranked by the metric that they were saved with.
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
+        self.load_tested_weights(max_key, min_key)
+        with self.guarded():
+            return self._evaluate_stage(loaders, Stage.TEST, None)
+
+    def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
+        """Load the weights that a test measures; without a key, the best of the saved metric."""
         keys = {"max_key": max_key, "min_key": min_key} if max_key or min_key else self._best_keys()
         self.on_evaluate_start(**keys)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Note signals and watch for a hang, while other work than `fit` calls `ping`."""
         with self.signals, self._watch() as self.watchdog:
-            return self._evaluate_stage(loaders, Stage.TEST, None)
+            yield
+
+    def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
+        """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
+        self.watchdog.ping(phase, self.optimizer_step, utterances)
+        return self.signals.received is not None
+
+    def leave_if_asked(self) -> None:
+        """Leave if any rank has received a signal; all ranks call this."""
+        if any(gather_over_ranks(self.signals.received is not None)):
+            self.save_or_leave.leave(self.optimizer_step)
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
@@ -590,8 +606,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        if any(gather_over_ranks(self.signals.received is not None)):
-            self.save_or_leave.leave(self.optimizer_step)
+        self.leave_if_asked()
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
         self.on_stage_end(stage, mean, epoch)
@@ -624,8 +639,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Yield the batches of all splits until a signal comes; only a few of each with `debug`."""
         for split, loader in loaders.items():
             self.evaluator.enter(split)
-            limit = max(self.debug_batches, 1) if self.debug else None
-            for batch in islice(self.watched(loader, phase), limit):
+            for batch in islice(self.watched(loader, phase), self.max_evaluated_batches):
                 if self.signals.received:
                     return
                 yield batch
@@ -639,14 +653,46 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             objective = self.compute_objectives(outputs, batch, stage=stage)
         if type(self).metrics:
             self.evaluator.add(self.score(outputs, batch))
-        names = self._hparam("report_by", [])
-        if names and stage is Stage.TEST and isinstance(batch, Batch):
-            samples = batch.audio_lengths.tolist()
-            rate = self.hparams.sample_rate
-            self.evaluator.add_columns(
-                slice_columns(names, batch.columns, samples, rate, batch.clips())
-            )
         return (as_loss(objective) if isinstance(objective, Mapping) else objective).detach().cpu()
+
+    @torch.no_grad()
+    def score_batches(self, loader: Loader, network: Any = None) -> dict[int, Any]:
+        """Return the results of this rank's share of a test set, by row; a signal ends it early.
+
+        loader: in the order of an `EvalSampler`.
+        network: the exported model to score; None to score the weights that are loaded.
+        """
+        if network is not None:
+            self.network = network
+        self.on_stage_start(Stage.TEST, None)
+        self.modules.eval()
+        results: dict[int, Any] = {}
+        batches = zip(self.watched(loader, "test"), loader.batch_sampler or (), strict=False)
+        for batch, planned in islice(batches, self.max_evaluated_batches):
+            if self.signals.received is not None:
+                break
+            batch = self.to_device(batch)
+            with (
+                memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"),
+                seeded_draws(ids_of(batch)),
+                self.evaluation_ctx,
+            ):
+                outputs = self.compute_forward(batch, Stage.TEST)
+                if type(self).metrics:
+                    scored = self.score(outputs, batch)
+                else:
+                    loss = as_loss(self.compute_objectives(outputs, batch, Stage.TEST))
+                    scored = [*zip(loss.sums.tolist(), loss.counts.tolist(), strict=True)]
+            rows = [row for example in planned for row in example.rows]
+            if len(scored) == 1:  # a plain mean, which belongs to all utterances alike
+                scored = [scored[0]] * len(rows)
+            results |= zip(rows, scored, strict=True)
+        return results
+
+    @property
+    def max_evaluated_batches(self) -> int | None:
+        """The number of batches of a set that `debug` evaluates; None for all."""
+        return max(self.debug_batches, 1) if self.debug else None
 
     def watched(self, batches: Iterable[T], phase: str) -> Iterator[T]:
         """Yield batches outside the training loop; show the progress, and ping the watchdog."""
@@ -667,6 +713,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Validate the present weights, and return the error that averages are chosen by."""
         self.start_validation()
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
+        self.leave_if_asked()
         return self.evaluator.error()
 
     def measure_normalization(self, compute: ComputeFeatures | None) -> None:
@@ -689,9 +736,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     # -- after a stage ------------------------------------------------------------------------
 
     def on_stage_end(self, stage: Stage, stage_loss: float, epoch: int | None = None) -> None:
-        """Log the metrics of a validation and save the epoch, or report a test."""
+        """Log the metrics of a validation and save the epoch, or log those of a test."""
         if stage is Stage.TEST:
-            self.evaluator.report(self._tested_model())
+            values = self.evaluator.measure_splits()
+            metrics = describe_values(self.evaluator.metrics, {"loss": stage_loss, **values})
+            logger.info(f"test: {', '.join(metrics)}")
+            if self.task is not None:
+                logger.info("note: these are quick metrics, not those of the exported model.")
         elif stage is Stage.VALID:
             self._end_validation(stage_loss, epoch or 0)
 
@@ -723,25 +774,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             num_to_keep=num_averaged,
             max_keys=[best.max_key] if best.max_key else [],
             min_keys=[best.min_key] if best.min_key else [],
-        )
-
-    def _tested_model(self) -> TestedModel | None:
-        """Collect facts for the report of a test; None for a recipe without a run folder."""
-        if self.run_folder is None:
-            return None
-        return TestedModel(
-            folder=self.run_folder,
-            step=self.optimizer_step,
-            epoch=self.hparams.epoch_counter.limit,
-            num_parameters=sum(p.numel() for p in self.modules.parameters()),
-            num_averaged=self.num_averaged,
-            train_seconds=self.training_metrics.train_seconds,
-            audio_seconds=self.training_metrics.audio_seconds,
-            device=self.device,
-            splits=None if self.loaders is None else self.loaders.splits,
-            sample_rate=self._hparam("sample_rate", 0),
-            report_by=self._hparam("report_by", []),
-            watch=partial(self.watched, phase="report"),
         )
 
     # -- logs ---------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ profile.txt            with `profile: True`: where ten steps spent their time
 profile.json.gz        with `profile: True`: these steps as a trace, for a browser
 nonfinite/             a step whose loss was not finite, for debugging
 checkpoints/           the last checkpoint and the best ones
-decoder.json           the weights of the decoder, fitted to the validation sets
-confidence.json        the calibration of confidences, fitted to the validation sets
-earlier_decoder/       the decoder that the last `sbkit tune` replaced
+bundle/                the exported model with its fitted decoder, which the test measured
+bundle-EPOCH/          the bundle after that epoch of a run that was continued
+earlier_bundle/        the bundle that the last `sbkit tune` replaced
 wer_SET.txt            every utterance of a test set of a recognizer, with its errors, for people
 utterances_SET.jsonl   the same for programs
 suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
@@ -42,6 +42,7 @@ report.html            the results as one page with audio, which loads nothing f
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
@@ -52,7 +53,7 @@ import torch
 from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS, RunConfig
+from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RunConfig
 from sbkit.config.hparams import Knobs, load_hparams, read_knobs
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.ranges import RANGES, require_in_range
@@ -65,7 +66,6 @@ from sbkit.evaluate.slices import require_columns
 from sbkit.models.encoder import require_rate
 from sbkit.models.pretrained.folder import load_weights
 from sbkit.models.pretrained.hub import find_folder
-from sbkit.tasks.task import Task
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.brain import Brain
@@ -191,13 +191,6 @@ class Run:
         """
         recipe = self.load_recipe()
         hparams = self.build_hparams()
-        brain_task = getattr(recipe.brain, "task", None)
-        if isinstance(brain_task, Task) and brain_task.model_class != recipe.task.model_class:
-            raise ConfigError(
-                f"The Brain trains {brain_task.model_class}, but bundles of this run would be "
-                f"rebuilt as {recipe.task.model_class}. Set `task` of its class to "
-                f"{recipe.task.name}."
-            )
         opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
         brain: Brain = recipe.brain(
             modules={"model": hparams["model"]},
@@ -206,7 +199,14 @@ class Run:
             run_opts={"device": self.choose_placement().device, **run_opts},
             checkpointer=hparams["checkpointer"],
         )
-        brain.loaders = loaders
+        export = recipe.task.export
+        if export is not None and not isinstance(brain.network, export.import_model_class()):
+            raise ConfigError(
+                f"`network` of the Brain must be the model that bundles of this run contain, a "
+                f"{export.model_class}, but is a {type(brain.network).__name__}. Set "
+                "`self.network` to it in the Brain, or correct `export` of the task."
+            )
+        brain.loaders, brain.task = loaders, recipe.task
         return brain
 
     # -- before and between the steps -----------------------------------------------------------
@@ -277,13 +277,15 @@ class Run:
         }
 
     def set_results_aside(self) -> None:
-        """Rename the summary of a run that is trained further: it is of an earlier model."""
-        if not (summary := self.folder / SUMMARY).is_file():
-            return
+        """Rename the bundle and summary of a run that is trained further.
+
+        The next test replaces its other results.
+        """
         newest = newest_checkpoint(self.folder / CHECKPOINTS)
         epoch = newest.meta.get("epoch", 0) if newest else 0
-        renamed = summary.rename(summary.with_stem(f"{summary.stem}-{epoch}"))
-        logger.info(
-            f"The results after epoch {epoch} are kept as {renamed.name}. The next test replaces "
-            "the report, the utterances and the decoder."
-        )
+        for file in (self.folder / BUNDLE, self.folder / SUMMARY):
+            if file.exists():
+                renamed = file.with_stem(f"{file.stem}-{epoch}")
+                shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
+                file.rename(renamed)
+                logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")

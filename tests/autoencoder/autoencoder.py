@@ -5,7 +5,6 @@ Nothing in sbkit refers to it. Legend: B utterances, S samples, T frames of 10 m
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -49,13 +48,6 @@ class Autoencoder:
         return self.stretch(self.squeeze(features))
 
 
-class Error(NamedTuple):
-    """The squared error of an utterance, and its number of frames."""
-
-    total: float
-    frames: int
-
-
 class Decoded(NamedTuple):
     """Features (B, T, M), their reconstruction (B, T, M), and their lengths (B,)."""
 
@@ -69,28 +61,17 @@ class Decoded(NamedTuple):
         return (squares * length_mask(self.lengths, squares.shape[1], squares.device)).sum(1)
 
 
-def measure(errors: Sequence[Error]) -> Mapping[str, float]:
-    frames = sum(error.frames for error in errors)
-    return {"loss": sum(error.total for error in errors) / frames}
-
-
 def score_rows(
     bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
-) -> list[Error]:
-    """Compare the reconstruction of each clip with the clip's features."""
+) -> list[tuple[float, int]]:
+    """Return the squared error of the reconstruction of each clip, and its number of frames."""
     errors = []
     for clip in clips:
         decoded, lengths = bundle.predict([clip])
         audio = torch.from_numpy(clip.astype("float32")).unsqueeze(0)
         features, _ = bundle.model.network.features(audio, torch.tensor([len(clip)]))
-        errors.append(Error(float(Decoded(features, decoded, lengths).errors()), int(lengths)))
+        errors.append((float(Decoded(features, decoded, lengths).errors()), int(lengths)))
     return errors
-
-
-def report(folder: Path, name: str, errors: Sequence[Error]) -> Mapping[str, float]:
-    lines = [f"{error.total}\t{error.frames}\n" for error in errors]
-    (folder / f"errors_{name}.tsv").write_text("".join(lines))
-    return measure(errors)
 
 
 def load(hparams: Mapping[str, Any], splits: Splits, labels: None, placement: Placement) -> Loaders:
@@ -106,13 +87,7 @@ LOG_MEL_CODING = Task(
     name="tests.autoencoder.autoencoder.LOG_MEL_CODING",
     model_name="autoencoder of log-mel frames",
     export=Exportable(model_class="tests.autoencoder.autoencoder.Autoencoder"),
-    scorer=Scorer(
-        target="audio",
-        score=score_rows,
-        measure=measure,
-        describe=lambda errors: f"squared error {measure(errors)['loss']:.3f}",
-        report=report,
-    ),
+    scorer=Scorer(score=score_rows),
 )
 
 
@@ -121,11 +96,11 @@ class AutoencoderBrain(Brain):
         super().__init__(**options)
         parts = {key: self.hparams.knobs[key] for key in ("compute_features", "squeeze", "stretch")}
         parts["compute_features"].to(self.device)
-        self.autoencoder = Autoencoder(model=self.modules["model"], **parts)
+        self.network = Autoencoder(model=self.modules["model"], **parts)
 
     def compute_forward(self, batch: Batch, stage: Stage) -> Decoded:
-        features, lengths = self.autoencoder.features(batch.audio.float(), batch.audio_lengths)
-        return Decoded(features, self.autoencoder.decode(features), lengths)
+        features, lengths = self.network.features(batch.audio.float(), batch.audio_lengths)
+        return Decoded(features, self.network.decode(features), lengths)
 
     def compute_objectives(self, outputs: Decoded, batch: Batch, stage: Stage) -> Loss:
         counts = outputs.lengths.to(batch.weights.device) * batch.weights

@@ -77,6 +77,6 @@ def test_user_task_is_exported_and_run_from_its_bundle(
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
         assert sbkit(["score", str(out), table, "--out", str(tmp_path / "scores"), *IMPORT]) == 0
     expected = read_json(trained / "summary.json")["test"]["test"]["loss"]
-    scored = read_json(tmp_path / "scores/scores.json")["test"]["test"]
+    scored = read_json(tmp_path / "scores/summary.json")["test"]["test"]
     assert scored["loss"] == pytest.approx(expected, rel=1e-4)
-    assert capsys.readouterr().out == f"test: squared error {expected:.3f}, 4 utterances\n"
+    assert capsys.readouterr().out == f"test: loss {expected:.4g}, 4 utterances\n"

@@ -32,7 +32,7 @@ from sbkit.commands.cli import run
 from sbkit.config.overrides import parse_command
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.runtime import transcriber
+from sbkit.runtime import segments
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, one_thread, read_json
 
@@ -132,7 +132,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
         evaluate(steps, batch)
 
     monkeypatch.setattr(RealSteps, "evaluate", evaluate_and_note)
-    monkeypatch.setattr(transcriber, "MAX_SEGMENT_SECONDS", 0.1)
+    monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
     planned.knobs["eval_batch_seconds"] = 1.0  # every clip is longer
     (finding,) = check_planned_run(planned, [check_recordings, check_cost])
     ids = planned.prepare_splits().test["test"]["id"][:]

@@ -2,32 +2,32 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.provenance import (
-    describe_difference,
-    describe_provenance,
-    provenance_of_run,
-)
+from sbkit.checkpoint.provenance import describe_difference, describe_provenance, make_provenance
 from sbkit.commands.cli import run as sbkit
 from sbkit.decoding.decoder import DecoderWeights
+from sbkit.export.export import set_decoder, write_bundle
 from sbkit.lm.language_models import digest_of, save
 from sbkit.text.tokenizer import Tokenizer
 from tests.runs import read_json
 from tests.runtime.bundles import make_run
 from tools import show
 
+DECODER = {
+    **{"decoder_type": "beam", "beam_size": 8, "attention_rescoring": False},
+    **{"weights": DecoderWeights().plain(), "chosen_on": ["dev"], "WER": 0.5},
+}
 
-def write_decoder(run: Path, **settings: Any) -> None:
-    """Write a decoder as the end of a training does, and as `sbkit tune` does."""
-    record = {
-        **{"decoder_type": "beam", "beam_size": 8, "attention_rescoring": False},
-        **{"weights": DecoderWeights().plain(), "chosen_on": ["dev"], "WER": 0.5, **settings},
-    }
-    (run / "decoder.json").write_text(json.dumps(record))
+
+def write_decoder(run: Path, confidence: object = None, **settings: Any) -> None:
+    """Write a decoder into the bundle as the end of a training does, and as `sbkit tune` does."""
+    fitted = SimpleNamespace(decoder_record=DECODER | settings, confidence_record=confidence)
+    set_decoder(run / "bundle", run / "bundle", fitted, run / "lm.safetensors")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -36,9 +36,10 @@ def run(tmp_path: Path) -> Path:
     run = make_run(tmp_path / "run")
     tokenizer = Tokenizer(model_file=run / "tokenizer.model")
     save({}, run / "lm.safetensors", metadata={"tokenizer": digest_of(tokenizer)})
+    write_bundle(run, run / "bundle")
     write_decoder(run)
     summary = {"test": {"test": {"decoder": "beam", "WER": 0.2575}}}
-    summary["provenance"] = provenance_of_run(run)  # type: ignore[assignment]
+    summary["provenance"] = read_json(run / "bundle/config.json")["provenance"]
     (run / "summary.json").write_text(json.dumps(summary))
     return run
 
@@ -57,29 +58,16 @@ def test_bundle_contains_provenance_of_its_run(run: Path) -> None:
 
 
 def test_other_decoder_has_no_scores_until_measured(run: Path) -> None:
-    write_decoder(run, beam_size=4)
+    write_decoder(run, beam_size=4, confidence={"beam": {"weights": None}})
     card = export(run)
-    assert "not measured with this decoder. Measure the model: `sbkit score run`" in card
+    assert "not measured with this decoder and these confidences. Measure the model: `sbkit" in card
     assert "25.75" not in card and "0.2575" not in card
     for ask in (lambda: sbkit(["compare", str(run), str(run)]), lambda: show.row([str(run)])):
-        with pytest.raises(SbkitError, match=r"not measured with this decoder\. .*: sbkit score "):
+        with pytest.raises(SbkitError, match=r"not measured with this decoder .*: sbkit score "):
             ask()
 
 
-def test_other_weights_have_no_scores_until_measured(run: Path) -> None:
-    provenance = provenance_of_run(run)
-    (run / "confidence.json").write_text(json.dumps({"beam": {"weights": None}}))
-    (checkpoint,) = (run / "checkpoints").glob("CKPT*")
-    checkpoint.rename(run / "elsewhere")
-    assert provenance is not None
-    assert provenance_of_run(run) is None
-    make_run(run.parent / "other", change=lambda hparams: hparams["ctc_lin"].bias.data.add_(1))
-    (other,) = (run.parent / "other/checkpoints").glob("CKPT*")
-    other.rename(run / "checkpoints" / other.name)
-    assert "not measured with these weights and these confidences" in export(run)
-
-
-def test_run_without_scores_is_not_called_outdated(run: Path) -> None:
+def test_run_without_scores_is_named(run: Path) -> None:
     (run / "summary.json").unlink()
     with pytest.raises(SbkitError, match=r"has no scores yet\. Finish the run"):
         sbkit(["compare", str(run), str(run)])
@@ -93,10 +81,12 @@ def test_run_without_scores_is_not_called_outdated(run: Path) -> None:
     ],
 )
 def test_provenance_describes_only_what_the_decoder_uses(
-    run: Path, settings: dict[str, Any], expected: str
+    settings: dict[str, Any], expected: str
 ) -> None:
-    write_decoder(run, **settings)
-    description = describe_provenance(provenance_of_run(run))
+    record = make_provenance(
+        weights=b"", decoder=DECODER | settings, language_models=b"", confidence=None
+    )
+    description = describe_provenance(record)
     assert description.endswith(expected)
     assert ("beam" in description) == ("beam" in expected)
 

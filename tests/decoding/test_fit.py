@@ -1,7 +1,5 @@
 """Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -23,7 +21,6 @@ from sbkit.evaluate.wer import Scores
 from sbkit.lm.language_models import LanguageModels
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models
-from tests.runs import read_json
 
 Fitting = tuple[BeamDecoder, list[ValidationUtterance], FittedWeights]
 
@@ -57,7 +54,7 @@ def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
 
 
 def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
-    fitting: Fitting, tmp_path: Path
+    fitting: Fitting,
 ) -> None:
     """All trials of the weights may take longer than the watchdog waits."""
     decoder, utterances, weights = fitting
@@ -68,11 +65,11 @@ def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     )
     assert phases.count("tuning") >= 64 * 6
     assert phases.count("confidence") == 6
-    fitted.write(tmp_path)
-    record = read_json(tmp_path / "decoder.json")
+    record = fitted.decoder_record
+    assert record is not None
     assert record["weights"] == weights.weights.plain()
     assert (record["decoder_type"], record["chosen_on"]) == ("beam", ["dev"])
-    assert read_json(tmp_path / "confidence.json").keys() == {"greedy", "beam"}
+    assert fitted.confidence_record.keys() == {"greedy", "beam"}
     assert fitted.decoder is not None
     again = fit_decoder(fitted.decoder, aligner, [], splits=[], by_words=True)
     assert again.weights is None  # it has weights

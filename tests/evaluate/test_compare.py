@@ -33,12 +33,10 @@ def read_pair(name: str, side: str) -> list[ScoredUtterance]:
         return [ScoredUtterance(row["id"], row["reference"], row[side]) for row in rows]
 
 
-def write_run(
-    folder: Path, sets: Mapping[str, Sequence[ScoredUtterance]], *, figures: str = "summary.json"
-) -> str:
+def write_run(folder: Path, sets: Mapping[str, Sequence[ScoredUtterance]]) -> str:
     folder.mkdir()
     test = {name: write_results(folder, name, scored) for name, scored in sets.items()}
-    (folder / figures).write_text(json.dumps({"test": test}))
+    (folder / "summary.json").write_text(json.dumps({"test": test}))
     return str(folder)
 
 
@@ -48,7 +46,7 @@ def runs(tmp_path: Path) -> list[str]:
     names = ("better", "level")
     sets_of_a = {name: read_pair(name, "a") for name in names} | {"other": read_pair("level", "b")}
     sets_of_b = {name: read_pair(name, "b")[::-1] for name in names}
-    b = write_run(tmp_path / "b", sets_of_b, figures="scores.json")
+    b = write_run(tmp_path / "b", sets_of_b)
     return [write_run(tmp_path / "a", sets_of_a), b]
 
 
@@ -104,8 +102,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
         (folder / "run_config.json").write_text(json.dumps(record))
     (folders[2] / "run_config.json").unlink()
     scores = json.loads((folders[2] / "summary.json").read_text()) | record
-    (folders[2] / "scores.json").write_text(json.dumps(scores))
-    (folders[2] / "summary.json").unlink()
+    (folders[2] / "summary.json").write_text(json.dumps(scores))
     assert sbkit(["compare", *map(str, folders)]) == 0
     lines = capsys.readouterr().out.splitlines()
     seen_line = "The language model has seen 1 of 2 test sentences (50.0 %)"
@@ -243,5 +240,5 @@ def test_compare_refuses_runs_without_a_common_test_set_or_figures(tmp_path: Pat
         compare_runs([a, b])
     (b / "utterances_test.jsonl").write_bytes((a / "utterances_test.jsonl").read_bytes())
     (b / "summary.json").unlink()
-    with pytest.raises(SbkitError, match=r"b .*neither summary.json"):
+    with pytest.raises(SbkitError, match=r"b has no summary.json"):
         write_comparison(tmp_path / "both.html", compare_runs([a, b]))

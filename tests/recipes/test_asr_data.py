@@ -14,8 +14,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
-from sbkit.decoding.decoder import DECODER_FILE, LANGUAGE_MODELS_FILE
-from sbkit.decoding.words import CONFIDENCE_FILE
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import SPECIAL
 from sbkit.text.normalization import orthography
@@ -31,23 +30,6 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
         vocab_size=None,
         texts=lambda: ["call the office"],
     )
-
-
-def test_weights_fitted_with_other_language_models_are_removed(
-    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = tmp_path / "talks.txt"
-    knobs: dict[str, object] = {"language": "en", "word_lm_order": 2, "token_lm_order": 0}
-    knobs |= {"output_folder": str(tmp_path), "lm_text": str(text)}
-    chosen = [tmp_path / DECODER_FILE, tmp_path / CONFIDENCE_FILE]
-    for said, are_left in (("call the office", False), ("call the office", True), ("call", False)):
-        text.write_text(said)
-        for file in chosen:
-            file.touch()
-        prepare_language_models(knobs, Splits(None, {}, {}), tokenizer)  # type: ignore[arg-type]
-        assert [file.exists() for file in chosen] == [are_left, are_left]
-        assert ("of earlier models are removed" in caplog.text) is not are_left
-        caplog.clear()
 
 
 def test_other_training_data_gives_other_language_models(

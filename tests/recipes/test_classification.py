@@ -87,7 +87,7 @@ def test_score_repeats_the_test_of_a_run(
     with pytest.raises(SbkitError, match="cannot run this kind of bundle: speech classifier"):
         sbkit(["tune", str(finished)])
     assert sbkit([*command, "--label", "pace"]) == 0
-    scored = read_json(tmp_path / "out/scores.json")["test"]["test"]
+    scored = read_json(tmp_path / "out/summary.json")["test"]["test"]
     trained = read_json(finished / "summary.json")["test"]["test"]
     assert scored == trained
     right = f"({trained['right']} / {trained['utterances']}; "

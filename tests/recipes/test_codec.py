@@ -39,6 +39,7 @@ from sbkit.models.spectral_losses import (
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.codec_results import describe_codes, measure_codes, report_codes
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
 
@@ -107,19 +108,19 @@ def test_codec_yaml_is_trained_and_counts_its_codes(trained: Path) -> None:
 
 
 def test_measure_counts_codes_and_report_notes_dead_codebooks(
-    brain: CodecBrain, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
-    measured = brain.measure([CodedUtterance(2.0, codes, 4)])
+    measured = measure_codes([CodedUtterance(2.0, codes, 4)])
     per_codebook = {"usage": (0.5, 0.25), "perplexity": (2.0, 1.0), "entropy": (1.0, 0.0)}
     for name, values in per_codebook.items():
         assert (measured[f"{name}_0"], measured[f"{name}_1"]) == values
     assert (measured["mel_distance"], measured["usage"]) == (2.0, 0.375)
-    brain.report("test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)], tmp_path)
+    report_codes(tmp_path, "test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)], None)
     (note,) = caplog.messages  # all four could occur, and one does
     assert "most codes of codebook 1 are dead in test (25% occur)" in note
     all_different = np.tile(np.arange(36)[:, None], (1, 2))
-    brain.report("dev", [CodedUtterance(2.0, all_different, 1000)], tmp_path)
+    report_codes(tmp_path, "dev", [CodedUtterance(2.0, all_different, 1000)], None)
     assert caplog.messages == [note]
 
 
@@ -153,11 +154,11 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     audio, decoded, lengths = outputs.audio, outputs.decoded, outputs.lengths
     assert audio.abs().max() < 1 and outputs.num_frames.tolist() == [20, 20, 13]
     assert decoded[2, :5000].any() and not decoded[2, 5000:].any()
-    predicted = brain.codec.predict(batch.audio.float(), batch.audio_lengths)
+    predicted = brain.network.predict(batch.audio.float(), batch.audio_lengths)
     torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
-    described = [figure.split()[0] for figure in brain.describe(scores).split(", ")]
+    described = [figure.split()[0] for figure in describe_codes(scores).split(", ")]
     assert described == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].mel_distance_per_frame == pytest.approx(
         outputs.mel_distance_sum[2].item() / 13
@@ -180,7 +181,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     torch.testing.assert_close(losses["discriminator"].sums, errors * mask)
     assert losses["discriminator"].counts.tolist() == [1, 0, 1]
     losses["discriminator"].sums.sum().backward()
-    assert all(p.grad is None for p in brain.codec.decoder.parameters())
+    assert all(p.grad is None for p in brain.network.decoder.parameters())
     assert all(p.grad is not None for p in discriminator.parameters())
 
 
@@ -417,7 +418,7 @@ class HeadBrain(CodecBrain):
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
         head: nn.Linear = self.hparams.discriminator
-        self.codec.quantizer.space.check_head("discriminator", head.out_features)
+        self.network.quantizer.space.check_head("discriminator", head.out_features)
 
 
 def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     out = tmp_path / "scores"
     table = releases / SPONTANEOUS / "ss-corpus-en.tsv"
     assert sbkit(["score", str(run), str(table), f"--out={out}", "--decoder=greedy"]) == 0
-    scored = json.loads((out / "scores.json").read_text())["test"]["ss-corpus-en"]
+    scored = json.loads((out / "summary.json").read_text())["test"]["ss-corpus-en"]
     assert scored["utterances"] == sum(row["transcription"] != "" for row in rows_of(table))
     assert sbkit(["export", str(run), f"--out={tmp_path / 'bundle'}"]) == 0
     assert "- license of the corpus: CC-BY-SA-3.0" in (tmp_path / "bundle/README.md").read_text()

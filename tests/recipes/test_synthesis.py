@@ -168,8 +168,8 @@ def test_vocoder_is_validated_on_middle_of_clip_without_edges(
     assert outputs.segment_lengths.tolist() == [40 * FRAME, 30 * FRAME]
     assert torch.equal(outputs.segment[0], audio[0, 10 * FRAME : 50 * FRAME])
     assert torch.equal(outputs.segment[1, : 30 * FRAME], audio[1, FRAME : 31 * FRAME])
-    features, _ = brain.model.features(audio, batch.audio_lengths)
-    decoded = brain.model.vocode(features[:1, 9:51], torch.ones(1, 42, 1))
+    features, _ = brain.network.features(audio, batch.audio_lengths)
+    decoded = brain.network.vocode(features[:1, 9:51], torch.ones(1, 42, 1))
     torch.testing.assert_close(outputs.decoded[:1], decoded[:, FRAME:-FRAME])
     assert not outputs.segment[1, 30 * FRAME :].any() and not outputs.decoded[1, 30 * FRAME :].any()
 
@@ -178,11 +178,11 @@ def test_speak_equals_encode_and_decode(brain: SynthesisBrain) -> None:
     symbols, scale = torch.tensor([[3, 4, 5, 1, 6, 7, 2]]), torch.tensor([1.7])
     unused = torch.ones(1)
     with torch.no_grad():
-        (spoken,) = brain.model.speak(symbols, unused, unused, scale, unused)
-        states, durations = brain.model.encode(symbols)
+        (spoken,) = brain.network.speak(symbols, unused, unused, scale, unused)
+        states, durations = brain.network.encode(symbols)
         ends = np.rint(np.cumsum(1.7 * durations[0].double().numpy())).astype(int)
         index = np.repeat(np.arange(7), np.diff([0, *ends]))
-        (expected,) = brain.model.decode(states, torch.from_numpy(index)[None])
+        (expected,) = brain.network.decode(states, torch.from_numpy(index)[None])
     assert index[-1] == 6 and index[0] == 0
     torch.testing.assert_close(spoken, expected)
 

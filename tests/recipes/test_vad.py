@@ -157,7 +157,7 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db(
     brain: VoiceActivityBrain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clip, inputs = loud(0.3, 0.5, 0.2), list[torch.Tensor]()
-    batch, predict = batch_of(*[clip] * 64, weights=[1] * 64), brain.detector.predict
+    batch, predict = batch_of(*[clip] * 64, weights=[1] * 64), brain.network.predict
 
     def recording(audio: torch.Tensor, lengths: torch.Tensor) -> Any:
         inputs.append(audio)
@@ -174,7 +174,7 @@ def test_training_draws_level_and_noise_and_validation_uses_10_db(
         return inputs[-1], clean
 
     torch.manual_seed(0)
-    monkeypatch.setattr(brain.detector, "predict", recording)
+    monkeypatch.setattr(brain.network, "predict", recording)
     audio, clean = inputs_of(Stage.TRAIN, noise_prob=0.0)
     gains = 20 * (audio.abs().amax(1) / clean.abs().amax(1)).log10()
     assert -20 <= gains.min() < -10 and 0 < gains.max() <= 10

@@ -52,7 +52,7 @@ def test_run_shows_progress_of_every_phase(
     assert list(dict.fromkeys(title for title, end, _ in ends if end)) == [
         *("Decoding train", "Decoding dev", "Decoding test", "checking the run"),
         *("measuring features", "validating", "averaging checkpoints"),
-        *("encoding the validation sets", "fitting the confidence of words", "testing"),
+        *("encoding the validation sets", "fitting the confidence of words", "scoring test"),
         "writing clips",
     ]
     steps = [line for line in out.splitlines() if " lr " in line]

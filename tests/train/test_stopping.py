@@ -7,7 +7,9 @@ import pty
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric, best_key
+from sbkit.run import ending
 from sbkit.train.stopping import (
     BEST_EPOCH,
     MAX_STEPS_BETWEEN_QUESTIONS,
@@ -23,7 +26,7 @@ from sbkit.train.stopping import (
     first_best_epoch,
     is_finished,
 )
-from tests.runs import Workplace
+from tests.runs import Workplace, read_json
 
 HANGS_UP = """
 import os, signal, sys
@@ -137,29 +140,53 @@ def test_early_stopping_counts_epochs_since_the_best(
 
 
 @pytest.mark.slow
-def test_longer_run_killed_while_testing_is_tested_again(
+def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The results of the shorter run are kept under another name."""
-    summary = tmp_path / "run" / "summary.json"
-    one, two = (("--check=false", f"--number_of_epochs={epochs}") for epochs in (1, 2))
-    assert workplace.train_here(tmp_path / "run", *one) == 0
-    of_one_epoch = summary.read_bytes()
+    """A longer run keeps the bundle and the results of the shorter one under other names."""
+    run, one, two = (tmp_path / "run", *((f"--number_of_epochs={n}",) for n in (1, 2)))
+    assert workplace.train_here(run, "--check=false", *one) == 0
+    of_one_epoch = (run / "summary.json").read_bytes()
+    capsys.readouterr()
+    steps = ("write_bundle", "fit_bundle", "set_decoder", "BundleScorer", "TestReport")
+    originals = {name: getattr(ending, name) for name in steps}
+    taken: list[str] = []
 
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error", "disk")
+    def take(name: str, *arguments: Any, **options: Any) -> Any:
+        taken.append(name)
+        if name == dies_in:
+            raise OSError(errno.EIO, "Input/output error", "disk")
+        return originals[name](*arguments, **options)
 
-    with monkeypatch.context() as context:
-        context.setattr("sbkit.train.brain.Brain.evaluate", fail)
-        assert workplace.train_here(tmp_path / "run", *two) == BAD_INPUT
-    assert not summary.exists()
-    assert "after epoch 1 are kept as summary-1.json" in capsys.readouterr().out
-    assert summary.with_name("summary-1.json").read_bytes() == of_one_epoch
-    assert workplace.train_here(tmp_path / "run", *two) == 0
-    assert summary.is_file()
+    for name in steps:
+        monkeypatch.setattr(ending, name, partial(take, name))
+    starts: dict[str, list[str]] = {}
+    for dies_in in (*steps, ""):
+        taken.clear()
+        code = workplace.train_here(run, "--check=false", *two)
+        assert code == (BAD_INPUT if dies_in else 0)
+        assert (run / "summary.json").exists() is not bool(dies_in)
+        starts[dies_in] = [*taken]
+    bundle, fit, write, score, report = steps
+    assert starts == {
+        bundle: [bundle],
+        fit: [bundle, fit],
+        write: [fit, write],
+        score: [fit, write, score],
+        report: [score, report],
+        "": [score, report],
+    }
+    assert capsys.readouterr().out.count("epoch 2/2 ") == 1
+    assert (run / "summary-1.json").read_bytes() == of_one_epoch
+    assert read_json(run / "bundle-1/config.json")["checkpoints"][0]["epoch"] == 1
+    whole = tmp_path / "whole"
+    assert workplace.train_here(whole, "--check=false", *one) == 0
+    assert workplace.train_here(whole, "--check=false", *two) == 0
+    summaries = [read_json(folder / "summary.json") for folder in (run, whole)]
+    assert summaries[0]["test"] == summaries[1]["test"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Whole runs: what `train.py` and the commands call."""

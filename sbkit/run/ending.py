@@ -1,0 +1,243 @@
+"""The end of a run: its averaged checkpoint is exported, and the bundle is fitted and tested.
+
+    choose the checkpoints to average -> `RUN/bundle` -> its decoder and confidences, fitted to the
+    validation sets -> results of the test sets -> figures and pages
+
+Each step leaves its files, so a run that was killed goes on with the step that is missing. What is
+tested is what `sbkit export` copies.
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import datasets
+import pyarrow.compute as pc
+
+from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.versions import __version__
+from sbkit.bundle.bundle import read_bundle
+from sbkit.bundle.config import CONFIG_FILE
+from sbkit.checkpoint.provenance import describe_provenance, read_json
+from sbkit.checkpoint.run_config import BUNDLE
+from sbkit.data.splits import take_columns
+from sbkit.decoding.declared import declared_decoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.distributed.device import Placement
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.evaluate.report import KnownWords
+from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.evaluate.wer_report import PROVENANCE
+from sbkit.export.export import is_outdated, modules_of_bundle, set_decoder, write_bundle
+from sbkit.logs.curves import draw_curves
+from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
+from sbkit.runtime.fitting import fit_bundle, sample_validation
+from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
+from sbkit.runtime.test_report import ScoredSet, TestReport
+from sbkit.runtime.test_sets import BATCH_SECONDS
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.train.brain import Brain
+from sbkit.train.run import Run
+
+logger = logging.getLogger(__name__)
+
+
+class RunEnding:
+    """The last steps of a run, which every rank takes; rank 0 writes.
+
+    brain: of the run, after `fit`.
+    """
+
+    def __init__(self, run: Run, brain: Brain) -> None:
+        self._run = run
+        self._brain = brain
+        self._loaders = run.make_loaders()
+        self._folder = run.folder / BUNDLE
+        self._batch_seconds: float = run.knobs.get("eval_batch_seconds", BATCH_SECONDS)
+
+    def take(self) -> None:
+        """Export the run and test the bundle."""
+        brain = self._brain
+        with brain.guarded():
+            brain.load_tested_weights()
+            bundle = self.export()
+            if bundle is not None and bundle.task.predicts == "text":
+                bundle = self.fit(bundle)
+            sets = [self.score(bundle, name) for name in self._loaders.test]
+            if rank() == 0:
+                self.report(bundle, sets)
+
+    def export(self) -> TorchBundle | None:
+        """Write the averaged checkpoint as a bundle, if that is missing; load it on the device.
+
+        Returns None for a model that no bundle can hold; then the checkpoint itself is tested.
+
+        Raises:
+            DeviceError: the bundle does not run on the device of the run.
+        """
+        self._brain.ping("export")
+        with main_rank_first():
+            if rank() == 0 and is_outdated(self._run.folder):
+                shutil.rmtree(self._folder, ignore_errors=True)
+                try:
+                    write_bundle(self._run.folder, self._folder)
+                except (BundleError, ConfigError) as error:
+                    logger.warning(
+                        "note: the checkpoint itself is tested, by the metrics of a validation, "
+                        f"because no bundle can hold it. {error}"
+                    )
+        self._brain.ping("export")
+        if not self._folder.exists():
+            return None
+        precision = self._run.knobs.get("eval_precision", "fp32")
+        bundle = load_bundle(
+            self._folder,
+            user_modules=modules_of_bundle(self._folder),
+            placement=Placement(self._brain.device, precision),
+        )
+        return replace(bundle, ping=partial(self._brain.ping, "test"))
+
+    def fit(self, bundle: TorchBundle) -> TorchBundle:
+        """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
+        decoder = declared_decoder(self._run.build_hparams())
+        if not self._is_fitted(bundle, decoder):
+            valid = self._run.prepare_splits().valid
+            rescores = decoder is not None and decoder.attention_rescoring
+            quiet = self._brain.noprogressbar
+            sample = sample_validation(
+                bundle,
+                valid,
+                with_attention=rescores,
+                batch_seconds=self._batch_seconds,
+                ping=partial(self._brain.ping, "encoding"),
+                quiet=quiet,
+            )
+            self._brain.leave_if_asked()
+            fitted = fit_bundle(
+                bundle, decoder, sample, [*valid], ping=self._brain.ping, quiet=quiet
+            )
+            with main_rank_first():
+                if rank() == 0:
+                    models = None if decoder is None else self._run.folder / LANGUAGE_MODELS_FILE
+                    set_decoder(self._folder, self._folder, fitted, models)
+        self._brain.leave_if_asked()
+        contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
+        return replace(TorchBundle.from_contents(contents, bundle.model), ping=bundle.ping)
+
+    def _is_fitted(self, bundle: TorchBundle, decoder: LanguageModelDecoder | None) -> bool:
+        """Return whether an earlier start has fitted this decoder: its settings are the same."""
+        if read_json(self._folder / CONFIG_FILE)["confidence"] is None:
+            return False
+        if decoder is None or bundle.decoder is None:
+            return decoder is bundle.decoder
+        if decoder.needs_tuning:
+            decoder = decoder.copy_with(weights=bundle.decoder.weights)
+        folders = (self._run.folder, self._folder)
+        models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in folders}
+        return decoder.plain() == bundle.decoder.plain() and len(models) == 1
+
+    def score(self, bundle: TorchBundle | None, name: str) -> ScoredSet:
+        """Score the bundle on a test set; without a bundle, the checkpoint."""
+        brain = self._brain
+        rows = self._loaders.splits.test[name]
+        if bundle is not None and bundle.task.scorer.score is not None:
+            label = self._run.knobs.get("label")
+            scorer = BundleScorer(bundle, label=label, batch_seconds=self._batch_seconds)
+            scored = scorer.score(
+                name,
+                rows,
+                ping=partial(brain.ping, "test"),
+                quiet=brain.noprogressbar,
+                max_batches=brain.max_evaluated_batches,
+            )
+        else:
+            network = None if bundle is None else bundle.model.network
+            shares = gather_over_ranks(brain.score_batches(self._loaders.test[name], network))
+            by_row = {row: result for share in shares for row, result in share.items()}
+            rows = rows if len(by_row) == len(rows) else rows.select(sorted(by_row))
+            results = [by_row[row] for row in sorted(by_row)]
+            scored = ScoredSet(name=name, rows=rows, results=results)
+        brain.leave_if_asked()
+        return scored
+
+    def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
+        """Write the results into the run folder, and log a line for each test set."""
+        run, brain = self._run, self._brain
+        task = run.load_recipe().task
+        report = TestReport(
+            run.folder,
+            task,
+            sample_rate=run.knobs["sample_rate"],
+            labels=run.prepare_labels(),
+            metrics=brain.evaluator.metrics if type(brain).metrics else None,
+            measure=brain.evaluator.measure if type(brain).metrics else None,
+            report_by=run.knobs.get("report_by") or (),
+            ping=partial(brain.ping, "report"),
+            quiet=brain.noprogressbar,
+        )
+        for scored in sets:
+            report.add(scored, **({} if bundle is None else self._facts(bundle, scored)))
+        config = read_json(self._folder / CONFIG_FILE) or {}
+        num_averaged = len(config.get("checkpoints", ())) or brain.num_averaged
+        weights = f"mean of {num_averaged} checkpoints" if num_averaged > 1 else "best checkpoint"
+        provenance = None if bundle is None else provenance_of(bundle)
+        parameters = sum(p.numel() for p in brain.modules.parameters())
+        facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
+        self._log(report.entries)
+        train = self._loaders.splits.train
+        training = brain.training_metrics
+        speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+        report.write(
+            known_words=_training_words(train)
+            if run.load_recipe().task.predicts == "text"
+            else None,
+            notes=[facts, describe_provenance(provenance)],
+            model=str(run.folder),
+            **{SETTINGS: read_records(run.folder).get(SETTINGS), PROVENANCE: provenance},
+            parameters=parameters,
+            train_seconds=round(training.train_seconds, 1),
+            audio_seconds=round(training.audio_seconds, 1),
+            rtfx=speed and round(speed, 1),
+            device=str(brain.device),
+        )
+        draw_curves(run.folder / LOG_FILE, run.folder / "curves.png", brain.evaluator.metrics)
+        for scored in sets:
+            logger.info(f"{report.describe(scored)}, {weights}")
+        for note in report.notes:
+            logger.info(note)
+
+    def _facts(self, bundle: TorchBundle, scored: ScoredSet) -> Mapping[str, Any]:
+        facts = decoding_facts(bundle, scored)
+        note = (bundle.config.decoder or {}).get("note")
+        return {**facts, "notes": [note, *facts.get("notes", ())]} if note else facts
+
+    def _log(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the metrics of each test set into the log of the run."""
+        brain = self._brain
+        run_log = RunLog(self._run.folder, resume_step=brain.optimizer_step)
+        epoch = brain.hparams.epoch_counter.limit
+        for name, entry in entries.items():
+            metrics = {
+                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
+            }
+            run_log.write(
+                SplitFigures(
+                    epoch=epoch,
+                    step=brain.optimizer_step,
+                    split=name,
+                    metrics=metrics,
+                    decoder=entry.get("decoder"),
+                )
+            )
+        run_log.close()
+
+
+def _training_words(train: datasets.Dataset) -> KnownWords:
+    texts = take_columns(train, "text")["text"].combine_chunks()
+    words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts)))
+    return KnownWords(
+        words=frozenset(words.to_pylist()), source="the words of the training transcripts"
+    )

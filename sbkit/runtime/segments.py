@@ -1,0 +1,230 @@
+"""Segments of long audio, cut in pauses.
+
+Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sbkit.audio.io import Samples
+from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
+from sbkit.base.arrays import LogProbs
+from sbkit.base.units import samples_to_seconds, seconds_to_samples
+
+MAX_SEGMENT_SECONDS = 30.0  # attention grows with the square of the length
+MIN_SEGMENT_SECONDS = 1.0  # a long pause ends a segment only if it is longer than this
+LONG_PAUSE_SECONDS = 0.5
+MARGIN_SECONDS = 0.5  # a cut pause leaves at most this much silence before the next speech
+OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
+
+
+class PauseDetector(Protocol):
+    """Finds speech in a stream, as `sbkit.runtime.voice_detector.VoiceDetector` does."""
+
+    def start(self) -> Any:
+        """Return the state of a stream before its first sample."""
+
+    def push(self, samples: Samples, state: Any) -> tuple[Sequence[Any], Any]:
+        """Return the new starts and ends of speech, as `SpeechEvent`s, and the new state."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Audio that a model takes at once, and its position in the source."""
+
+    samples: Samples  # a copy, so that the blocks can be freed
+    start: int  # the index of its first sample in the source
+    overlap: int = 0  # samples that it shares with the next segment; 0 if it ends in a pause
+
+    @property
+    def next_start(self) -> int:
+        """The index of the first sample of the next segment."""
+        return self.start + len(self.samples) - self.overlap
+
+    def end_frame(
+        self, log_probs: LogProbs, frame_samples: int, silent: Collection[int]
+    ) -> tuple[int, int]:
+        """Return the frame of log-probabilities (U, V) where the next segment takes over.
+
+        Return also how many frames the next segment must skip.
+        """
+        num_frames = len(log_probs)
+        if not self.overlap:
+            return num_frames, 0
+        next_segment_frame = (self.next_start - self.start) // frame_samples
+        end = find_gap(log_probs, num_frames - next_segment_frame, silent)
+        return end, end - next_segment_frame
+
+
+def longest_whole(eval_batch_seconds: float, sample_rate: int) -> int:
+    """Return the samples of the longest recording that is evaluated whole, not in segments."""
+    return seconds_to_samples(max(eval_batch_seconds, MAX_SEGMENT_SECONDS), sample_rate)
+
+
+@dataclass(frozen=True)
+class Segmenter:
+    """Cut a stream of samples into segments.
+
+    >>> tone = (9000 * np.sin(np.arange(16_000))).astype(np.int16)
+    >>> blocks = [tone, np.zeros(16_000, np.int16), tone]
+    >>> [len(segment.samples) for segment in Segmenter(16_000).split(blocks)]
+    [24000, 24000]
+    """
+
+    sample_rate: int
+    frame_samples: int = 1  # overlapping segments start a multiple of this many samples apart
+    min_seconds: float = MIN_SEGMENT_SECONDS  # a long pause ends a segment only if it is longer
+    detector: PauseDetector | None = None  # finds pauses; without one, quiet audio is a pause
+
+    def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
+        """Yield the segments of blocks (S,); the last one may be empty.
+
+        A segment ends in the first long pause after ``min_seconds``. If there is none before
+        MAX_SEGMENT_SECONDS, it ends in its longest pause. If it has no pause at all, it ends at
+        MAX_SEGMENT_SECONDS, and the next segment repeats its last OVERLAP_SECONDS.
+        """
+        pending = np.empty(0, np.int16)
+        segment = Segment(pending, 0)
+        pauses = Pauses(self.detector, self.sample_rate)
+        for block in blocks:
+            pauses.add(block)
+            pending = np.concatenate([pending, block])
+            while len(pending) > self._max_samples:
+                segment = self._next_segment(pending, pauses, previous=segment)
+                yield segment
+                pending = pending[len(segment.samples) - segment.overlap :]
+        while True:
+            segment = self._next_segment(pending, pauses, previous=segment)
+            yield segment
+            pending = pending[len(segment.samples) :]
+            if not len(pending):
+                return
+
+    @property
+    def _max_samples(self) -> int:
+        return seconds_to_samples(MAX_SEGMENT_SECONDS, self.sample_rate)
+
+    def _next_segment(self, pending: Samples, pauses: "Pauses", *, previous: Segment) -> Segment:
+        """Return the segment at the start of the pending samples (S,)."""
+        start = previous.next_start
+        head = pending[: self._max_samples]
+        has_more = len(pending) > len(head)
+        cuts = self._possible_cuts(head, pauses, previous=previous, has_more=has_more)
+        for cut in cuts:
+            if cut.pause_windows >= LONG_PAUSE_SECONDS * WINDOWS_PER_SECOND:
+                return self._segment_until(cut, head, start)
+        if not has_more:
+            return Segment(head.copy(), start)
+        if cuts:
+            longest = max(cuts)
+            if longest.pause_windows >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
+                return self._segment_until(longest, head, start)
+        return self._overlapping_segment(head, start)
+
+    def _possible_cuts(
+        self, head: Samples, pauses: "Pauses", *, previous: Segment, has_more: bool
+    ) -> list["_Cut"]:
+        """Return the pauses of samples (S,) in which a segment may end."""
+        num_windows = len(head) // self._window_samples
+        min_windows = max(
+            self.min_seconds * WINDOWS_PER_SECOND, previous.overlap / self._window_samples
+        )
+        margin = round(MARGIN_SECONDS * WINDOWS_PER_SECOND)
+        cuts: list[_Cut] = []
+        for first, end in pauses.within(head, previous.next_start):
+            pause_windows = end - first
+            cut_window = end - min(pause_windows // 2, margin)
+            is_leading = first == 0 and pause_windows < num_windows
+            is_trailing = end == num_windows and not has_more
+            if cut_window >= min_windows and not is_leading and not is_trailing:
+                cuts.append(_Cut(pause_windows, cut_window))
+        return cuts
+
+    def _segment_until(self, cut: "_Cut", head: Samples, start: int) -> Segment:
+        return Segment(head[: cut.window * self._window_samples].copy(), start)
+
+    def _overlapping_segment(self, head: Samples, start: int) -> Segment:
+        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        step = step // self.frame_samples * self.frame_samples
+        return Segment(head.copy(), start, overlap=self._max_samples - step)
+
+    @property
+    def _window_samples(self) -> int:
+        return self.sample_rate // WINDOWS_PER_SECOND
+
+
+class _Cut(NamedTuple):
+    """A pause, and the window of it where a segment may end."""
+
+    pause_windows: int
+    window: int
+
+
+class _Edge(NamedTuple):
+    """A change between pause and speech, as detected from the audio up to ``detected``."""
+
+    seconds: float
+    detected: float
+
+
+class Pauses:
+    """The pauses of one source, whose samples arrive block by block."""
+
+    def __init__(self, detector: PauseDetector | None, sample_rate: int) -> None:
+        self._detector = detector
+        self._rate = sample_rate
+        self._state = None if detector is None else detector.start()
+        # The start and the end of each pause in turn. Audio begins with a pause.
+        self._edges = [_Edge(0.0, 0.0)]
+
+    def add(self, block: Samples) -> None:
+        if self._detector is not None and self._state is not None:
+            events, self._state = self._detector.push(block, self._state)
+            self._edges += [_Edge(event.seconds, event.detected) for event in events]
+
+    def within(self, samples: Samples, start: int) -> list[list[int]]:
+        """Return [first window, end window] of each pause in samples (S,).
+
+        start: the index of the first sample in the source; later calls have later starts.
+        """
+        window = self._rate // WINDOWS_PER_SECOND
+        if self._detector is None:
+            return find_pauses(samples, window)
+        end = samples_to_seconds(start + len(samples), self._rate)
+        self._drop_pauses_before(start, end)
+        times = [edge.seconds for edge in self._edges if edge.detected <= end]
+        if len(times) % 2:
+            times.append(end)  # the last pause has not ended
+        edges = np.rint((np.array(times) * self._rate - start) / window)
+        pauses = edges.clip(0, len(samples) // window).astype(int).reshape(-1, 2).tolist()
+        return [
+            [first_window, end_window]
+            for first_window, end_window in pauses
+            if end_window > first_window
+        ]
+
+    def _drop_pauses_before(self, start: int, end: float) -> None:
+        while len(self._edges) >= 2:
+            pause_end = self._edges[1]
+            if pause_end.detected > end or pause_end.seconds * self._rate > start:
+                return
+            del self._edges[:2]
+
+
+def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:
+    """Return the frame at which to cut log-probabilities (U, V): the middle of the longest gap.
+
+    A gap is a run of frames without a token of speech. Only the middle half of the last ``overlap``
+    frames is searched. If every frame there has such a token, the first of them is returned.
+
+    silent: the tokens without speech, blank and space.
+    """
+    first = len(log_probs) - 3 * overlap // 4
+    last = len(log_probs) - overlap // 4
+    spoken = np.flatnonzero(~np.isin(log_probs[first:last].argmax(1), list(silent)))
+    edges = np.concatenate([[-1], spoken, [last - first]])
+    longest = int(np.argmax(np.diff(edges)))
+    return first + int(edges[longest] + edges[longest + 1] + 1) // 2

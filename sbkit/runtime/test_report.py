@@ -1,0 +1,153 @@
+"""The report of a test: figures and files of each test set, `summary.json`, and `report.html`."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from sbkit.audio.io import Samples
+from sbkit.base.messages import plural
+from sbkit.data.report import encode_clips
+from sbkit.data.shard import read_clips
+from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_report
+from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
+from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
+from sbkit.evaluate.wer import FigureDict
+from sbkit.logs.metric import Metrics, describe_values
+from sbkit.logs.progress import progress_bar
+from sbkit.runtime.test_sets import Ping, keep_on
+from sbkit.tasks.task import Labels, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredSet:
+    """A test set, and the results of its rows in their order."""
+
+    name: str
+    rows: datasets.Dataset
+    results: Sequence[Any]
+    note: str = ""  # which rows were left out
+
+
+class TestReport:
+    """Write the results of test sets into a folder, one set after the other.
+
+    Args:
+        metrics: those of the task, and perhaps some of a recipe's own Brain.
+        measure: returns their values.
+        labels: of the model.
+        sample_rate: of the rows, in Hz.
+        report_by: columns that slice the test sets.
+        ping: called with the id of each clip that is read.
+        quiet: show no progress.
+    """
+
+    __test__ = False  # for pytest: no class of tests
+
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        *,
+        sample_rate: int,
+        labels: Labels = None,
+        metrics: Metrics | None = None,
+        measure: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
+        report_by: Sequence[str] = (),
+        ping: Ping = keep_on,
+        quiet: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.entries: dict[str, FigureDict] = {}  # of `summary.json`, by test set
+        self._task = task
+        self._metrics = metrics or task.metrics
+        self._measure = measure or task.scorer.measure
+        self._labels = labels
+        self._rate = sample_rate
+        self._report_by = report_by
+        self._ping = ping
+        self._quiet = quiet
+        self._rows: dict[str, datasets.Dataset] = {}
+
+    def describe(self, scored: ScoredSet) -> str:
+        """Return a line about a test set: its metrics, those of the Brain alone, and its size."""
+        describe, results = self._task.scorer.describe, scored.results
+        values = self._measure(results)
+        names = self._metrics.keys() - self._task.metrics.keys()
+        added = {name: value for name, value in values.items() if name in names}
+        texts = describe_values(self._metrics, values if describe is None else added)
+        if describe is not None:
+            texts = [describe(results), *texts]
+        return (
+            f"{scored.name}: {', '.join(texts)}, {plural(len(results), 'utterance')}{scored.note}"
+        )
+
+    def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
+        """Write the files of a test set, and return its figures, with further facts about it."""
+        scorer, results, rows = self._task.scorer, scored.results, scored.rows
+        figures = scorer.figures or self._measure
+        entry: FigureDict = {**self._measure(results), "utterances": len(results)}
+        if scorer.report is None:
+            entry |= figures(results)
+        else:
+            entry |= scorer.report(self.folder, scored.name, results, self._labels)
+        notes = [*entry.get("notes", ()), *facts.get("notes", ())]
+        entry |= facts | ({"notes": notes} if notes else {})
+        if self._report_by:
+            present = [column for column in self._report_by if column in rows.column_names]
+            columns = slice_columns(
+                self._report_by,
+                {column: rows[column][:] for column in present},
+                rows["samples"][:],
+                self._rate,
+                self._watched_clips(rows),
+            )
+            slices = measure_slices(self._report_by, columns, results, figures)
+            write_slices(self.folder / f"report_by_{scored.name}.tsv", slices)
+            entry["report_by"] = slices
+        self.entries[scored.name] = entry
+        self._rows[scored.name] = rows
+        return entry
+
+    def _watched_clips(self, rows: datasets.Dataset) -> Iterator[Samples]:
+        for id, clip in zip(rows["id"][:], read_clips(rows, range(len(rows))), strict=True):
+            self._ping([id])
+            yield clip
+
+    @property
+    def notes(self) -> list[str]:
+        """What is noted about each test set."""
+        return [
+            f"{name}: {note}"
+            for name, entry in self.entries.items()
+            for note in entry.get("notes", ())
+        ]
+
+    def write(self, *, known_words: KnownWords | None, notes: Sequence[str], **facts: Any) -> None:
+        """Write the page and the summary of all test sets.
+
+        notes: further lines of the page; facts: of the summary.
+        """
+        folder = self.folder
+        write_report(
+            folder / REPORT,
+            [read_results(folder, self.entries)],
+            clips=self._encode_clips,
+            metrics=self._metrics,
+            known_words=known_words,
+            pictures=[p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))],
+            notes=[*self.notes, *notes],
+        )
+        write_summary(folder / SUMMARY, test=self.entries, **facts)
+
+    def _encode_clips(self, name: str, ids: Sequence[str], max_characters: int) -> dict[str, str]:
+        with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:
+            return encode_clips(
+                self._rows[name],
+                (id for id in ids if not self._ping([id]) and advance(1) is None),
+                sample_rate=self._rate,
+                max_seconds=MAX_CLIP_SECONDS,
+                max_characters=max_characters,
+            )

@@ -1,0 +1,111 @@
+"""The results of a speech synthesizer on recordings: distances of features, pitch and lengths.
+
+Legend: S samples, U frames, F features.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sbkit.audio.io import Samples
+from sbkit.audio.mp3 import MP3_RATES, encode_mp3
+from sbkit.base.arrays import Array
+from sbkit.base.files import write_bytes_atomically
+from sbkit.logs.curves import write_picture
+
+SEMITONES = 12  # in an octave
+NUM_EXAMPLES = 3  # utterances of a test set that are drawn
+
+
+class SpeechExample(NamedTuple):
+    """An utterance that is drawn and written as audio."""
+
+    id: str
+    sample_rate: int  # Hz
+    symbols: list[str]
+    ends: list[int]  # the frame at which each symbol ends
+    recorded: Samples  # (S,)
+    synthesized: Samples  # (S,)
+    target: Array  # (U, F) normalized features
+    predicted: Array  # (U, F)
+    voiced: Array  # (U,)
+    octaves: Array  # (U,) the pitch
+    predicted_octaves: Array  # (U,)
+
+
+class SpokenUtterance(NamedTuple):
+    """The measurements of an utterance."""
+
+    frames: int
+    distance: float  # mean difference of log-mel features, summed over frames
+    voiced: int  # frames
+    squares: float  # squared error of the pitch in octaves, summed over voiced frames
+    predicted_frames: float  # by the predicted durations
+    vocoder_distance: float  # mean difference of features, after vocoding the recording's own
+    is_misaligned: bool  # the text does not match the audio
+    example: SpeechExample | None = None  # only in the first utterances of a test set
+
+
+def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
+    """Return the distances in nats, the error of the pitch in semitones, and two ratios.
+
+    distance: the sum of the other distances, which chooses the best checkpoint.
+    """
+    frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
+        math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
+    )
+    return {
+        "distance": distance / frames + vocoder_distance / len(results),
+        "mel_distance": distance / frames,
+        "vocoder_distance": vocoder_distance / len(results),
+        "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
+        "length_ratio": predicted_frames / frames,
+        "misaligned": misaligned / len(results),
+    }
+
+
+def report_speech(
+    folder: Path, split: str, results: Sequence[SpokenUtterance], _: object
+) -> Mapping[str, float]:
+    """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
+
+    Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
+    """
+    examples = [result.example for result in results if result.example is not None]
+    examples = examples[:NUM_EXAMPLES]
+    write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))
+    for number, example in enumerate(examples, 1):
+        for name in ("recorded", "synthesized"):
+            if example.sample_rate in MP3_RATES:
+                mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
+                write_bytes_atomically(mp3, encode_mp3(getattr(example, name), example.sample_rate))
+    return measure_speech(results)
+
+
+def draw_examples(examples: Sequence[SpeechExample]) -> bytes:
+    """Draw recordings beside their synthesis, with symbols and pitch, as PNG."""
+    from matplotlib.figure import Figure  # 0.7 s to import
+
+    figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
+    rows = figure.subplots(len(examples), 2, squeeze=False)
+    for example, (recorded_axes, synthesized_axes) in zip(examples, rows, strict=True):
+        for axes, title, features, octaves in (
+            (recorded_axes, "recorded", example.target, example.octaves),
+            (synthesized_axes, "synthesized", example.predicted, example.predicted_octaves),
+        ):
+            hops = features.reshape(2 * len(features), -1)  # a frame is two hops
+            extent = (0, len(features), 0, hops.shape[1])
+            axes.imshow(hops.T, origin="lower", aspect="auto", extent=extent)
+            pitch = np.where(example.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
+            axes.plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
+            starts = [0, *example.ends[:-1]]
+            axes.vlines(starts, 0, hops.shape[1], "w", lw=0.3)
+            middles = np.add(starts, example.ends) / 2
+            axes.set_xticks(middles, example.symbols, fontsize=6)
+            axes.set(title=f"{example.id}, {title}", yticks=[])
+    figure.savefig(png := io.BytesIO(), format="png", dpi=80)
+    return png.getvalue()
