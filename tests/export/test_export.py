@@ -85,7 +85,7 @@ def test_export_keeps_files_that_are_put_into_out_meanwhile(
     out = tmp_path / "bundle"
 
     def load_slowly(folder: Path, **options: Any) -> TorchBundle:
-        out.mkdir()
+        out.mkdir(exist_ok=True)
         (out / "NOTES.md").write_text("mine")
         return load_bundle(folder, **options)
 
