@@ -18,6 +18,7 @@ from sbkit.data.batch import TextCollate
 from sbkit.evaluate import wer_report
 from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import read_clips
+from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
@@ -202,6 +203,7 @@ def test_score_repeats_the_figures_of_the_run(
     summary, scores = read_json(run / "summary.json"), read_json(tmp_path / "summary.json")
     at_the_end_of_training, scored = summary["test"]["test"], scores["test"]["test"]
     assert scores["provenance"] == summary["provenance"]
+    assert read_records(tmp_path)[SETTINGS]["sample_rate"] == 16_000  # `compare` reads them
     for slices in scored.pop("report_by").values():
         utterances = sum(scored_slice["utterances"] for scored_slice in slices.values())
         assert utterances == at_the_end_of_training["utterances"]

@@ -191,9 +191,7 @@ class RunEnding:
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
         report.write(
-            known_words=_training_words(train)
-            if run.load_recipe().task.predicts == "text"
-            else None,
+            known_words=_training_words(train) if task.predicts == "text" else None,
             notes=[facts, describe_provenance(provenance)],
             model=str(run.folder),
             **{SETTINGS: read_records(run.folder).get(SETTINGS), PROVENANCE: provenance},
