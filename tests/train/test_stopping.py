@@ -146,7 +146,10 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A longer run keeps the bundle and the results of the shorter one under other names."""
+    """A longer run keeps the bundle and the results of the shorter one under other names.
+
+    Other language models are fitted again.
+    """
     run, one, two = (tmp_path / "run", *((f"--number_of_epochs={n}",) for n in (1, 2)))
     assert workplace.train_here(run, "--check=false", *one) == 0
     of_one_epoch = (run / "summary.json").read_bytes()
@@ -179,6 +182,12 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         report: [score, report],
         "": [score, report],
     }
+    (run / "summary.json").unlink()
+    for order in ("--word_lm_order=1", "--word_lm_order=0"):
+        taken.clear()
+        dies_in = report if order.endswith("1") else ""
+        workplace.train_here(run, "--check=false", *two, order)
+        assert taken == [fit, write, score, report]
     assert capsys.readouterr().out.count("epoch 2/2 ") == 1
     assert (run / "summary-1.json").read_bytes() == of_one_epoch
     assert read_json(run / "bundle-1/config.json")["checkpoints"][0]["epoch"] == 1
