@@ -363,10 +363,9 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     (tmp_path / "run").rename(run)
     talks.write_text("it is a pleasure to be here\nto be or not to be\n")
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
-    formats = "\n## Formats\n\n- sherpa-onnx: with the decoder\n\n`parity.json` of each folder.\n"
-    with (tmp_path / "bundle/README.md").open("a") as exported_card:
-        exported_card.write(formats)
+    sbkit(["export", str(run), "--out", str(tmp_path / "bundle"), "--formats", "hub"])
+    exported_card = (tmp_path / "bundle/README.md").read_text()
+    assert re.search("model-index.*% \\|.*- hub: .*parity", exported_card, re.DOTALL)
     graph = ("--decoder=graph", "--word-lm-order=2")
     texts = ["--lm-text", f"[{talks}, {dev}]"]
     options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
@@ -386,10 +385,8 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
         recognized = bundle.recognize([torch.randn(8000) / 32], times=True)[0]
         assert [word.text for word in recognized.words] == recognized.text.split()
     card = (tmp_path / "bundle-tuned/README.md").read_text()
-    assert "Not measured with this decoder" in card
-    assert "model-index" not in card
-    assert "% |" not in card
-    assert not re.search("sherpa-onnx|Formats|parity", card)
+    assert "The figures of the run are those of another decoder." in card
+    assert not re.search(r"model-index|% \||Formats|parity", card)
     with pytest.raises(SbkitError, match="fits the weights of language models, but there is none"):
         sbkit(["tune", str(run)])
     with pytest.raises(SbkitError, match="`--attention-rescoring` needs a trained attention dec"):

@@ -7,6 +7,7 @@
     MODULE.py          the source of user modules, which only `--import MODULE` runs
     checksums.json     SHA-256 of the other files
     README.md          the model card: data, results, licenses, how to run it
+    card.json          the facts of the model card
     FORMAT/            a form of the model for another runtime, if `--formats` named it
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed

@@ -5,7 +5,6 @@ Nothing in the run's YAML is executed: its parts are described as plain data.
 
 import ast
 import inspect
-import json
 import logging
 import shutil
 import sys
@@ -49,8 +48,9 @@ from sbkit.export.model_card import (
     FORMATS_WITHOUT_DECODER,
     TRANSFORMERS,
     UNKNOWN_LICENSE,
-    model_card,
-    without_results,
+    card_facts,
+    write_card,
+    write_card_without_results,
 )
 from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.export.traced import TrainedModel
@@ -61,7 +61,6 @@ from sbkit.train.weight_settings import CLASS_MODULES
 
 logger = logging.getLogger(__name__)
 
-CARD_FILE = "README.md"
 PRETRAINED_ENCODER = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name__}"
 
 
@@ -116,7 +115,12 @@ def export_run(
             if name == HUB or any(report["written"] for report in reports[name].values())
         ]
         config = read_json(folder / CONFIG_FILE)
-        _write_cards(run, folder, bundle.task, config, written_formats, license)
+        facts = card_facts(run, bundle.task, config, written_formats, license=license)
+        write_card(folder, facts)
+        if HUGGINGFACE in written_formats:
+            write_card(folder / HUGGINGFACE, facts | {"formats": {}}, library=TRANSFORMERS)
+            write_checksums(folder / HUGGINGFACE)
+        write_checksums(folder)
         if HUB in formats:
             write_hub(folder)
     return reports
@@ -194,9 +198,7 @@ def set_decoder(
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
         if language_models is not None:
             shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
-        card = folder / CARD_FILE
-        if card.is_file():
-            card.write_text(without_results(card.read_text(encoding="utf-8")), encoding="utf-8")
+        write_card_without_results(folder, FORMATS_WITHOUT_DECODER)
         decoder, confidence = fitted.decoder_record, fitted.confidence_record
         record = make_provenance(
             weights=(folder / WEIGHTS_FILE).read_bytes(),
@@ -205,23 +207,6 @@ def set_decoder(
             confidence=confidence,
         )
         change_config(folder, decoder=decoder, confidence=confidence, **{PROVENANCE: record})
-
-
-def _write_cards(
-    run: Path,
-    folder: Path,
-    task: Task,
-    config: Mapping[str, Any],
-    formats: Sequence[str],
-    license: str,
-) -> None:
-    card = model_card(run, task, config, formats, license=license)
-    (folder / CARD_FILE).write_text(card, encoding="utf-8")
-    if HUGGINGFACE in formats:
-        card = model_card(run, task, config, [], license=license, library=TRANSFORMERS)
-        (folder / HUGGINGFACE / CARD_FILE).write_text(card, encoding="utf-8")
-        write_checksums(folder / HUGGINGFACE)
-    write_checksums(folder)
 
 
 # The folder that `--out` names
@@ -289,13 +274,10 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
 
 
 def change_config(bundle: Path, **values: object) -> None:
-    """Change values in config.json of a bundle, and of its copy for a hub if there is one."""
-    for folder in (bundle, bundle / HUB):
-        if (folder / CONFIG_FILE).exists():
-            config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-            text = to_json(config | values, indent=1) + "\n"
-            (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
-            write_checksums(folder)
+    """Change values in config.json of a bundle without copies for a hub."""
+    config = read_json(bundle / CONFIG_FILE) | values
+    (bundle / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
+    write_checksums(bundle)
 
 
 # The files of a bundle

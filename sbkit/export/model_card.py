@@ -1,16 +1,18 @@
 """Write the model card of a bundle, README.md, about the model, its data, results and license.
 
 The text is in `card.md.j2`, with a YAML header that model hubs read. All facts come from the task
-and the files of the run folder; a fact that is missing there is called unknown.
+and the files of the run folder; a fact that is missing there is called unknown. They are kept in
+card.json, so that a bundle that gets another decoder gets another card.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from sbkit.base.files import to_json
 from sbkit.base.messages import printable
 from sbkit.checkpoint.provenance import describe_difference, read_json
 from sbkit.checkpoint.run_config import RESOLVED_YAML
@@ -21,6 +23,8 @@ from sbkit.logs.handlers import TEXT_LOG
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Task
 
+CARD_FILE = "README.md"
+FACTS_FILE = "card.json"
 UNKNOWN_LICENSE = "unknown"
 SBKIT, TRANSFORMERS = "sbkit", "transformers"
 FOLDERS_OF_ABSOLUTE_PATH = re.compile(r"(?:(?<=[\s=,:'\"\[{])|^)/(?:[^/\s]+/)+")
@@ -44,16 +48,15 @@ USES = {  # how to load a format, by the name of its folder
 FORMATS_WITHOUT_DECODER = ("onnx", "torch")
 
 
-def model_card(
+def card_facts(
     run: Path,
     task: Task,
     config: Mapping[str, Any],
     formats: Sequence[str],
     *,
     license: str = UNKNOWN_LICENSE,
-    library: str = SBKIT,
-) -> str:
-    """Return the card of a run's bundle.
+) -> dict[str, Any]:
+    """Return the facts of the card of a run's bundle, as plain data.
 
     Args:
         run: the run folder.
@@ -61,7 +64,42 @@ def model_card(
         config: the content of the bundle's config.json.
         formats: the formats in the bundle's folder.
         license: the license of the model.
-        library: the library that loads the model: SBKIT or TRANSFORMERS.
+    """
+    knobs = read_knobs(run / RESOLVED_YAML, {}) if (run / RESOLVED_YAML).is_file() else {}
+    init_from = knobs.get("init_from")
+    summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
+    differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
+    export = task.require_export()
+    encoder = config["parts"].get("Transformer", {}).get("arguments", {})
+    return {
+        "model_name": task.model_name,
+        "uses": task.uses,
+        "hub_task": export.hub_task,
+        "language": str(config.get("language") or "und"),
+        "license": license,
+        "sample_rate": config["sample_rate"],
+        "parameters": summary.get("parameters"),
+        "parts": ", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
+        "corpus": data.get("corpus") or {},
+        "base_model": _without_folders(str(init_from)) if init_from else None,
+        "encoder_config": encoder.get("config") or {},
+        "ema_decay": knobs.get("ema_decay"),
+        "splits": data.get("splits"),
+        "results": [] if differs else [*_results(task, summary)],
+        "differs": differs,
+        "run": _without_folders(str(run)),
+        "command": _command(run),
+        "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
+        "user_modules": [printable(name) for name in config.get("user_modules", ())],
+        "versions": config.get("versions"),
+        "formats": {name: {**USES, **export.uses}[name] for name in formats},
+    }
+
+
+def write_card(folder: Path, facts: Mapping[str, Any], *, library: str = SBKIT) -> None:
+    """Write the card of a bundle, with its facts.
+
+    library: the library that loads the model: SBKIT or TRANSFORMERS.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -70,34 +108,10 @@ def model_card(
         keep_trailing_newline=True,
     )
     environment.filters |= {"printable": printable, "facts": _facts}
-    knobs = read_knobs(run / RESOLVED_YAML, {}) if (run / RESOLVED_YAML).is_file() else {}
-    init_from = knobs.get("init_from")
-    summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
-    differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
-    export = task.require_export()
-    encoder = config["parts"].get("Transformer", {}).get("arguments", {})
-    return environment.get_template("card.md.j2").render(
-        task=task,
-        hub_task=export.hub_task,
-        library=library,
-        language=str(config.get("language") or "und"),
-        license=license,
-        sample_rate=config["sample_rate"],
-        parts=", ".join(f"`{printable(str(part['new']))}`" for part in config["parts"].values()),
-        corpus=data.get("corpus") or {},
-        base_model=_without_folders(str(init_from)) if init_from else None,
-        encoder_config=encoder.get("config") or {},
-        ema_decay=knobs.get("ema_decay"),
-        splits=data.get("splits"),
-        results=[] if differs else [*_results(task, summary)],
-        differs=differs,
-        run=_without_folders(str(run)),
-        summary=summary,
-        command=_command(run),
-        user_modules=[printable(name) for name in config.get("user_modules", ())],
-        versions=config.get("versions"),
-        formats={name: {**USES, **export.uses}[name] for name in formats},
-    )
+    card = environment.get_template("card.md.j2").render(facts, library=library)
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
+    if library == SBKIT:
+        (folder / FACTS_FILE).write_text(to_json(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def _results(task: Task, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -153,11 +167,11 @@ def _without_folders(command: str) -> str:
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", command)
 
 
-def without_results(card: str) -> str:
-    """Remove the results of the earlier decoder, and the formats with it, from a model card."""
-    formats = "|".join(USES.keys() - {*FORMATS_WITHOUT_DECODER})
-    card = re.sub(rf"^- ({formats}): .*\n", "", card, flags=re.M)
-    card = re.sub(r"^## Formats\n\n+(?!- ).*\Z", "", card, flags=re.M | re.S)
-    card = re.sub(r"^model-index:\n(?:[ -] .*\n)*", "", card, count=1, flags=re.M)
-    results = "## Results\n\nNot measured with this decoder: `sbkit score FOLDER test.csv`\n\n"
-    return re.sub(r"^## Results\n.*?(?=^## |\Z)", results, card, count=1, flags=re.M | re.S)
+def write_card_without_results(folder: Path, formats: Container[str]) -> None:
+    """Write the card of a bundle anew, if it has one: with these formats, without its results."""
+    facts = read_json(folder / FACTS_FILE)
+    if facts is not None:
+        kept = {name: use for name, use in facts["formats"].items() if name in formats}
+        differs = "those of another decoder"
+        facts |= {"formats": kept, "results": [], "differs": differs, "run": "FOLDER test.csv"}
+        write_card(folder, facts)

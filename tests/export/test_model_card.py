@@ -1,13 +1,14 @@
 """A model card holds the facts of the run folder, and no others."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from sbkit.export.model_card import model_card
+from sbkit.export.model_card import card_facts, write_card
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 
 CONFIG: dict[str, Any] = {
@@ -46,8 +47,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def card_of(run: Path, formats: Sequence[str] = (), **options: str) -> str:
+    write_card(run, card_facts(run, SPEECH_RECOGNITION, CONFIG, formats, **options))
+    return (run / "README.md").read_text()
+
+
 def test_card_has_data_results_licenses_and_command(run: Path) -> None:
-    card = model_card(run, SPEECH_RECOGNITION, CONFIG, [], license="cc-by-4.0")
+    card = card_of(run, license="cc-by-4.0")
     head = yaml.safe_load(card.split("---\n")[1])
     assert head["language"] == "no" and head["license"] == "cc-by-4.0"
     assert head["model-index"][0]["results"][0]["metrics"] == [{"type": "wer", "value": 0.2575}]
@@ -70,11 +76,11 @@ def test_card_has_data_results_licenses_and_command(run: Path) -> None:
 
 
 def test_card_of_an_empty_run_folder_says_unknown(tmp_path: Path) -> None:
-    card = model_card(tmp_path, SPEECH_RECOGNITION, CONFIG, [])
+    card = card_of(tmp_path)
     assert 'license: "unknown"' in card and "fill it in before you publish" in card
     assert "Unknown: the run was not tested." in card and "no report of its data" in card
 
 
 def test_card_says_how_its_formats_are_loaded(run: Path) -> None:
-    card = model_card(run, SPEECH_RECOGNITION, CONFIG, ["speechbrain"])
+    card = card_of(run, ["speechbrain"])
     assert "\n- speechbrain: `EncoderASR.from_hparams(" in card and "- onnx" not in card
