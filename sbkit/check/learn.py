@@ -119,7 +119,8 @@ class Learner:
     def __init__(self, planned: PlannedRun) -> None:
         run = planned.plan_again({key: 0.0 for key in ZERO_KEYS if key in planned.document.root})
         self._hparams = run.build_hparams()
-        self._hparams.update(dict.fromkeys(self._hparams.keys() & NULL_OBJECTS))
+        # Of this run alone, and before anything reads them
+        dict.update(self._hparams, dict.fromkeys(self._hparams.keys() & NULL_OBJECTS))
         run.load_initial_weights()
         self._brain = run.make_brain(grad_accumulation_factor=1, compile=False, noprogressbar=True)
         loaders = planned.make_loaders()

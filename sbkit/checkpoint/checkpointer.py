@@ -31,6 +31,7 @@ from sbkit.checkpoint.folder import (
     read_checkpoint,
     remove_unfinished,
     staging_path,
+    unlock_folder,
 )
 from sbkit.checkpoint.weights import (
     CHECKPOINT_CONTENT,
@@ -163,6 +164,12 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 lock_folder(self.checkpoints_dir)
                 remove_unfinished(self.checkpoints_dir)
         self._is_claimed = True
+
+    def release(self) -> None:
+        """Unlock the folder for other runs."""
+        if self._is_claimed and rank() == 0:
+            unlock_folder(self.checkpoints_dir)
+        self._is_claimed = False
 
     def save_checkpoint(self, *arguments: Any, **options: Any) -> Checkpoint | None:
         """Save a whole checkpoint or none; return it on rank 0, None elsewhere."""

@@ -6,6 +6,8 @@ A checkpoint is written under another name and renamed once it is whole on the d
 import math
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -18,24 +20,22 @@ from sbkit.base.files import fsync_tree, require_writable, try_lock
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
 
-# File descriptors of locked folders by device and inode, until this process ends
-_locked: dict[tuple[int, int], int] = {}
+_locked: dict[tuple[int, int], int] = {}  # descriptors of locked folders by device and inode
 
 
 def lock_folder(folder: Path) -> None:
     """Create a folder and lock it for this process.
 
     A run locks its run folder before it writes anything there, and the Checkpointer locks the
-    folder of its checkpoints. The kernel releases the lock when the process ends. A file system
-    without locks, as on some clusters, is used without one.
+    folder of its checkpoints. The lock ends with `unlock_folder`, or with the process. A file
+    system without locks, as on some clusters, is used without one.
 
     Raises:
         ConfigError: another process has locked the folder.
         SbkitError: nothing can be written there.
     """
     require_writable(folder, option="output_folder")
-    stat = folder.stat()
-    key = (stat.st_dev, stat.st_ino)
+    key = _key_of(folder)
     if key in _locked:
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -48,6 +48,28 @@ def lock_folder(folder: Path) -> None:
     if not _locked:
         os.register_at_fork(after_in_child=_close_inherited_locks)
     _locked[key] = descriptor
+
+
+def unlock_folder(folder: Path) -> None:
+    """Unlock a folder, and close its descriptor, if this process has locked it."""
+    descriptor = _locked.pop(_key_of(folder), None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder inside a `with` statement; raises as `lock_folder`."""
+    lock_folder(folder)
+    try:
+        yield
+    finally:
+        unlock_folder(folder)
+
+
+def _key_of(folder: Path) -> tuple[int, int]:
+    stat = folder.stat()
+    return stat.st_dev, stat.st_ino
 
 
 def _close_inherited_locks() -> None:

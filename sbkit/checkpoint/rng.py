@@ -1,6 +1,7 @@
 """The state of the random generators: saved as JSON and restored."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sbkit.base.errors import SbkitError
 from sbkit.distributed.ranks import rank
 
 State = dict[str, Any]
@@ -18,6 +20,27 @@ def seed_step(seed: int, *, epoch: int, step: int) -> None:
     """Seed torch, which draws dropout, from the position in the run and the rank."""
     position = (seed, epoch, step, rank())
     torch.manual_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+
+
+_run_lock = threading.RLock()
+
+
+@contextmanager
+def isolated_rng(device: torch.device) -> Iterator[None]:
+    """Draw the random numbers of a run, and restore every generator afterwards.
+
+    Raises SbkitError if a run in another thread draws them, because the generators are global.
+    """
+    if not _run_lock.acquire(blocking=False):
+        raise SbkitError(
+            "Another run of this process is training in another thread, and both would draw from "
+            "the same random numbers. Start each run in a process of its own."
+        )
+    try:
+        with preserve_rng(device):
+            yield
+    finally:
+        _run_lock.release()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from hyperpyyaml import load_hyperpyyaml
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.comments import CommentedMap, TaggedScalar
 from ruamel.yaml.loader import Loader
 from ruamel.yaml.nodes import MappingNode, Node
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -41,6 +41,8 @@ from sbkit.config.document import (
 )
 from sbkit.config.overrides import apply_overrides
 from sbkit.config.ranges import ranges_of, refusal, require_in_range
+
+OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
 
 
 class MissingKnobError(ConfigError, AttributeError):
@@ -82,6 +84,15 @@ class Knobs(dict[str, Any]):
     def get(self, name: str, default: object = None) -> Any:
         self.names_read.add(name)
         return super().get(name, default)
+
+    def __setitem__(self, name: str, value: object) -> NoReturn:
+        raise ConfigError(
+            f"`{name}` cannot be changed any more, because it has taken effect. Make another run "
+            f"with it: Run(yaml, {{{name!r}: {value!r}}})."
+        )
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise ConfigError(f"`{name}` cannot be taken out any more, because it has taken effect.")
 
     def __iter__(self) -> Iterator[str]:
         # Because of this override, `{**knobs}` and `dict(knobs)` copy item by item and so record
@@ -179,8 +190,20 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
 
 
 def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML as it takes effect to a file, completely or not at all."""
-    write_text_atomically(path, resolve(yaml_file, overrides).text)
+    """Write the YAML as it takes effect to a file, completely or not at all.
+
+    Paths in the run folder refer to `output_folder`, because a run folder may be moved.
+    """
+    tree = deepcopy(resolve(yaml_file, overrides).tree)
+    folder = tree.get(OUTPUT_FOLDER)
+    names = [*tree]
+    below = names[names.index(OUTPUT_FOLDER) + 1 :] if folder else ()  # a reference looks upwards
+    for key in below:
+        for keys, value in [*walk(tree[key], (key,))]:
+            if isinstance(value, str) and value.startswith(f"{folder}/"):
+                reference = TaggedScalar(f"<{OUTPUT_FOLDER}>{value[len(folder) :]}", tag="!ref")
+                reduce(getitem, keys[:-1], tree)[keys[-1]] = reference
+    write_text_atomically(path, _dump(tree))
 
 
 def _dump(tree: CommentedMap) -> str:

@@ -106,6 +106,30 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     return overrides
 
 
+def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
+    """Return overrides given in Python as those of the command line: plain, and nested.
+
+    >>> nest_overrides({"Transformer.dropout": 0.2, "output_folder": Path("runs/a")})
+    {'Transformer': {'dropout': 0.2}, 'output_folder': 'runs/a'}
+    """
+    overrides: dict[str, object] = {}
+    for path, value in values.items():
+        _set_nested(overrides, path.split("."), _from_python(value))
+    return overrides
+
+
+def _from_python(value: Any) -> object:
+    """Return a value without types that no YAML has: those of NumPy and torch, and paths."""
+    if isinstance(value, Mapping):
+        return {str(key): _from_python(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_from_python(item) for item in value]
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy, tensors
+        return value.tolist()
+    is_device = type(value).__module__ == "torch"  # which the command line does not import
+    return str(value) if is_device or isinstance(value, PurePath) else value
+
+
 def _set_nested(overrides: dict[str, object], keys: Sequence[str], value: object) -> None:
     """Set the value at a path of keys; raises ConfigError if an outer key has another value."""
     parent = overrides
@@ -113,8 +137,8 @@ def _set_nested(overrides: dict[str, object], keys: Sequence[str], value: object
         inner = parent.setdefault(key, {})
         if not isinstance(inner, dict):
             raise ConfigError(
-                f"`--{'.'.join(keys)}` sets a key inside `{'.'.join(keys[:depth])}`, which another "
-                f"argument sets to {inner!r}. Pass only one of them."
+                f"`{'.'.join(keys)}` is a key inside `{'.'.join(keys[:depth])}`, which another "
+                f"override sets to {inner!r}. Pass only one of them."
             )
         parent = inner
     parent[keys[-1]] = value

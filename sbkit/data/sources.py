@@ -194,7 +194,7 @@ def _to_table(
     Audio bytes become the path of a file that ``write_audio`` writes. A `datasets.ClassLabel`
     becomes the name of the class; -1, no class, becomes "".
     """
-    rows = _name_classes(rows)
+    rows = name_classes(rows)
     names = rows.schema.names
     audio_columns = find_columns(names, options.path_column, PATH_COLUMNS)
     has_bytes = [
@@ -233,7 +233,7 @@ def _to_table(
     return Table(file, pa.table(columns), lines, other_values=other_values)
 
 
-def _name_classes(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
+def name_classes(rows: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     """Replace the numbers of a `datasets.ClassLabel` by the names of its classes."""
     if b"huggingface" in (rows.schema.metadata or {}):
         features = datasets.Features.from_arrow_schema(rows.schema)

@@ -133,7 +133,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
 
     monkeypatch.setattr(RealSteps, "evaluate", evaluate_and_note)
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
-    planned.knobs["eval_batch_seconds"] = 1.0  # every clip is longer
+    dict.update(planned.knobs, eval_batch_seconds=1.0)  # every clip is longer
     (finding,) = check_planned_run(planned, [check_recordings, check_cost])
     ids = planned.prepare_splits().test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem

@@ -150,7 +150,7 @@ def test_override_without_effect_is_refused(path: Path, argument: str, text: str
 
 
 def test_key_inside_a_plain_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="`--a.b` sets a key inside `a`, which .* sets to 1"):
+    with pytest.raises(ConfigError, match="`a.b` is a key inside `a`, which .* sets to 1"):
         parse_overrides(["--a=1", "--a.b=2"])
 
 
