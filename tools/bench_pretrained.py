@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.train.run import Run
 from tools.bench_sides import items_of
 from tools.bench_speechbrain import BLANK, RATE, SpeechBrainSide, read_wav
@@ -237,7 +237,7 @@ class HuggingFaceSide:
             text = self._tokenizer.decode(tokens[tokens != BLANK].tolist())
             scored.append(ScoredUtterance(id, item["text"], text))
         self.model.train()
-        return total_scores(scored).cer
+        return total_errors(scored).cer
 
     def _collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = self._extractor.model_input_names[0]

@@ -14,7 +14,7 @@ from sbkit.audio.io import FULL_SCALE, read_audio
 from sbkit.base.units import SAMPLE_RATE, at_speed
 from sbkit.config.overrides import parse_command
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.train.run import Run
 from tools.bench_gpu import COPIES, write_split
 
@@ -96,7 +96,7 @@ class SbkitSide:
                 outputs = brain.compute_forward(batch, Stage.VALID)
             scored += brain.score(outputs, batch)
         brain.training_step.train_mode()
-        return total_scores(scored).cer
+        return total_errors(scored).cer
 
 
 def items_of(run: Run, split: str) -> dict[str, dict[str, Any]]:

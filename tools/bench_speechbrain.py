@@ -28,7 +28,7 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.run import Run
 from tools.bench_sides import items_of
@@ -229,4 +229,4 @@ class SpeechBrainSide:
                 text = self._tokenizer.decode(tokens)
                 scored.append(ScoredUtterance(id, self._dev_items[id]["text"], text))
         brain.modules.train()
-        return total_scores(scored).cer
+        return total_errors(scored).cer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from sbkit.evaluate import Scores, count_errors
+from sbkit.evaluate import TextErrors, count_errors
 from sbkit.export import exported_bundle
 from sbkit.lm import LanguageModels, train
 from sbkit.runtime import load_bundle
@@ -68,8 +68,8 @@ for number, row in enumerate(rows):
 print("\nwrong words")
 for name, decoded in texts.items():
     pairs = zip(rows, decoded, strict=True)
-    scores = sum((count_errors(row["text"], text) for row, text in pairs), Scores())
-    print(f"{name:9}  {scores.words.errors} of {scores.words.reference_length}")
+    errors = sum((count_errors(row["text"], text) for row, text in pairs), TextErrors())
+    print(f"{name:9}  {errors.words.errors} of {errors.words.reference_length}")
 
 # %% [markdown]
 # ## Confidence

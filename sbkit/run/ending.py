@@ -11,7 +11,6 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import datasets
@@ -98,7 +97,7 @@ class RunEnding:
             user_modules=modules_of_bundle(self._folder),
             placement=Placement(self._brain.device, precision),
         )
-        return replace(bundle, ping=partial(self._brain.ping, "test"))
+        return replace(bundle, ping=self._brain.ping)
 
     def fit(self, bundle: TorchBundle) -> TorchBundle:
         """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
@@ -112,7 +111,7 @@ class RunEnding:
                 valid,
                 with_attention=rescores,
                 batch_seconds=self._batch_seconds,
-                ping=partial(self._brain.ping, "encoding"),
+                ping=self._brain.ping,
                 quiet=quiet,
             )
             self._brain.leave_if_asked()
@@ -149,7 +148,7 @@ class RunEnding:
             scored = scorer.score(
                 name,
                 rows,
-                ping=partial(brain.ping, "test"),
+                ping=brain.ping,
                 quiet=brain.noprogressbar,
                 max_batches=brain.max_evaluated_batches,
             )
@@ -175,7 +174,7 @@ class RunEnding:
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
             report_by=run.knobs.get("report_by") or (),
-            ping=partial(brain.ping, "report"),
+            ping=brain.ping,
             quiet=brain.noprogressbar,
         )
         for scored in sets:
