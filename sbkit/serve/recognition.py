@@ -295,7 +295,7 @@ class ClipTurn:
         self.parts.append(samples)
 
 
-class Recognizer:
+class RecognitionService:
     """Transcribe the files and turns of many clients at a time.
 
     streaming: the streaming model, if there is one.
