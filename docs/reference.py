@@ -22,7 +22,7 @@ FOLDER = ROOT / "docs/reference"
 NOTE = "\n\n<!-- `python -m docs.reference` writes this page. -->\n\n"
 # The modules whose docstrings list files, by heading: a line is a name, two spaces and the content.
 FILE_LISTS = {
-    "A run folder": "sbkit/train/run.py",
+    "A run folder": "sbkit/train/setup.py",
     "A bundle": "sbkit/bundle/bundle.py",
     "The formats in a bundle": "sbkit/export/formats.py",
     "A folder of scores": "sbkit/commands/score.py",

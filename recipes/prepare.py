@@ -24,7 +24,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.config.ranges import DAY, Range, Text
+from sbkit.config.ranges import DAY, Range, TextValue
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
@@ -61,10 +61,10 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    **dict.fromkeys(("corpus", "encoding"), Text()),
-    "data_folder": Text(or_list=True),
-    "path_column": Text(or_mapping=True),
-    "text_column": Text(or_false=True, or_mapping=True),
+    **dict.fromkeys(("corpus", "encoding"), TextValue()),
+    "data_folder": TextValue(or_list=True),
+    "path_column": TextValue(or_mapping=True),
+    "text_column": TextValue(or_false=True, or_mapping=True),
 }
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first

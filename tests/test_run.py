@@ -24,7 +24,7 @@ from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.text.normalization import normalize
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
     ROOT,
@@ -237,7 +237,7 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     with one_thread(), Transcriber.load(bundle, device="cpu", decoder="greedy") as transcriber:
         segments = [encoded.log_probs for _, encoded in transcriber.encode(recording)]
         text = transcriber.transcribe(recording).text
-    run = Run(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
+    run = RunSetup(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
     brain = run.make_brain(noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
     row = {"id": "talk", "text": text, "audio": audio, "samples": len(audio)}
@@ -441,7 +441,7 @@ def test_every_yaml_takes_a_step(
         family, config = ("whisper", {}) if is_whisper else ("wav2vec2", FRAMES)
         options.append(f"--pretrained={make_folder(tmp_path / 'tiny', family, **config)}")
     file, overrides = parse_command([str(yaml), *small, *folders, *options])
-    run = Run(file, overrides)
+    run = RunSetup(file, overrides)
     hparams = run.build_hparams()
     before = [value.detach().clone() for value in hparams["model"].parameters()]
     run.results["hparams"] = {**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None}

@@ -14,7 +14,7 @@ from sbkit.export.export import recipe_import_notes
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Exportable
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
@@ -88,7 +88,7 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
         choose_placement=lambda: SimpleNamespace(device="cpu"),
     )
     with pytest.raises(SbkitError, match="must be the model .* a types.SimpleNamespace, .* a str"):
-        Run.make_brain(run)
+        RunSetup.make_brain(run)
 
 
 def test_recipe_import_notes_name_modules_that_need_a_checkout() -> None:

@@ -11,7 +11,7 @@ from sbkit.checkpoint.run_config import RESOLVED_YAML
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import Grouping, interval_of
-from sbkit.evaluate.wer import ErrorCounts, Scores, count_errors
+from sbkit.evaluate.wer import ErrorCounts, TextErrors, count_errors
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
 
@@ -37,7 +37,7 @@ def read_clips(run: Path, max_clips: int, **overrides: object) -> Rows:
     return [*islice(rows, max_clips)]
 
 
-def score_clips(bundle: TorchBundle, rows: Rows, clips: Sequence[Samples]) -> list[Scores]:
+def score_clips(bundle: TorchBundle, rows: Rows, clips: Sequence[Samples]) -> list[TextErrors]:
     """Transcribe clips one by one, and count the errors against the texts of their rows."""
     normalize = bundle.normalizer()
     texts = [bundle.transcribe([clip])[0] for clip in clips]

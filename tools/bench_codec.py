@@ -126,7 +126,7 @@ def measure_quality(
     ]
     cer = "-"
     if recognizer is not None:
-        cer = error_rate([scores.characters for scores in score_clips(recognizer, rows, decoded)])
+        cer = error_rate([errors.characters for errors in score_clips(recognizer, rows, decoded)])
     return [
         mean_cell("pystoi", lambda package: [package.stoi(a, b, RATE) for a, b in pairs]),
         mean_cell("pesq", lambda package: [package.pesq(RATE, a, b, "wb") for a, b in pairs]),

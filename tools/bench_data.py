@@ -4,7 +4,7 @@ python -m tools.bench_data index --rows 8000000       (shards of 10,000 hours, w
 python -m tools.bench_data loader --workers 1         (the default corpus, local, pcm and flac)
 python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
 
-`index` writes the tables of shards, and runs the steps of a run up to its first batch in three new
+`index` writes the tables of shards, and prepares a run up to its first batch in three new
 processes: the first start, which trains the tokenizer; a later start; and one that resumes in the
 middle of an epoch. It reads no audio.
 """
@@ -36,7 +36,7 @@ from sbkit.data.shard import FACTS_KEY, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
 from sbkit.data.splits import sample_counts
 from sbkit.logs.handlers import log_to_screen
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tools.bench_sides import convert
 
 SAMPLE_RATE = 16_000
@@ -125,26 +125,26 @@ def _make_table(random: np.random.Generator, words: Any, *, size: int, first: in
 
 
 def start_run(folder: Path, share: float) -> None:
-    """Time the steps of a run up to its first batch; share: of the epoch that it has behind it."""
+    """Time a run up to its first batch; share: of the epoch that it has behind it."""
     overrides = {
         "data_folder": str(folder / "shards"),
         "output_folder": str(folder / "run"),
         "word_lm_order": 0,
         "token_lm_order": 0,
     }
-    run = Run(Path("hparams/ctc_large.yaml"), overrides)
-    steps: dict[str, Callable[[], object]] = {
-        "splits": run.prepare_splits,
-        "tokenizer": run.prepare_labels,
-        "model": run.build_hparams,
-        "loaders": run.make_loaders,
-        "first batch": lambda: next(_planned_batches(run, share)),
+    setup = RunSetup(Path("hparams/ctc_large.yaml"), overrides)
+    preparations: dict[str, Callable[[], object]] = {
+        "splits": setup.prepare_splits,
+        "tokenizer": setup.prepare_labels,
+        "model": setup.build_hparams,
+        "loaders": setup.make_loaders,
+        "first batch": lambda: next(_planned_batches(setup, share)),
     }
     seconds = {}
     with log_to_screen():
-        for name, step in steps.items():
+        for name, prepare in preparations.items():
             start = time.perf_counter()
-            step()
+            prepare()
             seconds[name] = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e9
@@ -153,8 +153,8 @@ def start_run(folder: Path, share: float) -> None:
     print(f"memory: {resident:.2f} GB, at most {peak:.2f} GB")
 
 
-def _planned_batches(run: Run, share: float) -> Iterator[Any]:
-    sampler = run.make_loaders().train.batch_sampler
+def _planned_batches(setup: RunSetup, share: float) -> Iterator[Any]:
+    sampler = setup.make_loaders().train.batch_sampler
     assert isinstance(sampler, TrainSampler)
     sampler.set_epoch(1, start=int(len(sampler) * share))
     return iter(sampler)

@@ -30,10 +30,10 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.commands.score import open_model
 from sbkit.decoding.words import GREEDY
-from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.models.streaming import StreamingConfig
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.test_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer
@@ -51,7 +51,7 @@ Clip = tuple[Samples, str]  # with its text
 class Measurements:
     """The results of all clips with one chunk size and one decoder; delays are in seconds."""
 
-    scores: Scores = field(default_factory=Scores)
+    errors: TextErrors = field(default_factory=TextErrors)
     latencies: list[float] = field(default_factory=list)
     endpoints: list[float] = field(default_factory=list)
     finals: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Measurements:
         """Write a row of the table."""
         words = max(1, len(self.latencies))
         return [
-            *(chunk, decoder, f"{self.scores.cer:.1%}", f"{self.scores.wer:.1%}"),
+            *(chunk, decoder, f"{self.errors.cer:.1%}", f"{self.errors.wer:.1%}"),
             _ms(np.mean, self.latencies),
             *(_ms(np.percentile, self.latencies, percent) for percent in (50, 95)),
             *(f"{100 * count / words:.1f}" for count in (self.revised, self.stable_revised)),
@@ -138,7 +138,7 @@ def score_whole(bundle: TorchBundle, clips: Sequence[Clip], name: str) -> Iterat
     for decoder, variant in with_decoders(bundle).items():
         results = Measurements()
         for audio, text in clips:
-            results.scores += count_errors(text, *variant.transcribe([audio]))
+            results.errors += count_errors(text, *variant.transcribe([audio]))
         yield results.row(name, decoder)
 
 
@@ -147,7 +147,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
     results = Measurements()
     model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
-    opened = OpenBundle(
+    opened = ThreadedBundle(
         config=bundle.config,
         task=bundle.task,
         labels=bundle.labels,
@@ -164,7 +164,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
             events += session.finish()
             results.finals.append(time.perf_counter() - start)
             hypothesis = " ".join(event.text for event in events if isinstance(event, Final))
-            results.scores += count_errors(text, hypothesis)
+            results.errors += count_errors(text, hypothesis)
             add_utterances(results, events)
             add_endpoint(results, events_with_silence)
     return results

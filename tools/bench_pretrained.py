@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
-from sbkit.train.run import Run
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
+from sbkit.train.setup import RunSetup
 from tools.bench_sides import items_of
 from tools.bench_speechbrain import BLANK, RATE, SpeechBrainSide, read_wav
 
@@ -110,11 +110,11 @@ class ShuffledBatches:
 class SpeechBrainFineTuningSide(SpeechBrainSide):
     """Train as the recipe does, on the same clips and labels."""
 
-    def make_brain(self, run: Run) -> FineTuningBrain:
+    def make_brain(self, setup: RunSetup) -> FineTuningBrain:
         """Make the Brain of the encoder in `pretrained`; the augmentation is version 1.1's."""
-        folder = run.knobs["pretrained"]
+        folder = setup.knobs["pretrained"]
         vocab_size = self._tokenizer.vocabulary.size
-        if is_whisper(run):
+        if is_whisper(setup):
             encoder = Whisper(folder, folder, encoder_only=True)
         else:
             encoder = Wav2Vec2(folder, folder, output_norm=True, freeze_feature_extractor=True)
@@ -133,8 +133,8 @@ class SpeechBrainFineTuningSide(SpeechBrainSide):
         ctc_lin = nn.Linear(HEAD_NEURONS, vocab_size)
         modules = {"wav2vec2": encoder, "enc": head, "ctc_lin": ctc_lin}
         options = {
-            "device": str(run.choose_placement().device),
-            "precision": run.knobs["precision"],
+            "device": str(setup.choose_placement().device),
+            "precision": setup.knobs["precision"],
         }
         brain = FineTuningBrain(modules, hparams={"augment": augment}, run_opts=options)
         brain.init_optimizers()
@@ -152,9 +152,9 @@ class SpeechBrainFineTuningSide(SpeechBrainSide):
         )
 
 
-def is_whisper(run: Run) -> bool:
+def is_whisper(setup: RunSetup) -> bool:
     """Return whether the sides fine-tune a Whisper."""
-    return bool(run.knobs["encoder_config"]["model_type"] == "whisper")
+    return bool(setup.knobs["encoder_config"]["model_type"] == "whisper")
 
 
 def clips_in_batch(seconds: Sequence[float], knobs: Mapping[str, Any]) -> int:
@@ -171,13 +171,13 @@ class HuggingFaceSide:
     Each clip is decoded only once, as with `datasets`, which keep it on disk.
     """
 
-    def __init__(self, run: Run) -> None:
-        knobs = run.knobs
-        self._tokenizer = run.prepare_labels()
-        folder = run.knobs["pretrained"]
+    def __init__(self, setup: RunSetup) -> None:
+        knobs = setup.knobs
+        self._tokenizer = setup.prepare_labels()
+        folder = setup.knobs["pretrained"]
         vocab_size = self._tokenizer.vocabulary.size
         self._extractor = library.AutoFeatureExtractor.from_pretrained(folder)
-        if is_whisper(run):
+        if is_whisper(setup):
             self.model: Any = WhisperCtc(folder, vocab_size)
         else:
             self.model = library.Wav2Vec2ForCTC.from_pretrained(
@@ -188,15 +188,15 @@ class HuggingFaceSide:
                 **dict.fromkeys(NO_DROPOUT, 0.0),
             )
             self.model.freeze_feature_encoder()
-        self._device = run.choose_placement().device
+        self._device = setup.choose_placement().device
         self.model.to(self._device).train()
-        self._context = run.choose_placement().autocast()
+        self._context = setup.choose_placement().autocast()
         self._inputs: dict[int, Any] = {}
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, weight_decay=0.0, fused=True
         )
-        self._dev_items = items_of(run, "dev")
-        items = items_of(run, "train")
+        self._dev_items = items_of(setup, "dev")
+        items = items_of(setup, "train")
         seconds = [item["duration"] for item in items.values()]
         num_clips = clips_in_batch(seconds, knobs)
         self._loader: Any = DataLoader(
@@ -237,7 +237,7 @@ class HuggingFaceSide:
             text = self._tokenizer.decode(tokens[tokens != BLANK].tolist())
             scored.append(ScoredUtterance(id, item["text"], text))
         self.model.train()
-        return total_scores(scored).cer
+        return total_errors(scored).cer
 
     def _collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = self._extractor.model_input_names[0]

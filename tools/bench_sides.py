@@ -14,15 +14,15 @@ from sbkit.audio.io import FULL_SCALE, read_audio
 from sbkit.base.units import SAMPLE_RATE, at_speed
 from sbkit.config.overrides import parse_command
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
-from sbkit.train.run import Run
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
+from sbkit.train.setup import RunSetup
 from tools.bench_gpu import COPIES, write_split
 
 MP3_RATE = 48_000
 
 
 def make_side(
-    make: Callable[[Run], Any], yaml: Path, arguments: Sequence[str], folder: Path
+    make: Callable[[RunSetup], Any], yaml: Path, arguments: Sequence[str], folder: Path
 ) -> Any:
     """Prepare the corpus and the labels of all sides, and make one of them.
 
@@ -31,9 +31,11 @@ def make_side(
     _, overrides = parse_command([str(yaml), *arguments])
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
-    run = Run(yaml, {"check": False, "output_folder": str(folder / make.__name__), **overrides})
-    run.build_hparams()
-    return make(run)
+    setup = RunSetup(
+        yaml, {"check": False, "output_folder": str(folder / make.__name__), **overrides}
+    )
+    setup.build_hparams()
+    return make(setup)
 
 
 def convert(release: Path) -> Path:
@@ -60,18 +62,18 @@ def convert(release: Path) -> Path:
 class SbkitSide:
     """Train as `Brain.fit` does, without writing files."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.brain = run.make_brain(run.make_loaders())
+    def __init__(self, setup: RunSetup) -> None:
+        self._setup = setup
+        self.brain = setup.make_brain(setup.make_loaders())
         self.brain.on_fit_start()
         self.brain.training_step.train_mode()
         self.model = self.brain.modules
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        loader: Any = self._run.make_loaders().train
+        loader: Any = self._setup.make_loaders().train
         for epoch in count(1):
-            self._run.build_hparams()["epoch_counter"].current = epoch
+            self._setup.build_hparams()["epoch_counter"].current = epoch
             self.brain.step = 0
             loader.batch_sampler.set_epoch(epoch)
             for batch in loader:  # the learning rate follows from the share of the run
@@ -91,21 +93,21 @@ class SbkitSide:
         brain = self.brain
         scored: list[ScoredUtterance] = []
         brain.modules.eval()
-        for batch in map(brain.to_device, next(iter(self._run.make_loaders().valid.values()))):
+        for batch in map(brain.to_device, next(iter(self._setup.make_loaders().valid.values()))):
             with torch.no_grad(), brain.evaluation_ctx:
                 outputs = brain.compute_forward(batch, Stage.VALID)
             scored += brain.score(outputs, batch)
         brain.training_step.train_mode()
-        return total_scores(scored).cer
+        return total_errors(scored).cer
 
 
-def items_of(run: Run, split: str) -> dict[str, dict[str, Any]]:
+def items_of(setup: RunSetup, split: str) -> dict[str, dict[str, Any]]:
     """Return the clips that sbkit has in a split, with their normalized texts, by id."""
-    manifest = read_manifest(corpus_of(run.knobs), run.knobs, split)
+    manifest = read_manifest(corpus_of(setup.knobs), setup.knobs, split)
     paths = {clip.id: clip.path for clip in manifest}
-    rows = run.prepare_splits().named()[split]
+    rows = setup.prepare_splits().named()[split]
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
-    seconds = sample_counts(rows) / run.knobs["sample_rate"]
+    seconds = sample_counts(rows) / setup.knobs["sample_rate"]
     return {
         id: {"wav": str(paths[id]), "text": text, "duration": duration}
         for id, text, duration in zip(ids, texts, seconds.tolist(), strict=True)

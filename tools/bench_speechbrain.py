@@ -28,9 +28,9 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.text.tokenizer import Tokenizer
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tools.bench_sides import items_of
 
 BLANK, UNKNOWN, BOS, EOS = 0, 1, 2, 3  # of sbkit's tokenizers
@@ -142,25 +142,25 @@ def read_wav(wav: str) -> Tensor:
 class SpeechBrainSide:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels as sbkit."""
 
-    def __init__(self, run: Run) -> None:
-        self._tokenizer = run.prepare_labels()
-        self.brain = self.make_brain(run)
+    def __init__(self, setup: RunSetup) -> None:
+        self._tokenizer = setup.prepare_labels()
+        self.brain = self.make_brain(setup)
         self.model = self.brain.modules.train()
-        self._dev_items = items_of(run, "dev")
+        self._dev_items = items_of(setup, "dev")
         dataset, dev_dataset = (
             make_dataset(items, self._tokenizer)
-            for items in (items_of(run, "train"), self._dev_items)
+            for items in (items_of(setup, "train"), self._dev_items)
         )
-        self._loader = self.make_loader(dataset, run.knobs)
-        eval_knobs = {**run.knobs, "batch_seconds": run.knobs["eval_batch_seconds"]}
+        self._loader = self.make_loader(dataset, setup.knobs)
+        eval_knobs = {**setup.knobs, "batch_seconds": setup.knobs["eval_batch_seconds"]}
         self._dev_loader = self.make_loader(dev_dataset, eval_knobs)
         self.batches = self._batches()
 
-    def make_brain(self, run: Run) -> Any:
+    def make_brain(self, setup: RunSetup) -> Any:
         """Make the recipe's Brain with as many parameters as the run's model."""
-        knobs = run.knobs
-        device = str(run.choose_placement().device)
-        num_parameters = sum(p.numel() for p in run.build_hparams()["model"].parameters())
+        knobs = setup.knobs
+        device = str(setup.choose_placement().device)
+        num_parameters = sum(p.numel() for p in setup.build_hparams()["model"].parameters())
         modules = modules_of_size(knobs, self._tokenizer.vocabulary.size, num_parameters)
         drop = partial(SpectrogramDrop, drop_count_low=2, drop_count_high=5, replace="zeros")
         augment = Augmenter(
@@ -229,4 +229,4 @@ class SpeechBrainSide:
                 text = self._tokenizer.decode(tokens)
                 scored.append(ScoredUtterance(id, self._dev_items[id]["text"], text))
         brain.modules.train()
-        return total_scores(scored).cer
+        return total_errors(scored).cer

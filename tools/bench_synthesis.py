@@ -67,9 +67,9 @@ def error_cells(recognizer: TorchBundle | None, rows: Rows, clips: Sequence[Samp
         return ["-"] * 4
     cells: list[str] = []
     for bundle in (recognizer, recognizer.with_decoder("greedy")):
-        scores = score_clips(bundle, rows, clips)
-        cells.append(error_rate([score.words for score in scores]))
-        cells.append(error_rate([score.characters for score in scores]))
+        errors = score_clips(bundle, rows, clips)
+        cells.append(error_rate([text.words for text in errors]))
+        cells.append(error_rate([text.characters for text in errors]))
     return cells
 
 

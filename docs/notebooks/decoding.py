@@ -14,11 +14,11 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from sbkit.evaluate import Scores, count_errors
+from sbkit.evaluate import TextErrors, count_errors
 from sbkit.export import exported_bundle
 from sbkit.lm import LanguageModels, train
 from sbkit.runtime import load_bundle
-from sbkit.train import Run
+from sbkit.train import RunSetup
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
@@ -38,7 +38,7 @@ call forwarding is activated
 # %%
 with exported_bundle(RUN) as folder:
     bundle = load_bundle(folder)
-loaders = Run(RUN / "hyperparams.yaml", {}).make_loaders()
+loaders = RunSetup(RUN / "hyperparams.yaml", {}).make_loaders()
 ((name, test),) = loaders.splits.test.items()
 rows = [loaders.test[name].dataset[index] for index in range(min(NUM_CLIPS, len(test)))]
 clips = [row["audio"] for row in rows]
@@ -68,8 +68,8 @@ for number, row in enumerate(rows):
 print("\nwrong words")
 for name, decoded in texts.items():
     pairs = zip(rows, decoded, strict=True)
-    scores = sum((count_errors(row["text"], text) for row, text in pairs), Scores())
-    print(f"{name:9}  {scores.words.errors} of {scores.words.reference_length}")
+    errors = sum((count_errors(row["text"], text) for row, text in pairs), TextErrors())
+    print(f"{name:9}  {errors.words.errors} of {errors.words.reference_length}")
 
 # %% [markdown]
 # ## Confidence

@@ -17,7 +17,7 @@ from matplotlib import pyplot
 from sbkit.config import parse_overrides
 from sbkit.decoding import GreedyDecoder, WordAligner
 from sbkit.logs import log_to_screen, read_log
-from sbkit.train import Run
+from sbkit.train import RunSetup
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
@@ -32,12 +32,12 @@ CLIP = 2  # its row in the validation set
 # checkpoint. The model first learns to write only blanks, then tokens.
 
 # %%
-run = Run(Path("hparams/ctc.yaml"), {**FEW_EPOCHS, **parse_overrides(OPTIONS.split())})
-loaders = run.make_loaders()
-brain = run.make_brain(loaders)
+setup = RunSetup(Path("hparams/ctc.yaml"), {**FEW_EPOCHS, **parse_overrides(OPTIONS.split())})
+loaders = setup.make_loaders()
+brain = setup.make_brain(loaders)
 with log_to_screen(to_stderr=True):
-    brain.fit(run.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
-epochs = [line for line in read_log(run.folder / "train_log.jsonl") if line["kind"] == "epoch"]
+    brain.fit(setup.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
+epochs = [line for line in read_log(setup.folder / "train_log.jsonl") if line["kind"] == "epoch"]
 _, axis = pyplot.subplots(figsize=(8, 3), layout="constrained")
 for key, label in {"blank_frames": "blank frames", "CER": "character error rate"}.items():
     axis.plot([e["epoch"] for e in epochs], [100 * e[key] for e in epochs], label=label)
@@ -52,8 +52,8 @@ pyplot.show()
 # line of each frame. The gray line is the blank.
 
 # %%
-tokenizer, model = run.build_hparams()["tokenizer"], brain.network
-rate, step = run.knobs["sample_rate"], model.samples_per_frame
+tokenizer, model = setup.build_hparams()["tokenizer"], brain.network
+rate, step = setup.knobs["sample_rate"], model.samples_per_frame
 row = next(iter(loaders.valid.values())).dataset[CLIP]
 audio = torch.from_numpy(row["audio"])
 brain.modules.eval()

@@ -13,7 +13,7 @@ from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import Encoded
-from sbkit.config.ranges import SHARE, Range, Text
+from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.clips import Recognition
@@ -225,6 +225,6 @@ ASR = Recipe(
             low=0, high=0.99, advice="At 1, the upper half of the encoder would not be trained."
         ),
         "label_smoothing": SHARE,
-        "lm_text": Text(or_list=True),
+        "lm_text": TextValue(or_list=True),
     },
 )

@@ -23,7 +23,7 @@ from sbkit.data.splits import sample_counts
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, single_rank, world_size
 from sbkit.logs.handlers import quiet
 from sbkit.train.recipe import Recipe
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ def find_batch_seconds(
             f"`{BATCH_SECONDS}: {AUTO}` is found by trying steps on this machine, but --target "
             f"names another machine. Pass --{BATCH_SECONDS}=NUMBER."
         )
-    run = Run(yaml_file, overrides, recipe=recipe)
-    overrides = run.overrides
-    run.check_ranges()
-    if run.has_checkpoint():
-        saved_batch_seconds = float(read_run_config(run.folder).values[BATCH_SECONDS])
+    setup = RunSetup(yaml_file, overrides, recipe=recipe)
+    overrides = setup.overrides
+    setup.check_ranges()
+    if setup.has_checkpoint():
+        saved_batch_seconds = float(read_run_config(setup.folder).values[BATCH_SECONDS])
         logger.info(f"{BATCH_SECONDS}: {AUTO} -> {saved_batch_seconds:g}, as the run started")
         return {**overrides, BATCH_SECONDS: saved_batch_seconds}
     micro_batches_per_step = world_size() * int(knobs.get("grad_accumulation_factor", 1))

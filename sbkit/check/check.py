@@ -13,7 +13,7 @@ from sbkit.check import cost, data, dry_run, learn, ownership, settings
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.progress import progress_bar
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
 def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """Run the checks, and return each finding once; the steps that failed come last.
+    """Run the checks, and return each finding once; the errors of the setup come last.
 
     If a value is out of its range, nothing is built, and only the checks of values run: the others
     would report consequences of that value.
@@ -49,7 +49,7 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
     if any(finding.stops for finding in _run(settings.check_ranges, planned)):
         checks = [check for check in checks if check in CHECKS_OF_VALUES]
     else:
-        planned.take_steps()
+        planned.make_all()
     findings: list[Finding] = []
     with progress_bar("checking the run", len(checks)) as advance:
         for check in checks:
@@ -57,8 +57,8 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
             advance(1)
     errors = [finding for finding in findings if finding.stops]
     reported = {error.where for error in errors} | {error.problem for error in errors}
-    for step, error in planned.faults.items():
-        failure = _from_error(error, step, planned)
+    for name, error in planned.faults.items():
+        failure = _from_error(error, name, planned)
         if reported.isdisjoint([failure.problem, *_places_of_keys(error, planned)]):
             findings.append(failure)
     # A likely cause would repeat the error at its place.
@@ -76,11 +76,11 @@ def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
     return list(unique.values())
 
 
-def check_before_training(run: Run) -> None:
+def check_before_training(setup: RunSetup) -> None:
     """Check a run before its first step: log the notes, and raise ConfigError for errors."""
     with (
         single_rank(),
-        PlannedRun(run.yaml_file, run.overrides, recipe=run.load_recipe()) as planned,
+        PlannedRun(setup.yaml_file, setup.overrides, recipe=setup.load_recipe()) as planned,
     ):
         findings = check_planned_run(planned)
     errors = [finding for finding in findings if finding.stops]

@@ -33,7 +33,7 @@ from sbkit.runtime.segments import longest_whole
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 
-COST_STEP = "cost"  # the name of this step among a planned run's results
+COST = "cost"  # the name of the cost in `PlannedRun.results`
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
 # Of the largest batch, on the CPU. From steps with one and two such shares, its memory was
@@ -86,7 +86,7 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
     if planned.target is not None:
         return  # nothing can be measured for another machine
     completed_dry_run(planned)
-    cost = planned.take(COST_STEP, lambda: measure_cost(planned))
+    cost = planned.make_once(COST, lambda: measure_cost(planned))
     folder = planned.run_folder
     files = [file for file in (folder / CHECKPOINTS).rglob("*") if file.is_file()]
     missing_bytes = cost.disk_bytes - sum(file.stat().st_size for file in files)

@@ -75,7 +75,7 @@ class DryRun:
 
 def dry_run(planned: PlannedRun) -> DryRun:
     """Take the small steps once, and return what they show."""
-    return planned.take("dry_run", lambda: _take_small_steps(planned))
+    return planned.make_once("dry_run", lambda: _take_small_steps(planned))
 
 
 def completed_dry_run(planned: PlannedRun) -> DryRun:

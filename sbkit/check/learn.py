@@ -32,7 +32,7 @@ from sbkit.train.optimizers import named_parameters
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
 from sbkit.train.step import as_loss
 
-LEARN_STEP = "learn"  # the name of this step among a planned run's results
+LEARNING_TEST = "learn"  # the name of the test in `PlannedRun.results`
 NUM_CLIPS = 8
 SHORTER_SHARE = 0.6  # of the clips: long ones would take longer
 TRAINING_SECONDS = 40.0
@@ -93,7 +93,7 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
             fix = "Let them reach the loss: look for detach(), no_grad() and NumPy in forward()."
     if planned.knobs.get("dropout", 0) > MAX_DROPOUT:
         fix = f"Lower --dropout, which hides {planned.knobs['dropout']:.0%} of the model. {fix}"
-    planned.results[LEARN_STEP] = LearningTest(
+    planned.results[LEARNING_TEST] = LearningTest(
         outcome=outcome, description=description, losses=losses, values=values
     )
     if is_passed:
@@ -117,12 +117,14 @@ class Learner:
     """A second Brain of a planned run, with its initial weights, that trains on a few clips."""
 
     def __init__(self, planned: PlannedRun) -> None:
-        run = planned.plan_again({key: 0.0 for key in ZERO_KEYS if key in planned.document.root})
-        self._hparams = run.build_hparams()
+        setup = planned.plan_again({key: 0.0 for key in ZERO_KEYS if key in planned.document.root})
+        self._hparams = setup.build_hparams()
         # Of this run alone, and before anything reads them
         dict.update(self._hparams, dict.fromkeys(self._hparams.keys() & NULL_OBJECTS))
-        run.load_initial_weights()
-        self._brain = run.make_brain(grad_accumulation_factor=1, compile=False, noprogressbar=True)
+        setup.load_initial_weights()
+        self._brain = setup.make_brain(
+            grad_accumulation_factor=1, compile=False, noprogressbar=True
+        )
         loaders = planned.make_loaders()
         by_length = np.argsort(sample_counts(loaders.splits.train), kind="stable")
         shorter = by_length[: max(NUM_CLIPS, int(SHORTER_SHARE * len(by_length)))]

@@ -35,7 +35,7 @@ def reachable(planned: PlannedRun) -> list[tuple[Keys, object]]:
     roots = dict(planned.build_hparams().items())
     with suppress(MissingPartError):
         roots["brain"] = planned.make_cpu_brain()
-    return planned.take("reachable", lambda: list(_walk(roots)))
+    return planned.make_once("reachable", lambda: list(_walk(roots)))
 
 
 def _walk(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:

@@ -1,7 +1,7 @@
 """The run that is checked, in a scratch folder.
 
-A check asks a planned run for the results of steps, and yields findings. Each step is taken once.
-If a step fails, that is reported once, and the checks that need its result are left out.
+A check asks a planned run for what it needs, and yields findings. Everything is made once. If
+something cannot be made, that is reported once, and the checks that need it are left out.
 """
 
 import os
@@ -27,7 +27,7 @@ from sbkit.distributed.device import count_local_devices, counter_of_target, par
 from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
-from sbkit.train.run import Result, Run, step
+from sbkit.train.setup import Result, RunSetup, once
 
 ON_CPU = resolve("cpu", "fp32")
 Ids = tuple[str, ...]
@@ -83,7 +83,7 @@ class MissingPartError(Exception):
     """Raised when a check asks for a part that cannot be made; the fault is reported elsewhere."""
 
 
-class PlannedRun(Run):
+class PlannedRun(RunSetup):
     """A run that leaves no trace in its folder, ``run_folder``.
 
     target: the machine to check for, such as cuda:8; by default this one.
@@ -114,17 +114,17 @@ class PlannedRun(Run):
     def __exit__(self, *_: object) -> None:
         self._scratch.cleanup()
 
-    def take(self, name: str, step: Callable[[], Result]) -> Result:
-        """Take a step without a trace: nothing is logged, and no random number is drawn.
+    def make_once(self, name: str, make: Callable[[], Result]) -> Result:
+        """Make a result without a trace: nothing is logged, and no random number is drawn.
 
-        Raises MissingPartError if the step failed, now or before; its error is in `faults`.
+        Raises MissingPartError if that failed, now or before; the error is in `faults`.
         """
         if name in self.faults:
             raise MissingPartError(name)
         try:
             with quiet(), preserve_rng(ON_CPU.device):
-                return super().take(name, step)
-        except MissingPartError:  # an earlier step failed
+                return super().make_once(name, make)
+        except MissingPartError:  # of something that it needs
             raise
         except SbkitError as error:
             self.faults[name] = error
@@ -135,15 +135,15 @@ class PlannedRun(Run):
             )
         raise MissingPartError(name)
 
-    def take_steps(self) -> None:
-        """Take every step, with those that it needs; the errors are in `faults`."""
-        for take in (self.choose_placement, self.make_loaders, self.make_cpu_brain):
+    def make_all(self) -> None:
+        """Make the Brain, the loaders and all that they need; the errors are in `faults`."""
+        for make in (self.choose_placement, self.make_loaders, self.make_cpu_brain):
             with suppress(MissingPartError):
-                take()
+                make()
 
-    # -- steps that differ from training -------------------------------------------------------
+    # -- what differs from training ------------------------------------------------------------
 
-    @step("labels")
+    @once("labels")
     def prepare_labels(self) -> object:
         """Open the tokenizer or the classes, from a copy of the run's file if it has one."""
         name = self.load_recipe().task.label_file
@@ -151,7 +151,7 @@ class PlannedRun(Run):
             shutil.copy(self.run_folder / name, self.folder)
         return super().prepare_labels()
 
-    @step("model")
+    @once("model")
     def require_model(self) -> nn.ModuleList:
         model = self.build_hparams()["model"]
         if not isinstance(model, nn.ModuleList):
@@ -162,19 +162,19 @@ class PlannedRun(Run):
             )
         return model
 
-    @step("loaders")
+    @once("loaders")
     def make_loaders(self) -> Loaders:
         """Plan the batches of every split for the CPU: the run's device may be elsewhere."""
         return self.load_recipe().make_loaders(
             self.build_hparams(), self.prepare_splits(), self.prepare_labels(), ON_CPU
         )
 
-    @step("brain")
+    @once("brain")
     def make_cpu_brain(self) -> Brain:
         self.require_model()
         return self.make_brain(**CPU_OPTIONS)
 
-    @step("optimizers")
+    @once("optimizers")
     def make_optimizers(self) -> list[Optimizer]:
         brain = self.make_cpu_brain()
         try:
@@ -190,10 +190,10 @@ class PlannedRun(Run):
         """Build a second Brain, with other objects of the YAML, from the same data and labels."""
         return self.plan_again({}).make_brain(**run_opts)
 
-    def plan_again(self, overrides: Mapping[str, object]) -> Run:
-        """Return a run with more overrides, from the same data and labels."""
+    def plan_again(self, overrides: Mapping[str, object]) -> RunSetup:
+        """Return a setup with more overrides, from the same data and labels."""
         overrides = {**self.overrides, **overrides}
-        again = Run(self.yaml_file, overrides, recipe=self.load_recipe(), count=self.count)
+        again = RunSetup(self.yaml_file, overrides, recipe=self.load_recipe(), count=self.count)
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
         return again
 

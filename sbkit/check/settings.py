@@ -69,8 +69,8 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     """Find the keys that no reference and no code reads.
 
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
-    If a step fails, the code after it does not run and reads nothing. Then only the keys that look
-    like a misspelling of a missing key are reported.
+    If something cannot be made, the code after it reads nothing. Then only the keys that look like
+    a misspelling of a missing key are reported.
     """
     with suppress(MissingPartError):
         planned.make_optimizers()

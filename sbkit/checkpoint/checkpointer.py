@@ -97,19 +97,19 @@ class AveragedCheckpoints:
 
 
 def choose_averaged(
-    ranked: Sequence[Checkpoint], score: Callable[[int], float]
+    ranked: Sequence[Checkpoint], compute_error: Callable[[int], float]
 ) -> AveragedCheckpoints:
-    """Score means of the first checkpoints, and choose the best; of equal ones, the largest mean.
+    """Validate means of the first checkpoints, and choose the best; of equal ones, the largest.
 
-    score(count): the error on the validation set of the mean of the first ``count``, such as CER:
-    lower is better, NaN the worst. It is called at most log2(len(ranked)) + 1 times.
+    compute_error(count): the error, such as the CER, of the mean of the first ``count`` on the
+    validation set, NaN if there is none. It is called at most log2(len(ranked)) + 1 times.
     """
     counts = [len(ranked) >> times for times in range(len(ranked).bit_length())]
-    scores = {count: score(count) for count in counts} if len(ranked) > 1 else {}
-    finite = [count for count in scores if not math.isnan(scores[count])]
-    best = min(finite, key=lambda count: (scores[count], -count), default=1)
+    errors = {count: compute_error(count) for count in counts} if len(ranked) > 1 else {}
+    finite = [count for count in errors if not math.isnan(errors[count])]
+    best = min(finite, key=lambda count: (errors[count], -count), default=1)
     names = tuple(checkpoint.path.name for checkpoint in ranked)
-    by_count = {str(count): value for count, value in scores.items()}
+    by_count = {str(count): value for count, value in errors.items()}
     return AveragedCheckpoints(names[:best], names, by_count)
 
 
@@ -247,15 +247,15 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         return undamaged
 
     def load_average(
-        self, count: int, score: Callable[[], float] | None = None, **keys: Any
+        self, count: int, compute_error: Callable[[], float] | None = None, **keys: Any
     ) -> AveragedCheckpoints | None:
-        """Load the mean of the best checkpoints, of as many as score best.
+        """Load the mean of the best checkpoints, of as many as have the lowest error.
 
         Args:
             count: the number of checkpoints to choose from.
-            score: returns the error of the loaded modules on the validation set; every rank calls
-                it. It is not called if the same checkpoints were scored before. Without it all
-                ``count`` are averaged.
+            compute_error: returns the error of the loaded modules on the validation set; every rank
+                calls it. It is not called if the same checkpoints were validated before. Without it
+                all ``count`` are averaged.
             keys: rank the checkpoints, as in `find_checkpoints`.
 
         Returns:
@@ -267,18 +267,18 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         # Every rank takes what rank 0 reads: a slower one would read what rank 0 has just written.
         earlier = gather_over_ranks(AveragedCheckpoints.read(self.checkpoints_dir))[0]
         names = tuple(checkpoint.path.name for checkpoint in ranked)
-        if score is None:
+        if compute_error is None:
             averaged = AveragedCheckpoints(names, names, {})
             self._write_choice(averaged)
         elif earlier is not None and earlier.of == names:
             averaged = earlier
         else:
 
-            def score_mean(count: int) -> float:
+            def error_of_mean(count: int) -> float:
                 self._load_mean(ranked[:count])
-                return score()
+                return compute_error()
 
-            averaged = choose_averaged(ranked, score_mean)
+            averaged = choose_averaged(ranked, error_of_mean)
             self._write_choice(averaged)
         self._load_mean(ranked[: len(averaged.checkpoints)])
         return averaged

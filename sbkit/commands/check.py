@@ -9,8 +9,8 @@ from sbkit.base.files import to_json
 from sbkit.base.messages import printable_json
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import CHECKS, check_planned_run, summary
-from sbkit.check.cost import COST_STEP
-from sbkit.check.learn import LEARN_STEP, check_learning
+from sbkit.check.cost import COST
+from sbkit.check.learn import LEARNING_TEST, check_learning
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.check.settings import INITIAL_WEIGHTS
 from sbkit.config.overrides import parse_overrides
@@ -30,8 +30,8 @@ def check(options: Namespace) -> int:
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
     with PlannedRun(options.yaml, overrides, target=target) as planned:
         findings = check_planned_run(planned, checks)
-    cost = planned.results.get(COST_STEP)  # None if it could not be measured
-    test = planned.results.get(LEARN_STEP)  # None if it was not made, or if no step can run
+    cost = planned.results.get(COST)  # None if it could not be measured
+    test = planned.results.get(LEARNING_TEST)  # None if it was not made, or if no step can run
     if options.json:
         record: dict[str, object] = {"findings": [finding.as_record() for finding in findings]}
         if cost is not None:

@@ -23,13 +23,18 @@ from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import Service
 from sbkit.serve.middleware import Keys, Limits, Metrics, State
-from sbkit.serve.recognizer import Recognizer, Workers
+from sbkit.serve.recognition import RecognitionService, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
 from sbkit.tasks.task import import_object
 
 ALIASES = {
-    Recognizer: ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1"),
+    RecognitionService: (
+        "gpt-transcribe",
+        "gpt-4o-transcribe",
+        "gpt-4o-mini-transcribe",
+        "whisper-1",
+    ),
     Voice: ("gpt-4o-mini-tts", "tts-1", "tts-1-hd"),
 }
 
@@ -100,7 +105,7 @@ def _open(
     detector: VoiceDetector | None,
     workers: Workers,
     metrics: Metrics,
-) -> Recognizer | Voice:
+) -> RecognitionService | Voice:
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:
@@ -109,7 +114,7 @@ def _open(
         return Voice(synthesizer, workers=workers, metrics=metrics)
     bundle = open_recognizer(folder, streaming="also", **recognizer_options(options))
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)
-    return Recognizer(
+    return RecognitionService(
         bundle,
         shapes=BatchShapes.table(bundle.config.sample_rate, batch_seconds=batch_seconds),
         wait_seconds=options.max_wait_ms / 1000,

@@ -30,7 +30,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.decoding.fit_weights import count_own_errors, error_of
 from sbkit.decoding.words import GREEDY
-from sbkit.evaluate.wer import UNIT_OF_RATE, Scores
+from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import (
     TOKENS,
@@ -227,15 +227,15 @@ def _fit(
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
     fitted = fit_bundle(bundle, decoder, sample, [*sets])
     assert fitted.weights is not None  # the new decoder has none yet, and uses some
-    after = fitted.weights.scores
+    after = fitted.weights.errors
     logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
     return fitted, error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
 
 
-def _describe(scores: Scores, by_words: bool) -> str:
+def _describe(errors: TextErrors, by_words: bool) -> str:
     return ", ".join(
         f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
-        for rate, counts in reversed(scores.counts_by_rate(include_wer=by_words).items())
+        for rate, counts in reversed(errors.counts_by_rate(include_wer=by_words).items())
     )
 
 

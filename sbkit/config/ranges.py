@@ -44,7 +44,7 @@ class Range:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(Range):
+class TextValue(Range):
     """Text or null; the options also allow false, a list of texts, or a mapping to texts."""
 
     advice: str = "Write a number as text, in two kinds of quotes: '\"2024\"'."
@@ -88,8 +88,8 @@ RANGES = {  # of the keys of every run; a class declares the ranges of its argum
     "lr": NON_NEGATIVE,
     "weight_decay": NON_NEGATIVE,
     "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or below 0
-    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Text()),
-    "init_from_differs": Text(or_list=True),
+    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), TextValue()),
+    "init_from_differs": TextValue(or_list=True),
     "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
 }
 RANGES_OF_OTHER_CLASSES = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}

@@ -5,15 +5,16 @@ log-probabilities and reference texts -> a sample of them (`sample.py`) -> weigh
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.fit_confidence import FittedConfidence, fit_confidences
 from sbkit.decoding.fit_weights import FittedWeights, fit_weights
-from sbkit.decoding.sample import ValidationUtterance, no_ping
+from sbkit.decoding.sample import ValidationUtterance
 from sbkit.decoding.words import GREEDY, WordAligner
+from sbkit.logs.progress import Ping, no_ping
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def fit_decoder(
     *,
     splits: Sequence[str],
     by_words: bool,
-    ping: Callable[[str], object] = no_ping,
+    ping: Ping = no_ping,
     quiet: bool = False,
 ) -> FittedDecoder:
     """Fit the weights of a decoder, unless it has some, and the confidences of words.
@@ -78,7 +79,7 @@ def fit_decoder(
         utterances: this rank's share of `sample_utterances`.
         splits: the names of the validation sets.
         by_words: False for a language without spaces between words.
-        ping: called with "tuning" or "confidence" before each utterance, for a watchdog.
+        ping: called before each utterance.
         quiet: show no progress.
     """
     weights = None
@@ -88,7 +89,7 @@ def fit_decoder(
             utterances,
             splits=splits,
             by_words=by_words,
-            ping=lambda: ping("tuning"),
+            ping=ping,
             quiet=quiet,
         )
         decoder = decoder.with_weights(weights.weights)
@@ -97,7 +98,7 @@ def fit_decoder(
         decoder,
         utterances,
         by_words=by_words,
-        ping=lambda: ping("confidence"),
+        ping=ping,
         quiet=quiet,
     )
     sets = ", ".join(splits) or "no validation set"

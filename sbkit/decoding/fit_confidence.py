@@ -14,13 +14,13 @@ import numpy as np
 from sbkit.base.arrays import Bools, Counts, Float64s
 from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
 from sbkit.decoding.greedy import GreedyDecoder
-from sbkit.decoding.sample import Ping, ValidationUtterance
+from sbkit.decoding.sample import ValidationUtterance
 from sbkit.decoding.utterances import EXTRA_ERRORS, UTTERANCES, text_share, utterance_features
 from sbkit.decoding.words import FEATURES, GREEDY, Confidence, WordAligner, WordFeatures
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, count_errors, word_correctness
-from sbkit.logs.progress import progress_bar
+from sbkit.logs.progress import Ping, progress_bar
 
 # With 20 words, NCE on other clips was at worst 0.17. Utterances have half as many features.
 MIN_RIGHT_AND_WRONG = {"words": 20, "utterances": 10}
@@ -96,7 +96,7 @@ def fit_confidences(
     labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
     with progress_bar("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
         for utterance in utterances:
-            ping()
+            ping("confidence")
             advance(1)
             for name, one_decoder in decoders.items():
                 beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
@@ -135,9 +135,9 @@ def label_words(
     """Compare the decoded words of an utterance with its reference."""
     decoded = [word.text for word in words.words]
     right = word_correctness(reference.split(), decoded)
-    scores = count_errors(reference, " ".join(decoded))
-    errors = (scores.words if by_words else scores.characters).errors
-    return LabeledWords(reference, words.features, right, share, errors, scores.characters)
+    errors = count_errors(reference, " ".join(decoded))
+    counts = errors.words if by_words else errors.characters
+    return LabeledWords(reference, words.features, right, share, counts.errors, errors.characters)
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:

@@ -4,7 +4,7 @@ errors with trial weights -> a quadratic function of the weights -> where it is 
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,10 @@ from sbkit.base.arrays import Float64s
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights, LanguageModelDecoder
-from sbkit.decoding.sample import Ping, ValidationUtterance, no_ping
+from sbkit.decoding.sample import ValidationUtterance
 from sbkit.distributed.ranks import gather_over_ranks
-from sbkit.evaluate.wer import Scores, count_errors
-from sbkit.logs.progress import progress_bar
+from sbkit.evaluate.wer import TextErrors, count_errors
+from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -36,15 +36,15 @@ class FittedWeights:
     """
 
     weights: DecoderWeights
-    scores: Scores
+    errors: TextErrors
     by_words: bool = True
 
     def plain(self) -> dict[str, Any]:
         return {
             "weights": self.weights.plain(),
-            "CER": self.scores.cer,
-            **({"WER": self.scores.wer} if self.by_words else {}),
-            "utterances": self.scores.utterances,
+            "CER": self.errors.cer,
+            **({"WER": self.errors.wer} if self.by_words else {}),
+            "utterances": self.errors.utterances,
         }
 
 
@@ -64,11 +64,11 @@ def fit_weights(
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
 
-        def ping_and_advance() -> None:
-            ping()
+        def on_utterance() -> None:
+            ping("tuning")
             advance(1)
 
-        fitted = search_weights(decoder, utterances, by_words=by_words, ping=ping_and_advance)
+        fitted = search_weights(decoder, utterances, by_words=by_words, on_utterance=on_utterance)
     values = fitted.weights.plain()
     names = decoder.with_weights(fitted.weights).used_weights
     text = ", ".join(f"{name} {values[name]:g}" for name in names)
@@ -83,7 +83,7 @@ def search_weights(
     utterances: Sequence[ValidationUtterance],
     *,
     by_words: bool = True,
-    ping: Ping = no_ping,
+    on_utterance: Callable[[], object] = lambda: None,
 ) -> FittedWeights:
     """Choose weights with a low error, as `error_of` defines it.
 
@@ -101,49 +101,54 @@ def search_weights(
     ranges = decoder.weight_ranges
     quick_decoder = decoder.make_quick()
     trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
-    scores = count_all_errors(trials, utterances, ping)
-    if not scores[0].utterances:
+    errors = count_all_errors(trials, utterances, on_utterance)
+    if not errors[0].utterances:
         raise DataError(
             "The weights of a decoder are fitted to a validation set, but it is empty. Write the "
             "weights into the YAML, or name a set."
         )
-    smooth = _fit_quadratic(points, np.array([error_of(s, by_words=by_words) for s in scores]))
+    smooth = _fit_quadratic(
+        points, np.array([error_of(trial, by_words=by_words) for trial in errors])
+    )
     center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
     best = _weights_at(names, ranges, center)
-    (best_scores,) = count_all_errors([decoder.with_weights(best)], utterances, ping)
-    return FittedWeights(best, best_scores, by_words)
+    (best_errors,) = count_all_errors([decoder.with_weights(best)], utterances, on_utterance)
+    return FittedWeights(best, best_errors, by_words)
 
 
 def count_all_errors(
     decoders: Iterable[LanguageModelDecoder],
     utterances: Sequence[ValidationUtterance],
-    ping: Ping = no_ping,
-) -> list[Scores]:
-    """Decode with each decoder, and add the errors of all ranks; ping before each utterance."""
-    own_scores = [
-        count_own_errors(decoder, utterances, decoder.tokenizer, ping) for decoder in decoders
+    on_utterance: Callable[[], object] = lambda: None,
+) -> list[TextErrors]:
+    """Decode with each decoder, and add the errors of all ranks."""
+    own_errors = [
+        count_own_errors(decoder, utterances, decoder.tokenizer, on_utterance)
+        for decoder in decoders
     ]
-    return [sum(shares, Scores()) for shares in zip(*gather_over_ranks(own_scores), strict=True)]
+    return [
+        sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own_errors), strict=True)
+    ]
 
 
 def count_own_errors(
     decoder: Decoder,
     utterances: Sequence[ValidationUtterance],
     tokenizer: Tokenizer,
-    ping: Ping,
-) -> Scores:
+    on_utterance: Callable[[], object],
+) -> TextErrors:
     """Decode the utterances of this rank, and count their errors."""
-    scores = Scores()
+    errors = TextErrors()
     for utterance in utterances:
-        ping()
+        on_utterance()
         tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
-        scores += count_errors(utterance.text, tokenizer.decode(tokens))
-    return scores
+        errors += count_errors(utterance.text, tokenizer.decode(tokens))
+    return errors
 
 
-def error_of(scores: Scores, *, by_words: bool) -> float:
+def error_of(errors: TextErrors, *, by_words: bool) -> float:
     """Return the error that weights are chosen by: CER, plus WER in a language with words."""
-    return scores.cer + (scores.wer if by_words else 0)
+    return errors.cer + (errors.wer if by_words else 0)
 
 
 def _drops_word_model(decoder: LanguageModelDecoder, *, by_words: bool) -> bool:

@@ -4,7 +4,7 @@ Legend: U frames, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from sbkit.base.arrays import LogProbs
@@ -17,12 +17,7 @@ from sbkit.distributed.ranks import gather_over_ranks
 # because the model is uncertain, this is enough for three minutes of speech.
 MAX_SAMPLE_TOKENS = 60_000
 
-Ping = Callable[[], object]  # tells a watchdog that work goes on
 Order = tuple[str, str]  # the sort key of an utterance for filling a sample
-
-
-def no_ping(*_: object) -> None:
-    """Do nothing: there is no watchdog."""
 
 
 class ValidationUtterance(NamedTuple):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sbkit.evaluate.report import write_report as write_report
     from sbkit.evaluate.wer import ErrorCounts as ErrorCounts
     from sbkit.evaluate.wer import ScoredUtterance as ScoredUtterance
-    from sbkit.evaluate.wer import Scores as Scores
+    from sbkit.evaluate.wer import TextErrors as TextErrors
     from sbkit.evaluate.wer import count_errors as count_errors
 
 __getattr__ = lazy_names(
@@ -23,7 +23,7 @@ __getattr__ = lazy_names(
     ErrorCounts="wer",
     Interval="intervals",
     ScoredUtterance="wer",
-    Scores="wer",
+    TextErrors="wer",
     compare_runs="compare",
     count_errors="wer",
     write_report="report",

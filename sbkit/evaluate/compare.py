@@ -62,7 +62,7 @@ class ComparedRun(NamedTuple):
 
     def counts(self, rate: str) -> list[ErrorCounts]:
         return [
-            utterance.scores.counts_by_rate(include_wer=True)[rate] for utterance in self.utterances
+            utterance.errors.counts_by_rate(include_wer=True)[rate] for utterance in self.utterances
         ]
 
     def total(self, rate: str) -> ErrorCounts:

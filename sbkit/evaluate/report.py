@@ -189,8 +189,8 @@ def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> FigureDict:
     return {
         "id": first.id,
         "reference": first.reference,
-        "words": first.scores.words.reference_length,
-        "characters": first.scores.characters.reference_length,
+        "words": first.errors.words.reference_length,
+        "characters": first.errors.characters.reference_length,
         "seconds": first.seconds,
         "speaker": first.speaker,
         "clip": clips.get(first.id),
@@ -206,7 +206,7 @@ def _side(scored: ScoredUtterance) -> FigureDict:
         "hypothesis": scored.hypothesis,
         "marks": "".join(mark_pair(*pair) or "=" for pair in scored.aligned_units),
         "errors": scored.counts.errors,
-        "character_errors": scored.scores.characters.errors,
+        "character_errors": scored.errors.characters.errors,
         "heard": times if is_timed else None,
     }
 

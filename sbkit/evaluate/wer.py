@@ -61,11 +61,11 @@ class ErrorCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
-    """The error counts of one utterance or more; ``sum(scores, Scores())`` scores a split.
+class TextErrors:
+    """The errors of one text or more, in words and in characters; ``sum(errors, TextErrors())``.
 
-    >>> scores = count_errors("call the north office", "call the nor office")
-    >>> scores.words.errors, scores.wer, scores.characters.errors
+    >>> errors = count_errors("call the north office", "call the nor office")
+    >>> errors.words.errors, errors.wer, errors.characters.errors
     (1, 0.25, 2)
     """
 
@@ -73,8 +73,8 @@ class Scores:
     characters: ErrorCounts = ErrorCounts()
     utterances: int = 0
 
-    def __add__(self, other: "Scores") -> "Scores":
-        return Scores(
+    def __add__(self, other: "TextErrors") -> "TextErrors":
+        return TextErrors(
             words=self.words + other.words,
             characters=self.characters + other.characters,
             utterances=self.utterances + other.utterances,
@@ -138,13 +138,13 @@ class ScoredUtterance:
         return self.id, self.reference
 
     @cached_property
-    def scores(self) -> Scores:
+    def errors(self) -> TextErrors:
         return count_errors(self.reference, self.hypothesis)
 
     @property
     def counts(self) -> ErrorCounts:
         """Return the counts of words, or of characters in a language without spaces."""
-        return self.scores.words if self.by_words else self.scores.characters
+        return self.errors.words if self.by_words else self.errors.characters
 
     @property
     def aligned_units(self) -> "UnitPairs":
@@ -176,9 +176,9 @@ def pair_units(reference: str, hypothesis: str, *, by_words: bool = True) -> Uni
     return pairs
 
 
-def total_scores(scored: Iterable[ScoredUtterance]) -> Scores:
-    """Add the scores of a whole split."""
-    return sum((utterance.scores for utterance in scored), Scores())
+def total_errors(scored: Iterable[ScoredUtterance]) -> TextErrors:
+    """Add the errors of a whole split."""
+    return sum((utterance.errors for utterance in scored), TextErrors())
 
 
 def greedy_shares(scored: Iterable[ScoredUtterance]) -> dict[str, float]:
@@ -193,7 +193,7 @@ def greedy_shares(scored: Iterable[ScoredUtterance]) -> dict[str, float]:
     return {BLANK_FRAMES: blanks / max(frames, 1), TOKENS_WRITTEN: written / max(expected, 1)}
 
 
-def count_errors(reference: str, hypothesis: str) -> Scores:
+def count_errors(reference: str, hypothesis: str) -> TextErrors:
     """Count word and character errors of one utterance; either side may be empty.
 
     White space separates words, and any run of it counts as one space. Characters are code points,
@@ -201,7 +201,7 @@ def count_errors(reference: str, hypothesis: str) -> Scores:
     """
     reference_words = reference.split()
     hypothesis_words = hypothesis.split()
-    return Scores(
+    return TextErrors(
         words=_count_edits(reference_words, hypothesis_words),
         characters=_count_edits(" ".join(reference_words), " ".join(hypothesis_words)),
         utterances=1,

@@ -31,10 +31,10 @@ from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     FigureDict,
     ScoredUtterance,
-    Scores,
+    TextErrors,
     all_have_word_boundaries,
     format_alignment,
-    total_scores,
+    total_errors,
     word_correctness,
 )
 from sbkit.text.word import Word
@@ -82,18 +82,18 @@ def suspicious_transcripts(scored: Sequence[ScoredUtterance]) -> list[ScoredUtte
     The rank is the CER times the mean confidence of the words. A model that recognizes few
     utterances, or has no calibrated confidences, suspects none.
     """
-    if not scored or total_scores(scored).cer > MAX_RELIABLE_CER:
+    if not scored or total_errors(scored).cer > MAX_RELIABLE_CER:
         return []
     typical = median(map(mean_confidence, scored))
     min_confidence = max(MIN_CONFIDENCE, MIN_CONFIDENCE_SHARE * typical)
     suspects = [
         utterance
         for utterance in scored
-        if utterance.scores.cer >= MIN_SUSPICIOUS_CER
+        if utterance.errors.cer >= MIN_SUSPICIOUS_CER
         and len(utterance.hypothesis) >= MIN_SUSPICIOUS_CHARACTERS
         and mean_confidence(utterance) >= min_confidence
     ]
-    return sorted(suspects, key=lambda u: (-u.scores.cer * mean_confidence(u), u.id))
+    return sorted(suspects, key=lambda u: (-u.errors.cer * mean_confidence(u), u.id))
 
 
 def mean_confidence(utterance: ScoredUtterance) -> float:
@@ -105,7 +105,7 @@ def mean_confidence(utterance: ScoredUtterance) -> float:
 def _write_suspects(path: Path, suspects: Iterable[ScoredUtterance]) -> None:
     lines = ["id\tCER\tconfidence\treference\thypothesis"]
     for utterance in suspects:
-        rates = (f"{utterance.scores.cer:.3f}", f"{mean_confidence(utterance):.3f}")
+        rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
         texts = (utterance.reference, utterance.hypothesis)
         lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
     write_text_atomically(path, "\n".join(lines) + "\n")
@@ -121,16 +121,16 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
         return -utterance.counts.errors, -utterance.counts.rate, utterance.id
 
     worst_first = sorted(scored, key=rank)
-    scores = total_scores(worst_first)
+    errors = total_errors(worst_first)
     by_words = all_have_word_boundaries(worst_first)
     rates = [
         f"{rate} {100 * counts.rate:.2f} % ({counts.errors} errors / {counts.reference_length} "
         f"{UNIT_OF_RATE[rate]}: {counts.substitutions} S, {counts.deletions} D, "
         f"{counts.insertions} I)"
-        for rate, counts in scores.counts_by_rate(include_wer=by_words).items()
+        for rate, counts in errors.counts_by_rate(include_wer=by_words).items()
     ]
     legend = (
-        f"Utterances: {scores.utterances}, the worst first. "
+        f"Utterances: {errors.utterances}, the worst first. "
         "S: substituted, D: deleted, I: inserted, *: no counterpart."
     )
     normalized = normalized_of(worst_first)
@@ -143,7 +143,7 @@ def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
 
 
 def _describe_utterance(utterance: ScoredUtterance) -> str:
-    by_rate = utterance.scores.counts_by_rate(include_wer=utterance.by_words)
+    by_rate = utterance.errors.counts_by_rate(include_wer=utterance.by_words)
     rates = [f"{rate} {100 * counts.rate:.2f} % ({counts})" for rate, counts in by_rate.items()]
     text = f"{printable(utterance.id)}: {', '.join(rates)}\n"
     lines = format_alignment(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
@@ -191,7 +191,7 @@ def _describe_word_counts(
 
 def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
     by_words = all_have_word_boundaries(scored)
-    counts = total_scores(scored).counts_by_rate(include_wer=by_words)
+    counts = total_errors(scored).counts_by_rate(include_wer=by_words)
     return ", ".join(
         f"{rate} {100 * counts[rate].rate:.1f} % ({counts[rate]} {UNIT_OF_RATE[rate]}; {interval})"
         for rate, interval in _intervals(scored).items()
@@ -203,7 +203,7 @@ def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
     greedy = greedy_of(scored)
     texts = [utterance.hypothesis.strip() for utterance in greedy or scored]
     num_written = sum(map(len, texts))
-    num_spoken = total_scores(scored).characters.reference_length
+    num_spoken = total_errors(scored).characters.reference_length
     if num_written < MAX_SILENT_SHARE * num_spoken:
         cause = "; the beam's words come from its language model" if greedy else ""
         yield (
@@ -257,7 +257,7 @@ def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
 
 def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates, counts, intervals and calibration of one decoder."""
-    figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
+    figures = rates_and_counts(total_errors(scored), by_words=all_have_word_boundaries(scored))
     figures |= _interval_figures(scored)
     if scored and scored[0].normalizer:
         figures["normalizer"] = scored[0].normalizer
@@ -272,11 +272,11 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     return figures
 
 
-def rates_and_counts(scores: Scores, *, by_words: bool = True) -> FigureDict:
+def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict:
     """Return the rates of a test set with their counts; the WER only if ``by_words``."""
-    by_rate = scores.counts_by_rate(include_wer=by_words)
+    by_rate = errors.counts_by_rate(include_wer=by_words)
     figures: FigureDict = {rate: counts.rate for rate, counts in by_rate.items()}
-    figures["utterances"] = scores.utterances
+    figures["utterances"] = errors.utterances
     for rate, counts in by_rate.items():
         figures[UNIT_OF_RATE[rate]] = counts.reference_length
     for rate, counts in by_rate.items():
@@ -286,14 +286,14 @@ def rates_and_counts(scores: Scores, *, by_words: bool = True) -> FigureDict:
 
 def slice_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a part of a test set with their lengths and 95 % intervals."""
-    all_figures = rates_and_counts(total_scores(scored), by_words=all_have_word_boundaries(scored))
+    all_figures = rates_and_counts(total_errors(scored), by_words=all_have_word_boundaries(scored))
     figures: FigureDict = {}
     for name in ("CER", "WER", "words", "characters"):
         if name in all_figures:
             figures[name] = all_figures[name]
     normalized = normalized_of(scored)
     if normalized:
-        counts = total_scores(normalized).counts_by_rate(include_wer="WER" in figures)
+        counts = total_errors(normalized).counts_by_rate(include_wer="WER" in figures)
         figures |= {f"normalized_{rate}": counts[rate].rate for rate in counts}
     return figures | _interval_figures(scored)
 
@@ -306,9 +306,9 @@ def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
     groups = group_by_speaker(
         [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
     )
-    rates = {"CER": [utterance.scores.characters for utterance in scored]}
+    rates = {"CER": [utterance.errors.characters for utterance in scored]}
     if all_have_word_boundaries(scored):
-        rates["WER"] = [utterance.scores.words for utterance in scored]
+        rates["WER"] = [utterance.errors.words for utterance in scored]
     return {rate: interval_of(counts, groups) for rate, counts in rates.items()}
 
 
@@ -342,7 +342,7 @@ def _to_row(utterance: ScoredUtterance) -> FigureDict:
         "hypothesis": utterance.hypothesis,
         "by_words": utterance.by_words,
     }
-    by_rate = utterance.scores.counts_by_rate(include_wer=utterance.by_words)
+    by_rate = utterance.errors.counts_by_rate(include_wer=utterance.by_words)
     for rate, counts in by_rate.items():
         row[f"reference_{UNIT_OF_RATE[rate]}"] = counts.reference_length
         row[ERROR_KEYS[rate]] = counts.by_kind()

@@ -23,7 +23,7 @@ from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import GREEDY
-from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.evaluate.wer_report import rates_and_counts
 from sbkit.export.traced import TrainedModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
@@ -178,8 +178,8 @@ class Comparison:
     bundle: TorchBundle
     grid: Agreement = field(default_factory=Agreement)
     clips: Agreement = field(default_factory=Agreement)
-    errors: Scores = field(default_factory=Scores)
-    trained_errors: Scores = field(default_factory=Scores)
+    errors: TextErrors = field(default_factory=TextErrors)
+    trained_errors: TextErrors = field(default_factory=TextErrors)
     other_words: int = 0
     failure: str = ""
 
@@ -243,8 +243,8 @@ class Comparison:
                 )
         name = "WER" if self.bundle.config.has_words else "CER"
         rate, trained_rate = (
-            scores.wer if name == "WER" else scores.cer
-            for scores in (self.errors, self.trained_errors)
+            errors.wer if name == "WER" else errors.cer
+            for errors in (self.errors, self.trained_errors)
         )
         # Rounded, because 4 of 400 words are a bit above 0.01.
         if round(rate - trained_rate, 6) > MAX_WER_DIFFERENCE:

@@ -64,7 +64,7 @@ def _temporary_level(level: int, *, logger_name: str | None = None) -> Iterator[
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Drop the messages in a block, for example while `sbkit check` tries the steps of a run.
+    """Drop the messages in a block, for example while `sbkit check` prepares a run.
 
     Loggers with a level of their own, such as the progress logger, still log.
     """

@@ -1,4 +1,4 @@
-"""Show progress and the time left: live on a terminal, otherwise as lines of the log."""
+"""Show progress live on a terminal or as lines of the log, and tell a watchdog of it."""
 
 import logging
 import sys
@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -23,6 +24,20 @@ LINE_SECONDS = 60.0  # between two lines of the log
 REFRESH_SECONDS = 0.2  # between two updates of a bar
 
 Clock = Callable[[], float]
+
+
+class Ping(Protocol):
+    """Tells a watchdog where the work is: its phase, and the ids of the utterances worked on.
+
+    Returns whether the work is to stop.
+    """
+
+    def __call__(self, phase: str, utterances: Sequence[str] = ()) -> bool: ...
+
+
+def no_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
+    """Return False: there is no watchdog, and nothing stops the work."""
+    return False
 
 
 @contextmanager

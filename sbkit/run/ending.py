@@ -11,7 +11,6 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import datasets
@@ -40,7 +39,7 @@ from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.runtime.test_sets import BATCH_SECONDS
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.brain import Brain
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +50,14 @@ class RunEnding:
     brain: of the run, after `fit`.
     """
 
-    def __init__(self, run: Run, brain: Brain) -> None:
-        self._run = run
+    def __init__(self, setup: RunSetup, brain: Brain) -> None:
+        self._setup = setup
         self._brain = brain
-        self._loaders = run.make_loaders()
-        self._folder = run.folder / BUNDLE
-        self._batch_seconds: float = run.knobs.get("eval_batch_seconds", BATCH_SECONDS)
+        self._loaders = setup.make_loaders()
+        self._folder = setup.folder / BUNDLE
+        self._batch_seconds: float = setup.knobs.get("eval_batch_seconds", BATCH_SECONDS)
 
-    def take(self) -> None:
+    def finish(self) -> None:
         """Export the run and test the bundle."""
         brain = self._brain
         with brain.guarded():
@@ -80,10 +79,10 @@ class RunEnding:
         """
         self._brain.ping("export")
         with main_rank_first():
-            if rank() == 0 and is_outdated(self._run.folder):
+            if rank() == 0 and is_outdated(self._setup.folder):
                 shutil.rmtree(self._folder, ignore_errors=True)
                 try:
-                    write_bundle(self._run.folder, self._folder)
+                    write_bundle(self._setup.folder, self._folder)
                 except (BundleError, ConfigError) as error:
                     logger.warning(
                         "note: the checkpoint itself is tested, by the metrics of a validation, "
@@ -92,19 +91,19 @@ class RunEnding:
         self._brain.ping("export")
         if not self._folder.exists():
             return None
-        precision = self._run.knobs.get("eval_precision", "fp32")
+        precision = self._setup.knobs.get("eval_precision", "fp32")
         bundle = load_bundle(
             self._folder,
             user_modules=modules_of_bundle(self._folder),
             placement=Placement(self._brain.device, precision),
         )
-        return replace(bundle, ping=partial(self._brain.ping, "test"))
+        return replace(bundle, ping=self._brain.ping)
 
     def fit(self, bundle: TorchBundle) -> TorchBundle:
         """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
-        decoder = declared_decoder(self._run.build_hparams())
+        decoder = declared_decoder(self._setup.build_hparams())
         if not self._is_fitted(bundle, decoder):
-            valid = self._run.prepare_splits().valid
+            valid = self._setup.prepare_splits().valid
             rescores = decoder is not None and decoder.attention_rescoring
             quiet = self._brain.noprogressbar
             sample = sample_validation(
@@ -112,7 +111,7 @@ class RunEnding:
                 valid,
                 with_attention=rescores,
                 batch_seconds=self._batch_seconds,
-                ping=partial(self._brain.ping, "encoding"),
+                ping=self._brain.ping,
                 quiet=quiet,
             )
             self._brain.leave_if_asked()
@@ -121,7 +120,7 @@ class RunEnding:
             )
             with main_rank_first():
                 if rank() == 0:
-                    models = None if decoder is None else self._run.folder / LANGUAGE_MODELS_FILE
+                    models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
                     set_decoder(self._folder, self._folder, fitted, models)
         self._brain.leave_if_asked()
         contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
@@ -135,7 +134,7 @@ class RunEnding:
             return decoder is bundle.decoder
         if decoder.needs_tuning:
             decoder = decoder.copy_with(weights=bundle.decoder.weights)
-        folders = (self._run.folder, self._folder)
+        folders = (self._setup.folder, self._folder)
         models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in folders}
         return decoder.plain() == bundle.decoder.plain() and len(models) == 1
 
@@ -144,12 +143,12 @@ class RunEnding:
         brain = self._brain
         rows = self._loaders.splits.test[name]
         if bundle is not None and bundle.task.scorer.score is not None:
-            label = self._run.knobs.get("label")
+            label = self._setup.knobs.get("label")
             scorer = BundleScorer(bundle, label=label, batch_seconds=self._batch_seconds)
             scored = scorer.score(
                 name,
                 rows,
-                ping=partial(brain.ping, "test"),
+                ping=brain.ping,
                 quiet=brain.noprogressbar,
                 max_batches=brain.max_evaluated_batches,
             )
@@ -165,17 +164,17 @@ class RunEnding:
 
     def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
         """Write the results into the run folder, and log a line for each test set."""
-        run, brain = self._run, self._brain
-        task = run.load_recipe().task
+        setup, brain = self._setup, self._brain
+        task = setup.load_recipe().task
         report = TestReport(
-            run.folder,
+            setup.folder,
             task,
-            sample_rate=run.knobs["sample_rate"],
-            labels=run.prepare_labels(),
+            sample_rate=setup.knobs["sample_rate"],
+            labels=setup.prepare_labels(),
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
-            report_by=run.knobs.get("report_by") or (),
-            ping=partial(brain.ping, "report"),
+            report_by=setup.knobs.get("report_by") or (),
+            ping=brain.ping,
             quiet=brain.noprogressbar,
         )
         for scored in sets:
@@ -193,15 +192,15 @@ class RunEnding:
         report.write(
             known_words=_training_words(train) if task.predicts == "text" else None,
             notes=[facts, describe_provenance(provenance)],
-            model=str(run.folder),
-            **{SETTINGS: read_records(run.folder).get(SETTINGS), PROVENANCE: provenance},
+            model=str(setup.folder),
+            **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},
             parameters=parameters,
             train_seconds=round(training.train_seconds, 1),
             audio_seconds=round(training.audio_seconds, 1),
             rtfx=speed and round(speed, 1),
             device=str(brain.device),
         )
-        draw_curves(run.folder / LOG_FILE, run.folder / "curves.png", brain.evaluator.metrics)
+        draw_curves(setup.folder / LOG_FILE, setup.folder / "curves.png", brain.evaluator.metrics)
         for scored in sets:
             logger.info(f"{report.describe(scored)}, {weights}")
         for note in report.notes:
@@ -215,7 +214,7 @@ class RunEnding:
     def _log(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
         """Write the metrics of each test set into the log of the run."""
         brain = self._brain
-        run_log = RunLog(self._run.folder, resume_step=brain.optimizer_step)
+        run_log = RunLog(self._setup.folder, resume_step=brain.optimizer_step)
         epoch = brain.hparams.epoch_counter.limit
         for name, entry in entries.items():
             metrics = {

@@ -3,7 +3,7 @@
 rows -> log-probabilities of a sample -> weights of the decoder, and confidences of words
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import datasets
@@ -12,11 +12,11 @@ from sbkit.base.units import seconds_to_samples
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.decoder import LanguageModelDecoder
 from sbkit.decoding.fit import FittedDecoder, fit_decoder
-from sbkit.decoding.sample import ValidationUtterance, no_ping, order_of, sample_utterances
+from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
 from sbkit.distributed.ranks import world_size
-from sbkit.logs.progress import progress_bar
+from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.runtime.segments import longest_whole
-from sbkit.runtime.test_sets import BATCH_SECONDS, Ping, keep_on, read_whole_clips
+from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 
 # Of audio of each set: the tokens of a sample, if each frame of 40 ms has one.
@@ -29,7 +29,7 @@ def sample_validation(
     *,
     with_attention: bool,
     batch_seconds: float = BATCH_SECONDS,
-    ping: Ping = keep_on,
+    ping: Ping = no_ping,
     quiet: bool = False,
 ) -> list[ValidationUtterance]:
     """Return this rank's part of a sample of the validation sets, with log-probabilities.
@@ -41,9 +41,9 @@ def sample_validation(
     title, total = "encoding the validation sets", sum(map(len, sets.values()))
     with progress_bar(title, total, quiet=quiet) as advance:
 
-        def advance_and_ping(ids: Sequence[str]) -> bool:
-            advance(world_size() * len(ids))
-            return ping(ids)
+        def advance_and_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
+            advance(world_size() * len(utterances))
+            return ping(phase, utterances)
 
         utterances = _encode(bundle, sets, with_attention, batch_seconds, advance_and_ping)
         return sample_utterances(utterances, bundle.tokenizer.silent)
@@ -68,7 +68,7 @@ def _encode(
         selected = rows.select(sorted(order[: max(1, fits.sum())]))
         for batch in read_whole_clips(selected, rate, batch_seconds=batch_seconds):
             clips = [*batch.values()]
-            if ping([clip["id"] for clip in clips]):
+            if ping("encoding", [clip["id"] for clip in clips]):
                 return
             encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
             for clip, encoded in zip(clips, encoded_clips, strict=True):
@@ -88,13 +88,12 @@ def fit_bundle(
     sample: Sequence[ValidationUtterance],
     splits: Sequence[str],
     *,
-    ping: Callable[[str], object] = no_ping,
+    ping: Ping = no_ping,
     quiet: bool = False,
 ) -> FittedDecoder:
     """Fit a decoder to a sample of the validation sets ``splits``; all ranks return the same.
 
     decoder: None for greedy decoding, which has only confidences.
-    ping: called with "tuning" or "confidence" before each utterance, for a watchdog.
     """
     word_lm = None if decoder is None else decoder.language_models.words
     return fit_decoder(

@@ -35,7 +35,7 @@ def model_options(options: Namespace) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class OpenBundle(Bundle):
+class ThreadedBundle(Bundle):
     """A bundle whose model has a thread of its own."""
 
     model: ModelThread
@@ -50,7 +50,7 @@ def open_model(
     compile: str | None = None,
     streaming: StreamingUse = "no",
     user_modules: frozenset[str] = frozenset(),
-) -> OpenBundle:
+) -> ThreadedBundle:
     """Read a bundle, and make its model in a `ModelThread`.
 
     device, runtime, precision, compile, user_modules: as for `Transcriber.load`.
@@ -94,7 +94,7 @@ def open_model(
             compilation=compilation,
         )
 
-    return OpenBundle.from_contents(contents, ModelThread(make))
+    return ThreadedBundle.from_contents(contents, ModelThread(make))
 
 
 def _load_onnx(

@@ -16,10 +16,10 @@ from sbkit.distributed.ranks import gather_over_ranks, world_size
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.seen import describe_seen
-from sbkit.logs.progress import progress_bar
+from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.test_report import ScoredSet
-from sbkit.runtime.test_sets import BATCH_SECONDS, Ping, keep_on, read_whole_clips
+from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.task import Task
 from sbkit.text.normalizers import named_normalizer
@@ -65,13 +65,13 @@ class BundleScorer:
         name: str,
         rows: datasets.Dataset,
         *,
-        ping: Ping = keep_on,
+        ping: Ping = no_ping,
         quiet: bool = False,
         max_batches: int | None = None,
     ) -> ScoredSet:
         """Score a test set on all ranks, the shortest clips first; rows without label are left out.
 
-        ping: called with the ids of each batch; if it returns True, the other batches are left out.
+        ping: called before each batch; if it returns True, the other batches are left out.
         max_batches: of each rank, to debug; None for all.
         """
         labeled = rows
@@ -139,7 +139,7 @@ def score_rows(
     *,
     title: str = "scoring",
     batch_seconds: float = BATCH_SECONDS,
-    ping: Ping = keep_on,
+    ping: Ping = no_ping,
     quiet: bool = False,
     max_batches: int | None = None,
 ) -> dict[int, Result]:
@@ -151,7 +151,7 @@ def score_rows(
             batch_rows = [*batch.values()]
             clips = [row["audio"] for row in batch_rows]
             ids = [row["id"] for row in batch_rows]
-            if ping(ids):
+            if ping("test", ids):
                 break
             with model_errors_as_bundle_errors(", ".join(ids[:3])):
                 results |= zip(batch, score(batch_rows, clips), strict=True)

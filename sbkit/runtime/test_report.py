@@ -16,8 +16,7 @@ from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.logs.metric import Metrics, describe_values
-from sbkit.logs.progress import progress_bar
-from sbkit.runtime.test_sets import Ping, keep_on
+from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.tasks.task import Labels, Task
 
 
@@ -40,7 +39,7 @@ class TestReport:
         labels: of the model.
         sample_rate: of the rows, in Hz.
         report_by: columns that slice the test sets.
-        ping: called with the id of each clip that is read.
+        ping: called before each clip that is read.
         quiet: show no progress.
     """
 
@@ -56,7 +55,7 @@ class TestReport:
         metrics: Metrics | None = None,
         measure: Callable[[Sequence[Any]], Mapping[str, float]] | None = None,
         report_by: Sequence[str] = (),
-        ping: Ping = keep_on,
+        ping: Ping = no_ping,
         quiet: bool = False,
     ) -> None:
         self.folder = folder
@@ -113,7 +112,7 @@ class TestReport:
 
     def _watched_clips(self, rows: datasets.Dataset) -> Iterator[Samples]:
         for id, clip in zip(rows["id"][:], read_clips(rows, range(len(rows))), strict=True):
-            self._ping([id])
+            self._ping("report", [id])
             yield clip
 
     @property
@@ -146,7 +145,7 @@ class TestReport:
         with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:
             return encode_clips(
                 self._rows[name],
-                (id for id in ids if not self._ping([id]) and advance(1) is None),
+                (id for id in ids if not self._ping("report", [id]) and advance(1) is None),
                 sample_rate=self._rate,
                 max_seconds=MAX_CLIP_SECONDS,
                 max_characters=max_characters,

@@ -1,7 +1,7 @@
 """Test sets: those of a run, or tables and folders; and batches of whole utterances."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -28,13 +28,6 @@ from sbkit.train.recipe import load_recipe
 logger = logging.getLogger(__name__)
 
 BATCH_SECONDS = 120.0  # of padded audio
-# Tells a watchdog which utterances are worked on; returns whether the work is to stop.
-Ping = Callable[[Sequence[str]], bool]
-
-
-def keep_on(ids: Sequence[str]) -> bool:
-    """Return False: there is no watchdog, and nothing stops the work."""
-    return False
 
 
 def read_whole_clips(

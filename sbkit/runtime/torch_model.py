@@ -30,6 +30,7 @@ from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingMode
 from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.decoding.clips import DecoderInput
 from sbkit.distributed.device import DTYPES, Placement
+from sbkit.logs.progress import Ping, no_ping
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, StreamingNetwork, streaming_network
@@ -341,7 +342,7 @@ class TorchBundle(Bundle):
     """
 
     model: TorchModel
-    ping: Callable[[], object] = lambda: None
+    ping: Ping = no_ping
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
@@ -370,7 +371,7 @@ class TorchBundle(Bundle):
         ]
 
     def _encode_segment(self, segment: Segment) -> Encoded:
-        self.ping()
+        self.ping("test")
         return self.model.encode([segment.samples])[0]
 
     def classify(self, clips: Sequence[Samples]) -> Float32s:

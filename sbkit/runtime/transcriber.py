@@ -37,7 +37,7 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.clips import DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
-from sbkit.runtime.runtimes import OpenBundle, open_model
+from sbkit.runtime.runtimes import ThreadedBundle, open_model
 from sbkit.runtime.segments import Segment, Segmenter
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalization import join_segments
@@ -109,7 +109,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def __init__(
         self,
         *,
-        bundle: OpenBundle,
+        bundle: ThreadedBundle,
         times: bool = True,
         read_ahead_seconds: float = READ_AHEAD_SECONDS,
         detector: VoiceDetector | None = None,
@@ -386,7 +386,7 @@ def default_batch_seconds(effective: Effective) -> float:
 
 def open_recognizer(
     folder: Path, *, decoder: str | None = None, hotwords: str | None = None, **options: Any
-) -> OpenBundle:
+) -> ThreadedBundle:
     """Open a bundle of a recognizer, with the options of `Transcriber.load`."""
     opened = open_model(folder, **options)
     try:

@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
-from sbkit.runtime.runtimes import OpenBundle, open_model
+from sbkit.runtime.runtimes import ThreadedBundle, open_model
 from sbkit.tasks.voice_activity import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
@@ -108,7 +108,7 @@ class VoiceDetector:
         """
         if str(name) == SILERO:
             return cls(SileroModel(), SpeechRules(onset=0.5, offset=0.35))
-        return cls(BundleModel(open_model(Path(name), streaming="only", **options)))
+        return cls(BundleSpeechModel(open_model(Path(name), streaming="only", **options)))
 
     def require_rate(self, sample_rate: int) -> None:
         """Raise ConfigError if the model does not take audio at this rate in Hz."""
@@ -175,10 +175,10 @@ class VoiceDetector:
         return samples_to_seconds(frames * self.model.step, self.model.sample_rate)
 
 
-class BundleModel:
+class BundleSpeechModel:
     """The model of a bundle in its thread, as a `SpeechModel`."""
 
-    def __init__(self, bundle: OpenBundle) -> None:
+    def __init__(self, bundle: ThreadedBundle) -> None:
         bundle.task.require_prediction("speech", command="transcribe --vad")
         self._thread = bundle.model
         self.sample_rate = bundle.config.sample_rate

@@ -30,7 +30,7 @@ from sbkit.serve.middleware import (
     request_facts,
     wrong_field,
 )
-from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
 from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
@@ -85,7 +85,7 @@ TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole nu
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
-Engine = TypeVar("Engine", bound=Recognizer | Voice)
+Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class ServedModel:
     """A served bundle."""
 
     name: str  # of the bundle's folder
-    engine: Recognizer | Voice
+    engine: RecognitionService | Voice
     created: int = 0  # the time of the export, in seconds since 1970
     readme: str = ""  # the model card
 
@@ -137,13 +137,13 @@ class ServedModels:
         request_facts.get({})["model"] = name
         return engines[name]
 
-    def pick_recognizer(self, name: str, languages: Sequence[Json]) -> Recognizer:
+    def pick_recognizer(self, name: str, languages: Sequence[Json]) -> RecognitionService:
         """Return the recognizer with a name.
 
         Raises ApiError if the request names languages, but neither the recognizer's nor auto. A
         recognizer whose language is und (undetermined) accepts all languages.
         """
-        recognizer = self.pick(Recognizer, name)
+        recognizer = self.pick(RecognitionService, name)
         model_language = language_code(recognizer.language or "und")
         tags = [tag for language in languages if (tag := str(language or "").strip())]
         codes = {*map(language_code, tags)}
@@ -188,7 +188,7 @@ class TranscriptionRequest:
     """The fields of a request for a transcript."""
 
     file: UploadFile
-    recognizer: Recognizer
+    recognizer: RecognitionService
     response_format: str
     granularities: Sequence[str]  # of verbose_json: segment, word
     phrases: tuple[str, ...]  # of the prompt; the decoder expects them
@@ -275,7 +275,7 @@ class SessionOptions:
     """The options of a realtime session."""
 
     echoed_options: Mapping[str, Json]  # all options, as the client gets them in ``audio.input``
-    recognizer: Recognizer
+    recognizer: RecognitionService
     audio_format: AudioFormat
     phrases: tuple[str, ...]  # of the prompt and the keywords; the decoder expects them
     silence_seconds: float | None  # silence that ends a turn; None if only the client ends turns

@@ -48,7 +48,7 @@ from sbkit.serve.middleware import (
     too_large,
 )
 from sbkit.serve.realtime import RealtimeSession
-from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import Voice
 
 TRANSCRIPTIONS, SPEECH = "/v1/audio/transcriptions", "/v1/audio/speech"
@@ -80,7 +80,7 @@ class Service:
         """Make the application, for clients with one of the keys."""
         state = self.state
         engines = [model.engine for model in self.models.models]
-        batchers = [engine.batcher for engine in engines if isinstance(engine, Recognizer)]
+        batchers = [engine.batcher for engine in engines if isinstance(engine, RecognitionService)]
         self.metrics.show("requests_in_flight", "arriving or not done", lambda: state.in_flight)
         self.metrics.show("sessions_open", "realtime sessions", lambda: state.sessions)
         self.metrics.show("queued_segments", "waiting for a model", lambda: sum(map(len, batchers)))
@@ -153,7 +153,7 @@ class Service:
 
     async def _realtime(self, socket: WebSocket) -> None:
         self.state.require_ready()
-        self.models.pick(Recognizer, socket.query_params.get("model", ""))
+        self.models.pick(RecognitionService, socket.query_params.get("model", ""))
         if self.state.sessions >= (limit := self.limits.max_sessions):
             raise ApiError(429, f"{limit} sessions are open, the limit. Try again later.")
         session = RealtimeSession(
@@ -202,7 +202,7 @@ class Service:
         """Describe all recognizers and voices for the page."""
         cards: dict[str, list[JsonObject]] = {"recognizers": [], "voices": []}
         for model in self.models.models:
-            is_recognizer = isinstance(model.engine, Recognizer)
+            is_recognizer = isinstance(model.engine, RecognitionService)
             cards["recognizers" if is_recognizer else "voices"].append(_describe(model))
         return JSONResponse({"status": self.state.phase, **cards})
 
@@ -226,7 +226,7 @@ def _describe(model: ServedModel) -> JsonObject:
     rate = model.engine.sample_rate
     card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
     card["effective"] = asdict(engine.effective)
-    if isinstance(engine, Recognizer):
+    if isinstance(engine, RecognitionService):
         card["language"], card["finds_turns"] = engine.language, engine.silence is not None
         chunks = engine.streaming and engine.streaming.chunks
         card["chunk_seconds"] = chunks and samples_to_seconds(chunks.step, rate)

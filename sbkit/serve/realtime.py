@@ -46,7 +46,7 @@ from sbkit.serve.middleware import (
     too_large,
     wrong_field,
 )
-from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.recognition import RecognitionService
 from sbkit.streaming.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
@@ -234,7 +234,7 @@ class RealtimeSession:
         await self._send("session.updated", session=self._plain())
 
     async def _configure(self, audio_input: JsonObject) -> None:
-        first, *_ = self._models.engines(Recognizer)
+        first, *_ = self._models.engines(RecognitionService)
         model = self._socket.query_params.get("model") or first
         self._options = options = SessionOptions.parse(audio_input, self._models, model)
         self._recognizer = options.recognizer

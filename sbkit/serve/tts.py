@@ -17,7 +17,7 @@ from sbkit.audio.resample import END, Resampler
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.serve.middleware import Metrics
-from sbkit.serve.recognizer import Workers
+from sbkit.serve.recognition import Workers
 
 MAX_SPEECH_SECONDS = 360  # of a request: 4,096 characters of plain words take 315
 WARM_UP_TEXT = "1, 2, 3."  # works in any language

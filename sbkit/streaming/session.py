@@ -24,7 +24,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.decoder import LanguageModelDecoder, StreamDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
-from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.transcriber import open_recognizer
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
@@ -72,7 +72,9 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
     initial_state: the model's state before the first sample of a session.
     """
 
-    def __init__(self, *, bundle: OpenBundle, endpoint_rules: EndpointRules | None = None) -> None:
+    def __init__(
+        self, *, bundle: ThreadedBundle, endpoint_rules: EndpointRules | None = None
+    ) -> None:
         """Use an open bundle, whose model has a thread of its own.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.clips import Recognition
-from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
@@ -117,8 +117,8 @@ def transcribe_rows(
 
 def measure_texts(results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
     """Return the CER and, of a language with spaces between words, the WER."""
-    scores = total_scores(results)
-    return {"CER": scores.cer} | ({"WER": scores.wer} if all_have_word_boundaries(results) else {})
+    errors = total_errors(results)
+    return {"CER": errors.cer} | ({"WER": errors.wer} if all_have_word_boundaries(results) else {})
 
 
 SPEECH_RECOGNITION = Task(

@@ -1,4 +1,4 @@
-"""Training: a recipe's steps, the Brain, one exact step, and what stops and resumes a run.
+"""Training: the setup of a run, the Brain, one exact step, and what stops and resumes a run.
 
 Names are imported on first use, so that importing this package does not import torch.
 """
@@ -10,17 +10,17 @@ from sbkit.base.imports import lazy_names
 if TYPE_CHECKING:
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
-    from sbkit.train.run import Run as Run
     from sbkit.train.schedule import NewBob as NewBob
     from sbkit.train.schedule import TriStage as TriStage
     from sbkit.train.schedule import WarmupCosine as WarmupCosine
+    from sbkit.train.setup import RunSetup as RunSetup
 
 __getattr__ = lazy_names(
     "sbkit.train",
     Brain="brain",
     NewBob="schedule",
     Recipe="recipe",
-    Run="run",
+    RunSetup="setup",
     TriStage="schedule",
     WarmupCosine="schedule",
 )

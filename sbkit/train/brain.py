@@ -97,7 +97,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
     Attributes:
-        loaders: loaders of the run, if a `Run` made the Brain.
+        loaders: loaders of the run, if a `RunSetup` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
@@ -324,13 +324,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._keeps_counters = False
         count = int(self._hparam("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
-            score = self._averaging_error if self._valid_set else None
+            compute_error = self._averaging_error if self._valid_set else None
             averaged = self.checkpointer.load_average(
-                count, score, max_key=max_key, min_key=min_key
+                count, compute_error, max_key=max_key, min_key=min_key
             )
             if averaged is not None:
                 self.num_averaged = len(averaged.checkpoints)
-                if score is not None:
+                if compute_error is not None:
                     logger.info(str(averaged))
 
     def _best_keys(self) -> dict[str, str | None]:
@@ -728,7 +728,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.loaders is None:
             raise ConfigError(
                 "The features cannot be normalized, because this Brain has no loaders to measure "
-                "them with. Make it by run.make_brain(run.make_loaders())."
+                "them with. Make it by setup.make_brain(setup.make_loaders())."
             )
         batches = self.watched(self.loaders.measure, "measure")
         measure_normalization(self.modules, compute, batches, self.device)

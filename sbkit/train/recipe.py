@@ -26,7 +26,7 @@ from sbkit.tasks.task import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A task and the steps of its runs, in their order.
+    """A task, and what prepares and trains its runs, in their order.
 
     Attributes:
         task: what the model predicts; bundles of the run store its name.

@@ -13,7 +13,7 @@ from speechbrain import Stage
 from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import ConfigError
 from sbkit.check import learn
-from sbkit.check.learn import LEARN_STEP, check_learning, find_better_factor
+from sbkit.check.learn import LEARNING_TEST, check_learning, find_better_factor
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import TextBatch
 from sbkit.models.asr import Predictions
@@ -57,7 +57,7 @@ def test_wrong_rate_is_found_by_the_sweep(
     monkeypatch.setattr(learn, "MAX_STEPS", 60)
     with planned_run(workplace, tmp_path / "run", *LARGER, option) as planned:
         (finding,) = check_learning(planned)
-        assert planned.results[LEARN_STEP].outcome == "failed"
+        assert planned.results[LEARNING_TEST].outcome == "failed"
     assert finding.stops
     assert finding.where == "--lr"
     assert words in finding.problem
@@ -103,7 +103,7 @@ def test_loss_of_another_task_must_fall(
     yaml = ROOT / "hparams/tts.yaml"
     with planned_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
         assert [*check_learning(run)] == []
-        assert run.results[LEARN_STEP].outcome == "passed"
+        assert run.results[LEARNING_TEST].outcome == "passed"
 
 
 @pytest.mark.parametrize(

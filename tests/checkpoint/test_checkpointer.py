@@ -223,16 +223,16 @@ def test_module_with_own_saver_is_restored(tmp_path: Path) -> None:
 KEYS = {"min_key": "CER"}
 
 
-class Scored:
+class ValidatedModel:
     """A checkpointer over one model, whose error is a function of its weight."""
 
     def __init__(self, folder: Path, error: Callable[[float], float]) -> None:
         self.model = line(-1.0)
         self.checkpointer = checkpointer(folder, self.model)
-        self.weights: list[float] = []  # that were scored
+        self.weights: list[float] = []  # that were validated
         self._error = error
 
-    def score(self) -> float:
+    def compute_error(self) -> float:
         self.weights.append(self.weight)
         return self._error(self.weight)
 
@@ -241,7 +241,7 @@ class Scored:
         return round(float(self.model.bias[0].detach()), 4)
 
     def load(self, count: int) -> int:
-        averaged = self.checkpointer.load_average(count, self.score, **KEYS)
+        averaged = self.checkpointer.load_average(count, self.compute_error, **KEYS)
         assert averaged is not None
         return len(averaged.checkpoints)
 
@@ -269,27 +269,27 @@ def test_averaging_takes_the_count_that_validates_best(
     tmp_path: Path, best_weight: float, count: int, weight: float
 ) -> None:
     save(tmp_path, 0.4, 0.1, 0.2, 0.3)
-    scored = Scored(tmp_path, lambda value: abs(value - best_weight))
-    assert (scored.load(4), scored.weight) == (count, weight)
-    assert scored.weights == [0.25, 0.15, 0.1]  # means of four, two and one
-    # An export or a second test takes the same, and scores nothing.
+    model = ValidatedModel(tmp_path, lambda value: abs(value - best_weight))
+    assert (model.load(4), model.weight) == (count, weight)
+    assert model.weights == [0.25, 0.15, 0.1]  # means of four, two and one
+    # An export or a second test takes the same, and validates nothing.
     averaged = Checkpointer(tmp_path).find_averaged(**KEYS)
     assert [checkpoint.meta["CER"] for checkpoint in averaged] == [0.1, 0.2, 0.3, 0.4][:count]
-    again = Scored(tmp_path, lambda _: math.nan)
+    again = ValidatedModel(tmp_path, lambda _: math.nan)
     assert (again.load(4), again.weight, again.weights) == (count, weight, [])
 
 
-def test_averaging_without_scores_takes_only_the_best(tmp_path: Path) -> None:
+def test_averaging_without_errors_takes_only_the_best(tmp_path: Path) -> None:
     save(tmp_path, 0.4, 0.1)
-    scored = Scored(tmp_path, lambda _: math.nan)
-    assert (scored.load(2), scored.weight) == (1, 0.1)
+    model = ValidatedModel(tmp_path, lambda _: math.nan)
+    assert (model.load(2), model.weight) == (1, 0.1)
 
 
 def test_averaging_is_chosen_anew_after_more_training(tmp_path: Path) -> None:
     save(tmp_path, 0.4, 0.1)
-    assert Scored(tmp_path, lambda _: 1.0).load(2) == 2  # of equal scores, the mean of most
+    assert ValidatedModel(tmp_path, lambda _: 1.0).load(2) == 2  # of equal errors, the mean of most
     save(tmp_path, 0.2)
     (best,) = Checkpointer(tmp_path).find_averaged(**KEYS)
     assert best.meta["CER"] == 0.1
-    scored = Scored(tmp_path, lambda value: abs(value - 0.15))
-    assert (scored.load(2), scored.weight) == (2, 0.15)
+    model = ValidatedModel(tmp_path, lambda value: abs(value - 0.15))
+    assert (model.load(2), model.weight) == (2, 0.15)

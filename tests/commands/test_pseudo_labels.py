@@ -20,7 +20,7 @@ from sbkit.data.cache import default_cache
 from sbkit.decoding import fit_weights
 from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import Confidence
-from sbkit.evaluate.wer import Scores, count_errors
+from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.text.normalization import normalize
@@ -287,8 +287,8 @@ def test_estimated_wer_is_true_and_segments_are_trained_on(
         assert sbkit([*command]) == 0
         line = capsys.readouterr().out.splitlines()[-1]
         estimated_wer.append(float(re.findall(r"estimated WER is ([\d.]+) %", line)[0]))
-        scores, count = score_table(tmp_path / "pseudo.csv", references)
-        true_wer.append(100 * scores.wer)
+        errors, count = score_table(tmp_path / "pseudo.csv", references)
+        true_wer.append(100 * errors.wer)
         counts.append(count)
     assert counts[0] > 60 and counts[1] > 10
     assert true_wer[1] < true_wer[0] - 15  # so an estimate that ignores the selection fails
@@ -323,12 +323,12 @@ def write_tables(release: Path, folder: Path) -> dict[str, Path]:
     return tables
 
 
-def score_table(table: Path, references: dict[str, str]) -> tuple[Scores, int]:
+def score_table(table: Path, references: dict[str, str]) -> tuple[TextErrors, int]:
     """Score the rows whose recordings are one utterance; return also their number."""
     rows = read_table(table)
     counts = Counter(row["path"] for row in rows)
     assert max(counts.values()) == 1
-    scores = Scores()
+    errors = TextErrors()
     for row in rows:
-        scores += count_errors(normalize(references[row["path"]], language="en"), row["text"])
-    return scores, len(rows)
+        errors += count_errors(normalize(references[row["path"]], language="en"), row["text"])
+    return errors, len(rows)

@@ -11,7 +11,7 @@ from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.train.brain import Brain
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tests.runs import ROOT
 
 REFUSED: list[tuple[str, object, str]] = [
@@ -33,10 +33,12 @@ def test_require_in_range_refuses_a_value(name: str, value: object, text: str) -
 
 def test_lm_text_is_a_file_or_a_list_that_replaces_it(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(f"base: {ROOT}/hparams/ctc.yaml\nlm_text: a.txt\n")
-    Run(tmp_path / "own.yaml", parse_overrides(["--lm_text=[b.txt, c.tsv]"])).check_ranges()
+    RunSetup(tmp_path / "own.yaml", parse_overrides(["--lm_text=[b.txt, c.tsv]"])).check_ranges()
     for refused in ("[]", "[1]", "{a: b}"):
         with pytest.raises(ConfigError, match="`lm_text` must be null or text or a list of texts"):
-            Run(tmp_path / "own.yaml", parse_overrides([f"--lm_text={refused}"])).check_ranges()
+            RunSetup(
+                tmp_path / "own.yaml", parse_overrides([f"--lm_text={refused}"])
+            ).check_ranges()
 
 
 def test_require_in_range_allows_values_that_switch_off() -> None:
@@ -71,7 +73,7 @@ def test_recipes_refuse_values_of_another_kind(
     file = tmp_path / yaml
     file.write_text(re.sub(rf"^{line.partition(':')[0]}:.*$", line, declared, flags=re.MULTILINE))
     with pytest.raises(ConfigError, match=text):
-        Run(file, {}).check_ranges()
+        RunSetup(file, {}).check_ranges()
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> 
         ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
     ]
     fitted = search_weights(decoder, utterances)
-    assert fitted.scores.wer == 0
+    assert fitted.errors.wer == 0
     assert decoder.with_weights(fitted.weights).decoder_type == "graph"
 
 

@@ -1,5 +1,7 @@
 """Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from sbkit.decoding.greedy import REACH
 from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
 from sbkit.decoding.words import Confidence, WordAligner
-from sbkit.evaluate.wer import Scores
+from sbkit.evaluate.wer import TextErrors
 from sbkit.lm.language_models import LanguageModels
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import char_tokenizer, misheard, spoken, train_models
@@ -43,13 +45,13 @@ def fitting(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> F
 def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
     decoder, utterances, fitted = fitting
 
-    def errors_with(weights: DecoderWeights) -> Scores:
+    def errors_with(weights: DecoderWeights) -> TextErrors:
         return count_all_errors([decoder.with_weights(weights)], utterances)[0]
 
     assert (
-        fitted.scores.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown_word=0)).wer
+        fitted.errors.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown_word=0)).wer
     )
-    assert fitted.scores == errors_with(fitted.weights)
+    assert fitted.errors == errors_with(fitted.weights)
     assert fitted.plain()["utterances"] == 6
 
 
@@ -59,10 +61,13 @@ def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     """All trials of the weights may take longer than the watchdog waits."""
     decoder, utterances, weights = fitting
     phases: list[str] = []
+
+    def ping(phase: str, utterances: Sequence[str] = ()) -> bool:
+        phases.append(phase)
+        return False
+
     aligner = WordAligner(tokenizer=decoder.tokenizer, samples_per_frame=640, sample_rate=16_000)
-    fitted = fit_decoder(
-        decoder, aligner, utterances, splits=["dev"], by_words=True, ping=phases.append
-    )
+    fitted = fit_decoder(decoder, aligner, utterances, splits=["dev"], by_words=True, ping=ping)
     assert phases.count("tuning") >= 64 * 6
     assert phases.count("confidence") == 6
     record = fitted.decoder_record
@@ -142,9 +147,9 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
     fitting: Fitting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder, utterances, whole = fitting
-    trials_of_other: list[Scores] = []
+    trials_of_other: list[TextErrors] = []
 
-    def gather(own: list[Scores]) -> list[list[Scores]]:
+    def gather(own: list[TextErrors]) -> list[list[TextErrors]]:
         """Store the trials of the first rank, and return them to the second."""
         if len(own) == 1:  # the errors with the chosen weights
             return [own]

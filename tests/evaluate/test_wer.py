@@ -9,7 +9,7 @@ from sbkit.evaluate.wer import (
     ScoredUtterance,
     count_errors,
     format_alignment,
-    total_scores,
+    total_errors,
     word_correctness,
 )
 
@@ -29,22 +29,22 @@ from sbkit.evaluate.wer import (
 def test_count_errors_of_one_utterance(
     reference: str, hypothesis: str, words: tuple[int, ...], characters: tuple[int, ...]
 ) -> None:
-    scores = count_errors(reference, hypothesis)
-    assert astuple(scores.words) == words
-    assert astuple(scores.characters) == characters
-    assert scores.utterances == 1
+    errors = count_errors(reference, hypothesis)
+    assert astuple(errors.words) == words
+    assert astuple(errors.characters) == characters
+    assert errors.utterances == 1
 
 
 def test_count_errors_equals_the_edit_distance() -> None:
     numbers = random.Random(0)
     for _ in range(300):
         reference, hypothesis = (_random_text(numbers) for _ in range(2))
-        scores = count_errors(reference, hypothesis)
-        assert scores.words.errors == _edit_distance(reference.split(), hypothesis.split())
-        assert scores.characters.errors == _edit_distance([*reference], [*hypothesis])
-        assert scores.words.reference_length == len(reference.split())
+        errors = count_errors(reference, hypothesis)
+        assert errors.words.errors == _edit_distance(reference.split(), hypothesis.split())
+        assert errors.characters.errors == _edit_distance([*reference], [*hypothesis])
+        assert errors.words.reference_length == len(reference.split())
         right = word_correctness(reference.split(), hypothesis.split())
-        num_right = len(reference.split()) - scores.words.substitutions - scores.words.deletions
+        num_right = len(reference.split()) - errors.words.substitutions - errors.words.deletions
         assert (len(right), sum(right)) == (len(hypothesis.split()), num_right)
 
 
@@ -53,7 +53,7 @@ def test_scores_add_counts_instead_of_averaging_rates() -> None:
         ScoredUtterance("long", "a b c d e f g h i", "a b c d e f g h i"),
         ScoredUtterance("short", "a", "b"),
     ]
-    total = total_scores(split)
+    total = total_errors(split)
     assert total.wer == 1 / 10
     assert total.cer == 1 / 18
     assert total.utterances == 2

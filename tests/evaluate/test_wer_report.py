@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
-from sbkit.evaluate.wer import ScoredUtterance, total_scores
+from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
@@ -126,7 +126,7 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
 def test_write_summary_has_figures_and_facts(tmp_path: Path) -> None:
     write_summary(
         tmp_path / "summary.json",
-        test={"clean": rates_and_counts(total_scores(SPLIT))},
+        test={"clean": rates_and_counts(total_errors(SPLIT))},
         parameters=2_000_000,
         device="cpu",
     )

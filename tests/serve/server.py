@@ -28,7 +28,7 @@ from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.middleware import READY, Keys, Limits, Metrics, State
-from sbkit.serve.recognizer import Recognizer, Workers
+from sbkit.serve.recognition import RecognitionService, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
 from sbkit.text.tokenizer import Tokenizer
@@ -179,7 +179,7 @@ def running_server(
     workers, metrics = Workers(bounds.max_concurrent), Metrics()
     models: list[ServedModel] = []
     for name, recognizer_bundle in bundles.items():
-        recognizer = Recognizer(
+        recognizer = RecognitionService(
             recognizer_bundle,
             shapes=SHAPES,
             wait_seconds=0.01,
@@ -193,7 +193,9 @@ def running_server(
         voice = Voice(speaker, workers=workers, metrics=metrics)
         models.append(ServedModel(name="anna", engine=voice))
     service = Service(
-        models=ServedModels(models=models, aliases={Recognizer: ["whisper-1"], Voice: ["tts-1"]}),
+        models=ServedModels(
+            models=models, aliases={RecognitionService: ["whisper-1"], Voice: ["tts-1"]}
+        ),
         limits=bounds,
         declared={"device": "auto"},
         state=state,
@@ -214,7 +216,7 @@ def running_server(
         http_server.should_exit = True
         thread.join()
         for served in models:
-            if isinstance(served.engine, Recognizer):  # the caller closes the speaker
+            if isinstance(served.engine, RecognitionService):  # the caller closes the speaker
                 served.engine.close()
         workers.close()
         listening.close()

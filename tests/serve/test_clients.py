@@ -21,7 +21,7 @@ import soxr
 from sbkit.base.arrays import LogProbs
 from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
-from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.recognition import RecognitionService
 from tests.processes import read_quietly
 from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
@@ -87,12 +87,12 @@ def test_transcription_events_add_up_to_the_text(server: RunningServer) -> None:
 def test_transcription_events_end_with_an_error_that_is_logged(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
+    async def fail(_: RecognitionService, upload: Any, **__: object) -> AsyncIterator[str]:
         upload.close()
         yield "the "
         raise RuntimeError("The decoder was killed.")
 
-    monkeypatch.setattr(Recognizer, "transcribe", fail)
+    monkeypatch.setattr(RecognitionService, "transcribe", fail)
     with pytest.raises(openai.APIError, match="Internal server error"):
         list(create(server, silence(1.0), stream=True))
     assert "The decoder was killed." in caplog.text

@@ -22,7 +22,7 @@ from sbkit.commands.cli import run
 from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
-from sbkit.serve.recognizer import Recognizer
+from sbkit.serve.recognition import RecognitionService
 from tests.runtime.tones import RATE
 from tests.serve.server import (
     RunningServer,
@@ -122,7 +122,7 @@ def test_unknown_paths_and_methods_are_refused(server: RunningServer) -> None:
 def test_max_seconds_holds_against_a_false_header(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sbkit.serve.recognizer.declared_seconds", lambda _: 0.0)
+    monkeypatch.setattr("sbkit.serve.recognition.declared_seconds", lambda _: 0.0)
     answer = server.post(silence(21.0))
     assert (answer.status_code, "20 s of audio" in answer.text) == (413, True)
 
@@ -151,7 +151,7 @@ def test_late_answers_that_have_begun_end_with_an_error_event_or_are_cut_off(
 ) -> None:
     go_on = threading.Event()
 
-    async def transcribe(_: Recognizer, upload: Any, **__: object) -> AsyncIterator[str]:
+    async def transcribe(_: RecognitionService, upload: Any, **__: object) -> AsyncIterator[str]:
         upload.close()
         yield "the "
         await asyncio.sleep(60)
@@ -161,7 +161,7 @@ def test_late_answers_that_have_begun_end_with_an_error_event_or_are_cut_off(
         go_on.wait(60)
 
     with running_server(tmp_path, answer_seconds=0.5, speaker=ToneSpeaker(None)) as server:
-        monkeypatch.setattr(Recognizer, "transcribe", transcribe)
+        monkeypatch.setattr(RecognitionService, "transcribe", transcribe)
         monkeypatch.setattr(ToneSpeaker, "stream", lambda *_, **__: Speech(blocks(), ()))
         client: Any = server.openai.audio
         with pytest.raises(openai.APIError, match=r"did not answer within 0\.5 s"):
@@ -262,8 +262,10 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
 def test_server_is_ready_only_between_warm_up_and_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, warm_up = threading.Event(), Recognizer.warm_up
-    monkeypatch.setattr(Recognizer, "warm_up", lambda engine: go_on.wait() and warm_up(engine))
+    go_on, warm_up = threading.Event(), RecognitionService.warm_up
+    monkeypatch.setattr(
+        RecognitionService, "warm_up", lambda engine: go_on.wait() and warm_up(engine)
+    )
     with (
         running_server(tmp_path, phase=WARMING, drain_seconds=2.0) as server,
         ThreadPoolExecutor(2) as clients,
@@ -314,7 +316,7 @@ def test_failed_warm_up_ends_the_server(
     def fail(_: object) -> None:
         raise MemoryError("none is left")
 
-    monkeypatch.setattr("sbkit.serve.recognizer.Recognizer.warm_up", fail)
+    monkeypatch.setattr("sbkit.serve.recognition.RecognitionService.warm_up", fail)
     with running_server(tmp_path, phase=WARMING) as server:
         server.thread.join(120)
         with pytest.raises(MemoryError):

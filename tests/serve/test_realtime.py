@@ -24,7 +24,7 @@ from sbkit.audio.io import Samples
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
-from sbkit.serve.recognizer import SessionBatcher
+from sbkit.serve.recognition import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
 from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
 from tests.runtime.tones import RATE, silence, speak, tone_bundle

@@ -17,7 +17,7 @@ import soundfile
 from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.api import ServedModel, ServedModels, SpeechRequest, unknown_model
 from sbkit.serve.middleware import ApiError, Metrics
-from sbkit.serve.recognizer import Workers
+from sbkit.serve.recognition import Workers
 from sbkit.serve.tts import FileWriter, Voice
 from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav

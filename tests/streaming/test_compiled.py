@@ -13,7 +13,7 @@ from sbkit.audio.io import Samples
 from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.streaming.session import Final, Session, StreamingRecognizer, advance_batch
 from tests import processes
@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recognizer(folder: Path, compilation: Compilation | None = None) -> StreamingRecognizer:
     contents = read_bundle(folder, with_weights=True)
     thread = ModelThread(partial(load_torch, contents, folder, compilation=compilation))
-    return StreamingRecognizer(bundle=OpenBundle.from_contents(contents, thread))
+    return StreamingRecognizer(bundle=ThreadedBundle.from_contents(contents, thread))
 
 
 def noise(seed: int, samples: int) -> Samples:

@@ -23,4 +23,4 @@ def test_normalizer_is_given_the_sentence_of_the_corpus() -> None:
         normalizer=normalizer,
     )
     assert scored.normalized is not None
-    assert (scored.scores.wer, scored.normalized.scores.wer) == (2.0, 0.0)
+    assert (scored.errors.wer, scored.normalized.errors.wer) == (2.0, 0.0)

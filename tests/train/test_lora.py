@@ -13,7 +13,7 @@ from sbkit.models.asr import AsrModel
 from sbkit.models.encoder import encoder_parts
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.initialize import read_named_weights
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tests.models.pretrained.folders import make_folder
 from tests.runs import ROOT, Workplace, last_parameters, read_json
 
@@ -69,7 +69,7 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
     parameters = last_parameters(again)
     assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
-        assert Run(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
+        assert RunSetup(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
     of_bundle, of_run = map(read_named_weights, (bundle, run))
     assert of_bundle.keys() == of_run.keys()
     assert all(torch.equal(of_bundle[name], of_run[name]) for name in of_run)

@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import save_resolved
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
-from sbkit.train.run import Run
+from sbkit.train.setup import RunSetup
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.hub import Hub, commit_id
 from tests.runs import ROOT, Workplace, read_json
@@ -64,17 +64,17 @@ def test_revision_is_named_by_the_run_and_its_yaml(
     old, new = hub.models["acme/tiny"]["main"], make_folder(tmp_path / "1", "hubert", **FRAMES)
     hub.models["acme/tiny"]["refs/pr/1"] = new
     for revision in ("refs/pr/1", commit_id(new)):
-        run = Run(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
-        assert run.knobs["encoder_config"]["model_type"] == "hubert"
-    run = Run(YAML, {"pretrained": "acme/tiny"})
-    source = run.knobs["encoder_config"]["source"]
+        setup = RunSetup(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
+        assert setup.knobs["encoder_config"]["model_type"] == "hubert"
+    setup = RunSetup(YAML, {"pretrained": "acme/tiny"})
+    source = setup.knobs["encoder_config"]["source"]
     assert [*source.values()][:3] == ["acme/tiny", commit_id(old), "mit"]
-    save_resolved(tmp_path / "resolved.yaml", run.yaml_file, run.overrides)
+    save_resolved(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
     hub.models["acme/tiny"] = {"main": new, "old": old}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
-    assert Run(tmp_path / "resolved.yaml", {}).knobs == run.knobs
+    assert RunSetup(tmp_path / "resolved.yaml", {}).knobs == setup.knobs
     with pytest.raises(SbkitError, match="agree with `pretrained`, but acme/tiny has other sizes"):
-        Run(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
+        RunSetup(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
 
 
 def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:

@@ -12,7 +12,7 @@ from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import ModelThread, run_batches
-from sbkit.serve.recognizer import Batcher, request_cancelled
+from sbkit.serve.recognition import Batcher, request_cancelled
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
@@ -104,7 +104,7 @@ def test_batcher_does_not_run_cancelled_requests(
     echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # All segments arrive at once.
-    monkeypatch.setattr("sbkit.serve.recognizer.monotonic", lambda: 0.0)
+    monkeypatch.setattr("sbkit.serve.recognition.monotonic", lambda: 0.0)
     end = threading.Event()
 
     def ask_cancelled() -> list[int]:

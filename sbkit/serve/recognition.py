@@ -32,7 +32,7 @@ from sbkit.bundle.protocols import Encoded
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.runtimes import OpenBundle
+from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
@@ -295,7 +295,7 @@ class ClipTurn:
         self.parts.append(samples)
 
 
-class Recognizer:
+class RecognitionService:
     """Transcribe the files and turns of many clients at a time.
 
     streaming: the streaming model, if there is one.
@@ -305,7 +305,7 @@ class Recognizer:
 
     def __init__(
         self,
-        bundle: OpenBundle,
+        bundle: ThreadedBundle,
         *,
         shapes: BatchShapes,
         wait_seconds: float,

@@ -1,9 +1,9 @@
-"""A run: the steps from a YAML and its overrides to a Brain.
+"""The setup of a run: what leads from a YAML and its overrides to a Brain.
 
     load_recipe, choose_placement -> prepare_splits -> prepare_labels -> build_hparams
         -> make_loaders -> make_brain
 
-A step takes the steps that it needs first. Training, `sbkit check` and the tests share them.
+A method first calls those whose results it needs. Training, `sbkit check` and the tests share them.
 
 The files of a run folder, in the order that a run writes them:
 
@@ -78,25 +78,25 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
-def step(name: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Result]]:
-    """Make a method a step of a run: it is taken once, and its result is kept by ``name``."""
+def once(name: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Result]]:
+    """Carry out a method of a `RunSetup` once, and keep its result by ``name``."""
 
     def decorate(method: Callable[[Any], Result]) -> Callable[[Any], Result]:
         @wraps(method)
-        def take_once(run: "Run") -> Result:
-            return run.take(name, partial(method, run))
+        def make_once(setup: "RunSetup") -> Result:
+            return setup.make_once(name, partial(method, setup))
 
-        return take_once
+        return make_once
 
     return decorate
 
 
-class Run:
-    """A YAML with its overrides, and the results of its steps.
+class RunSetup:
+    """A YAML with its overrides, and what has been made from them.
 
     Attributes:
         knobs: the plain values of the YAML.
-        results: the results of the steps taken so far, by name.
+        results: what has been made so far, by name.
     """
 
     def __init__(
@@ -124,27 +124,27 @@ class Run:
         self.count = count
         self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
 
-    def take(self, name: str, step: Callable[[], Result]) -> Result:
-        """Take a step, or return its result if it has been taken."""
+    def make_once(self, name: str, make: Callable[[], Result]) -> Result:
+        """Make a result, or return it if it has been made."""
         if name not in self.results:
-            self.results[name] = step()
+            self.results[name] = make()
         result: Result = self.results[name]
         return result
 
-    # -- steps ----------------------------------------------------------------------------------
+    # -- preparations ---------------------------------------------------------------------------
 
-    @step("recipe")
+    @once("recipe")
     def load_recipe(self) -> Recipe:
         """Import the recipe that the YAML names."""
         return load_recipe(self.knobs, self.yaml_file)
 
-    @step("placement")
+    @once("placement")
     def choose_placement(self) -> Placement:
         """Choose the device and the precision."""
         device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
         return resolve(device, precision, count=self.count)
 
-    @step("splits")
+    @once("splits")
     def prepare_splits(self) -> Splits:
         """Prepare the data that is not prepared yet."""
         splits = self.load_recipe().prepare_splits(self.knobs)
@@ -152,13 +152,13 @@ class Run:
         require_columns(self.knobs.get("report_by") or [], columns)
         return splits
 
-    @step("labels")
+    @once("labels")
     def prepare_labels(self) -> Any:
         """Open the tokenizer or the list of classes; make it if the run folder has none."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.load_recipe().prepare_labels(self.knobs, self.prepare_splits())
 
-    @step("hparams")
+    @once("hparams")
     def build_hparams(self) -> Knobs:
         """Build the objects of the YAML, with random numbers from its seed."""
         task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
@@ -173,7 +173,7 @@ class Run:
                 checkpointer.meta[NORMALIZER] = table_to_store(table)
         return hparams
 
-    @step("loaders")
+    @once("loaders")
     def make_loaders(self) -> Loaders:
         """Plan the batches of every split."""
         return self.load_recipe().make_loaders(
@@ -209,7 +209,7 @@ class Run:
         brain.loaders, brain.task = loaders, recipe.task
         return brain
 
-    # -- before and between the steps -----------------------------------------------------------
+    # -- before and between them ----------------------------------------------------------------
 
     def check_ranges(self) -> None:
         """Raise ConfigError for a number that no run of this recipe can have."""
