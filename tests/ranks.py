@@ -29,7 +29,7 @@ ACCUMULATIONS = (1, 4)
 def run(*arguments: str) -> None:
     """Run train.py within the existing process group."""
     with (
-        patch("sbkit.commands.train.process_group", lambda device: nullcontext()),
+        patch("sbkit.run.run.process_group", lambda device: nullcontext()),
         patch.object(sys, "argv", ["train.py", *arguments]),
     ):
         train.main()

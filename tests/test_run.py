@@ -322,7 +322,7 @@ def test_tuned_run_gets_another_decoder(
     command = ["tune", str(run), "--word-lm-order=2", "--beam-size=4", "--no-attention-rescoring"]
     capsys.readouterr()
     with one_thread(), monkeypatch.context() as patch:
-        patch.setattr("sbkit.commands.tune.error_of", lambda *_, **__: 1.0)
+        patch.setattr("sbkit.run.tuning.error_of", lambda *_, **__: 1.0)
         assert sbkit(command) == 0
     output = capsys.readouterr().out
     rates = r"CER \S+ % \(\d+ / \d+ characters\), WER \S+ % \(\d+ / \d+ words\) \(dev\)"

@@ -304,9 +304,8 @@ def text_table_of(model: Path) -> Orthography:
     """Return the text table of a bundle or a run, the general one for any other folder."""
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table
-    from sbkit.checkpoint.run_config import RESOLVED_YAML  # imports packages that a server lacks
-    from sbkit.config.hparams import read_knobs
+    # It imports packages that a server lacks.
+    from sbkit.checkpoint.run_config import RESOLVED_YAML, read_run_knobs
 
-    file = model / RESOLVED_YAML
-    knobs = read_knobs(file, {}) if file.is_file() else {}
+    knobs = read_run_knobs(model) if (model / RESOLVED_YAML).is_file() else {}
     return text_table(str(knobs.get("language", "und")), knobs.get("text"))

@@ -35,6 +35,7 @@ from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts
+from sbkit.export.formats import require_formats
 from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
 from sbkit.train.optimizers import ALWAYS, FREEZE, FREEZE_STEPS
@@ -246,7 +247,8 @@ def check_initial_weights(planned: PlannedRun) -> None:
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parts that `sbkit export` would refuse, because they are not plain data."""
+    """Find formats that do not exist, and parts that no bundle can hold as plain data."""
+    require_formats(planned.knobs.get("export_formats") or ())
     file = planned.folder / RESOLVED_YAML
     task = planned.load_recipe().task
     save_resolved(file, planned.yaml_file, planned.overrides)

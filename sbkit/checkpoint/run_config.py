@@ -18,13 +18,31 @@ from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_a
 from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
-from sbkit.config.hparams import resolve
+from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, resolve
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
 RESOLVED_YAML = "hyperparams.yaml"
+# The step size is lowered when a run diverges.
+STEP_SIZE_KEYS = ("lr", "weight_decay", "max_grad_norm")
+# A finished run is tested again if one of these changes.
+TEST_KEYS = frozenset(
+    {
+        "decoder",
+        "beam_size",
+        "word_lm_order",
+        "token_lm_order",
+        "lm_text",
+        "attention_rescoring",
+        "decoder_type",
+        "average_checkpoints",
+        "eval_precision",
+        "export_formats",
+        "report_by",
+    }
+)
 # Keys that may change when a run is resumed. They decide neither what the model learns from, nor
 # what its weights mean.
 MAY_CHANGE = frozenset(
@@ -33,7 +51,6 @@ MAY_CHANGE = frozenset(
         "output_folder",
         "device",
         "precision",
-        "eval_precision",
         "num_workers",
         "audio_store",
         "grad_accumulation_factor",
@@ -45,32 +62,20 @@ MAY_CHANGE = frozenset(
         "number_of_epochs",
         "optimizer_step_limit",
         "early_stopping",
-        # decoding
-        "decoder",
-        "beam_size",
-        "word_lm_order",
-        "token_lm_order",
-        "lm_text",
-        "attention_rescoring",
-        "decoder_type",
-        # watching, logging, saving and averaging
+        *TEST_KEYS,
+        # watching, logging and saving
         "check",
         "log_every",
         "profile",
-        "report_by",
         "stall_seconds",
         "nonfinite_patience",
         "ckpt_interval_minutes",
         "ckpt_interval_steps",
-        "average_checkpoints",
         "noprogressbar",
         "debug",
         "debug_batches",
         "debug_epochs",
-        # step size, which is lowered when a run diverges
-        "lr",
-        "weight_decay",
-        "max_grad_norm",
+        *STEP_SIZE_KEYS,
     }
 )
 # The arguments of an optimizer may change, too, such as `opt_class.betas`. The new ones take effect
@@ -89,6 +94,11 @@ class Difference(NamedTuple):
     name: str
     before: Any
     now: Any
+
+    @property
+    def key(self) -> str:
+        """The key of the YAML that the value belongs to."""
+        return self.name.split(".")[0]
 
 
 @dataclass(frozen=True)
@@ -147,7 +157,7 @@ class RunConfig:
                 "Give the values that it began with, or choose another --output_folder for a new "
                 "run."
             )
-        changes = self._allowed_changes(before)
+        changes = self.changes(before)
         if not changes:
             return None
         lines = ["Resuming with changed values:"]
@@ -155,6 +165,20 @@ class RunConfig:
         if any(change.name == "number_of_epochs" for change in changes):
             lines.append("the learning rate follows the schedule over the new number of epochs")
         return "\n  ".join(lines)
+
+    def check_effective(self, folder: Path) -> None:
+        """Raise ConfigError if a value changes that the finished training in ``folder`` had."""
+        changes = [
+            _describe_change(change)
+            for change in self.changes(read_run_config(folder))
+            if change.key in STEP_SIZE_KEYS or OPTIMIZER_KEY in change.name.split(".")[:-1]
+        ]
+        if changes:
+            raise ConfigError(
+                f"The run in {folder} has trained all its epochs, so a change has no effect any "
+                f"more ({'; '.join(changes)}). Choose another `output_folder` for a new run, or "
+                "raise `number_of_epochs`."
+            )
 
     def check_same_on_ranks(self) -> None:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
@@ -183,7 +207,7 @@ class RunConfig:
             if not _is_allowed(difference, allowed):
                 yield difference
 
-    def _allowed_changes(self, before: "RunConfig") -> list[Difference]:
+    def changes(self, before: "RunConfig") -> list[Difference]:
         """List the allowed differences, except those that follow from another through `!ref`."""
         changed = self._changed_keys(before, MAY_CHANGE)
         independent = {d.name for d in _compare(before.values, self._with_values(changed))}
@@ -191,7 +215,7 @@ class RunConfig:
             difference
             for difference in _compare(before.values, self.values)
             if _is_allowed(difference, MAY_CHANGE)
-            and (_first_key(difference) in changed or difference.name in independent)
+            and (difference.key in changed or difference.name in independent)
         ]
 
     def _changed_keys(self, before: "RunConfig", allowed: Set[str]) -> dict[str, Any]:
@@ -210,6 +234,22 @@ class RunConfig:
             return self.values
         yaml_file, overrides = self.source
         return _values(yaml_file, {**overrides, **values})
+
+
+def folder_override(yaml_file: Path) -> dict[str, object]:
+    """Return the override that makes a run folder's YAML be of the folder where it lies now.
+
+    A run folder may have been moved or copied. For another YAML there is none.
+    """
+    folder = yaml_file.parent
+    is_of_run = yaml_file.name == RESOLVED_YAML and (folder / RUN_CONFIG_FILE).is_file()
+    return {OUTPUT_FOLDER: str(folder)} if is_of_run else {}
+
+
+def read_run_knobs(run: Path) -> Knobs:
+    """Read the plain values of the YAML in a run folder, wherever the folder lies."""
+    file = run / RESOLVED_YAML
+    return read_knobs(file, folder_override(file))
 
 
 def read_run_config(folder: Path) -> RunConfig:
@@ -274,11 +314,7 @@ def _compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Diff
 def _is_allowed(difference: Difference, allowed: Set[str]) -> bool:
     """Check whether a value may change: that of an allowed key, or an argument of an optimizer."""
     parents = difference.name.split(".")[:-1]
-    return _first_key(difference) in allowed or OPTIMIZER_KEY in parents
-
-
-def _first_key(difference: Difference) -> str:
-    return difference.name.split(".")[0]
+    return difference.key in allowed or OPTIMIZER_KEY in parents
 
 
 def _describe_change(change: Difference) -> str:

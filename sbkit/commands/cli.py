@@ -292,7 +292,7 @@ def _add_training_commands(add_command: AddCommand) -> None:
     add_command("config", _config, "print a YAML with its base and overrides as one file", _yaml)
 
     prepare = "decode the data of a run; several processes may share the work"
-    add = add_command("prepare", _imported("train.prepare_data"), prepare, _yaml)
+    add = add_command("prepare", _imported("prepare.prepare_data"), prepare, _yaml)
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
     add("--shards", metavar="DIR|URL", help="only write the data as shards there")
     add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
@@ -313,7 +313,7 @@ def _add_training_commands(add_command: AddCommand) -> None:
 
 def _add_decoder_commands(add_command: AddCommand) -> None:
     tune = "fit another decoder to a validation set, and keep the better one"
-    add = add_command("tune", _imported("tune.tune"), tune, _tables, _import)
+    add = add_command("tune", _imported("tune.tune_model"), tune, _tables, _import)
     add("model", metavar="RUN|BUNDLE", type=Path, help="a run folder or a bundle")
     lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
     add("--lm-text", metavar="TEXT|ARPA", help=lm_text)
@@ -461,6 +461,7 @@ def _cache(options: Namespace) -> None:
 
 def _export(options: Namespace) -> int:
     from sbkit.export.export import export_run
+    from sbkit.export.formats import describe_failures
 
     formats = [name.strip() for name in options.formats.split(",") if name.strip()]
     parity = export_run(
@@ -470,12 +471,7 @@ def _export(options: Namespace) -> int:
         license=options.license,
         user_modules=options.user_modules,
     )
-    failures = [
-        f"{name} ({kind}) is not written: {reason.rstrip('.')}."
-        for name, reports in parity.items()
-        for kind, report in reports.items()
-        for reason in report["reasons"]
-    ]
+    failures = describe_failures(parity)
     for failure in failures:
         print(failure, file=sys.stderr)
     print(options.out)

@@ -15,10 +15,9 @@ report_by_SET.tsv      with `--report-by`: the metrics by the values of these co
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import datasets
 
@@ -28,8 +27,6 @@ from sbkit.base.messages import printable
 from sbkit.base.versions import __version__
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import describe_provenance
-from sbkit.checkpoint.run_config import RESOLVED_YAML
-from sbkit.config.document import read_document
 from sbkit.data.batch import user_columns
 from sbkit.data.tables import COLUMN_KEYS
 from sbkit.evaluate.report import KnownWords
@@ -40,7 +37,7 @@ from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
 from sbkit.runtime.test_report import TestReport
-from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets
+from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets, table_knobs
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 
 
@@ -99,18 +96,6 @@ def _check_output(options: Namespace) -> None:
         require_writable(options.out, option="--out")
 
 
-def table_knobs(options: Namespace) -> dict[str, Any]:
-    """Return the encoding of tables that the options name, and the columns, else of the run."""
-    knobs: dict[str, Any] = {"encoding": options.encoding}
-    declared: Mapping[str, Any] = {}
-    if not (options.model / CONFIG_FILE).exists() and (options.model / RESOLVED_YAML).is_file():
-        declared = read_document(options.model / RESOLVED_YAML).root
-    for name in COLUMN_KEYS:
-        option = getattr(options, name)
-        knobs[name] = declared.get(name) if option is None else option
-    return knobs
-
-
 @contextmanager
 def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[TorchBundle]:
     """Load a bundle, or export a run into a temporary folder first."""
@@ -133,7 +118,8 @@ def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, dat
         )
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
-    knobs = table_knobs(options)
+    given = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
+    knobs = table_knobs(options.model, given)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, knobs)) for name, file in sources)
     for name, rows in (

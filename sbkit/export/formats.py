@@ -83,9 +83,18 @@ def require_formats(names: Sequence[str]) -> None:
     for name in names:
         if name not in (*WRITERS, HUB):
             raise ConfigError(
-                f"`--formats` has no format {name!r}. Choose from {', '.join((*WRITERS, HUB))}, "
-                "separated by commas."
+                f"There is no format {name!r}. Choose from {', '.join((*WRITERS, HUB))}."
             )
+
+
+def describe_failures(reports: ParityReports) -> list[str]:
+    """Say which formats are not written, and why."""
+    return [
+        f"{name} ({kind}) is not written: {reason.rstrip('.')}."
+        for name, candidates in reports.items()
+        for kind, report in candidates.items()
+        for reason in report["reasons"]
+    ]
 
 
 def write_formats(
@@ -101,7 +110,7 @@ def write_formats(
     if task.predicts not in ("text", "speech") and not graph_formats.issuperset(names):
         fix = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
         raise ConfigError(
-            f"`--formats {','.join(names)}` is not supported for this model, a {task.model_name}. "
+            f"The format {', '.join(names)} is not supported for this model, a {task.model_name}. "
             f"{fix or 'Leave it out.'}"
         )
     try:

@@ -31,6 +31,9 @@ from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import is_outdated, modules_of_bundle, set_decoder, write_bundle
+from sbkit.export.formats import PARITY_FILE, describe_failures, write_formats
+from sbkit.export.parity import FULL_GRID
+from sbkit.export.traced import TrainedModel
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.runtime.fitting import fit_bundle, sample_validation
@@ -65,6 +68,8 @@ class RunEnding:
             bundle = self.export()
             if bundle is not None and bundle.task.predicts == "text":
                 bundle = self.fit(bundle)
+            if bundle is not None:
+                self.write_formats()
             sets = [self.score(bundle, name) for name in self._loaders.test]
             if rank() == 0:
                 self.report(bundle, sets)
@@ -137,6 +142,26 @@ class RunEnding:
         folders = (self._setup.folder, self._folder)
         models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in folders}
         return decoder.plain() == bundle.decoder.plain() and len(models) == 1
+
+    def write_formats(self) -> None:
+        """Write the missing ones of the formats that the YAML declares; log which of them fail."""
+        names = [
+            name
+            for name in self._setup.knobs.get("export_formats") or ()
+            if not (self._folder / name / PARITY_FILE).exists()
+        ]
+        with main_rank_first():
+            if names and rank() == 0:
+                self._brain.ping("export")
+                modules = modules_of_bundle(self._folder)
+                for name in names:
+                    shutil.rmtree(self._folder / name, ignore_errors=True)  # of a killed start
+                trained = TrainedModel(load_bundle(self._folder, user_modules=modules), modules)
+                run = self._setup.folder
+                reports = write_formats(trained, run, self._folder, names, FULL_GRID)
+                for failure in describe_failures(reports):
+                    logger.warning(failure)
+        self._brain.leave_if_asked()
 
     def score(self, bundle: TorchBundle | None, name: str) -> ScoredSet:
         """Score the bundle on a test set; without a bundle, the checkpoint."""

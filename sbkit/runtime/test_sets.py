@@ -12,15 +12,16 @@ import datasets
 
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, printable
-from sbkit.checkpoint.run_config import RESOLVED_YAML
-from sbkit.config.hparams import read_knobs
+from sbkit.bundle.config import CONFIG_FILE
+from sbkit.checkpoint.run_config import RESOLVED_YAML, read_run_knobs
+from sbkit.config.document import read_document
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import default_cache
 from sbkit.data.sampler import EvalSampler
 from sbkit.data.sources import read_manifests
 from sbkit.data.splits import prepare_split, sample_counts
 from sbkit.data.spontaneous import TABLE_NAME, read_spontaneous
-from sbkit.data.tables import TableOptions, is_release, read_release
+from sbkit.data.tables import COLUMN_KEYS, TableOptions, is_release, read_release
 from sbkit.distributed.ranks import rank, world_size
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -56,7 +57,7 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
     Raises:
         SbkitError: the data is missing, or the run has no test sets, or no such split.
     """
-    knobs = read_knobs(run / RESOLVED_YAML, {})
+    knobs = read_run_knobs(run)
     splits = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs)
     if split is not None:
         named = splits.named()
@@ -74,6 +75,17 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
 def name_of(source: Path) -> str:
     """Return the name of a source in messages and reports: its file or folder without suffix."""
     return source.absolute().stem
+
+
+def table_knobs(model: Path, given: Mapping[str, object]) -> dict[str, object]:
+    """Return the columns and the encoding of tables: those that are given, else those of a run."""
+    knobs = dict(given)
+    if not (model / CONFIG_FILE).exists() and (model / RESOLVED_YAML).is_file():
+        declared = read_document(model / RESOLVED_YAML).root
+        for name in COLUMN_KEYS:
+            if knobs[name] is None:
+                knobs[name] = declared.get(name)
+    return knobs
 
 
 def prepare_source(

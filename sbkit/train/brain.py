@@ -31,8 +31,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import BundleError, ConfigError
 from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
+from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
@@ -318,7 +319,15 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
 
         The counters of the run stay as they are.
+
+        Raises BundleError for a run that has neither trained nor saved: its weights are random.
         """
+        is_untrained = self.task is not None and not self.optimizer_step
+        if is_untrained and newest_checkpoint(Path(self.checkpointer.checkpoints_dir)) is None:
+            raise BundleError(
+                f"{self.run_folder} has no checkpoint, so nothing can be tested yet: the weights "
+                "are those that training starts with. Train the run first."
+            )
         self._keeps_counters = True
         super().on_evaluate_start(max_key=max_key, min_key=min_key)
         self._keeps_counters = False

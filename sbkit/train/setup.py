@@ -53,9 +53,11 @@ import torch
 from sbkit.base.errors import ConfigError
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RunConfig
+from sbkit.checkpoint.rng import isolated_rng
+from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RunConfig, folder_override
 from sbkit.config.hparams import Knobs, load_hparams, read_knobs
 from sbkit.config.hparams import resolve as resolve_yaml
+from sbkit.config.overrides import nest_overrides
 from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.corpus import describe_corpus
@@ -101,7 +103,7 @@ class RunSetup:
 
     def __init__(
         self,
-        yaml_file: Path,
+        yaml_file: Path | str,
         overrides: Mapping[str, object],
         *,
         recipe: Recipe | None = None,
@@ -110,17 +112,19 @@ class RunSetup:
         """Read the YAML.
 
         Args:
-            yaml_file: the YAML of the run.
-            overrides: values that replace the YAML's, by key.
+            yaml_file: the YAML of the run. That of a run folder is for the folder where it lies.
+            overrides: values that replace the YAML's, by key, such as `lr` or
+                `Transformer.dropout`.
             recipe: replaces the recipe that the YAML names.
             count: counts the devices of a type.
 
         Raises:
             SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
         """
-        self.yaml_file = yaml_file
-        self.overrides = with_encoder_config(yaml_file, overrides)
-        self.knobs = read_knobs(yaml_file, self.overrides)
+        self.yaml_file = Path(yaml_file)
+        overrides = {**folder_override(self.yaml_file), **nest_overrides(overrides)}
+        self.overrides = with_encoder_config(self.yaml_file, overrides)
+        self.knobs = read_knobs(self.yaml_file, self.overrides)
         self.count = count
         self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
 
@@ -162,8 +166,9 @@ class RunSetup:
     def build_hparams(self) -> Knobs:
         """Build the objects of the YAML, with random numbers from its seed."""
         task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
-        torch.manual_seed(self.knobs["seed"])
-        hparams = load_hparams(self.yaml_file, self.overrides)
+        with isolated_rng(self.choose_placement().device):
+            torch.manual_seed(self.knobs["seed"])
+            hparams = load_hparams(self.yaml_file, self.overrides)
         if "sample_rate" in hparams:
             require_rate(hparams, hparams["sample_rate"])
         if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):

@@ -118,7 +118,7 @@ def test_without_test_data_inexact_formats_are_not_written(
 
 
 def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(SbkitError, match="has no format 'tflite'. Choose from onnx"):
+    with pytest.raises(SbkitError, match="There is no format 'tflite'. Choose from onnx"):
         export_run(run, tmp_path / "out", formats=["onnx", "tflite"])
 
 

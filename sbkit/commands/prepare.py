@@ -1,0 +1,102 @@
+"""`sbkit prepare`: decode and describe the data of a run, or write it as shards."""
+
+import logging
+from argparse import Namespace
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import require_writable
+from sbkit.base.messages import listed, plural
+from sbkit.config.overrides import parse_overrides
+from sbkit.data.cache import default_cache
+from sbkit.data.corpus import describe_corpus, splits_of
+from sbkit.data.filesystem import Storage
+from sbkit.data.filters import filter_manifests
+from sbkit.data.manifest import Manifest
+from sbkit.data.report import measure_data, write_data_report
+from sbkit.data.shard import LAZY
+from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
+from sbkit.data.sources import TableFolders
+from sbkit.data.splits import shard_numbers
+from sbkit.train.setup import RunSetup
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_data(options: Namespace) -> None:
+    """Prepare the data of a run and describe it, or write it as shards.
+
+    Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
+    """
+    if options.shards and options.report:
+        raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
+    setup = RunSetup(options.yaml, parse_overrides(options.overrides))
+    setup.check_ranges()
+    if options.shards is not None:
+        write_run_as_shards(setup, options.shards, options.shard_size)
+        return
+    report: Path | None = options.report
+    if report is not None:
+        require_writable(report, option="--report")
+    rate = setup.knobs["sample_rate"]
+    language = setup.knobs.get("language")
+    splits = setup.prepare_splits()
+    facts = measure_data(splits, sample_rate=rate, language=language)
+    for name, split in facts["splits"].items():
+        logger.info(f"{name}: {plural(split['utterances'], 'utterance')}, {split['hours']:.2f} h")
+        if clips := split["other_durations"]:
+            ids = listed(clip["id"] for clip in clips)
+            logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
+    for group in facts["left_out"]:
+        logger.info(f"{group['split']}: {group['utterances']} left out, {group['reason']}")
+    if not shard_numbers(splits.train).any() and setup.knobs.get("audio_store") != LAZY:
+        logger.info(f"prepared audio: {default_cache()}")
+    if report is not None:
+        _, page = write_data_report(splits, report, sample_rate=rate, language=language)
+        logger.info(f"report: {page}")
+
+
+def write_run_as_shards(setup: RunSetup, destination: str, shard_size: str) -> None:
+    """Write the data of a run as shards, or this process's share of them."""
+    make_corpus = setup.load_recipe().corpus
+    if make_corpus is None:
+        raise ConfigError(
+            "Shards can only be made if the recipe has a `corpus`. Add "
+            "corpus=recipes.prepare.corpus_of to the recipe."
+        )
+    corpus = make_corpus(setup.knobs)
+    options = ShardOptions(
+        sample_rate=setup.knobs["sample_rate"],
+        store=setup.knobs.get("audio_store", "pcm"),
+        shard_bytes=parse_size(shard_size),
+        seed=setup.knobs["seed"],
+    )
+    roles = splits_of(corpus, setup.knobs)
+    sources = {name: corpus.read(setup.knobs, name) for name in chain(*roles.values())}
+    sources = filter_sources(setup, sources)
+    facts = describe_corpus(corpus, setup.knobs)
+    if write_shards(Storage(destination), options, sources, roles, facts) is not None:
+        logger.info(f"Train with --data_folder={destination}")
+
+
+def filter_sources(
+    setup: RunSetup, sources: Mapping[str, Manifest | TableFolders]
+) -> dict[str, Manifest | TableFolders]:
+    """Leave out the rows that `where` and `skip_quality_tags` leave out, and log their number.
+
+    Raises ConfigError for table folders, whose rows are not known yet.
+    """
+    manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
+    has_filters = setup.knobs.get("where") or setup.knobs.get("skip_quality_tags")
+    if has_filters and len(manifests) < len(sources):
+        raise ConfigError(
+            "Table folders are written as shards with all rows. Take `where` and "
+            "`skip_quality_tags` out, and pass them to the training on the shards."
+        )
+    manifests = filter_manifests(manifests, setup.knobs)
+    for split, manifest in manifests.items():
+        for reason, count in manifest.filtered.items():
+            logger.info(f"{split}: {count} left out, {reason}")
+    return {**sources, **manifests}

@@ -1,0 +1,321 @@
+"""A run, from its YAML to its results: what `train.py`, notebooks and sweeps call.
+
+    check -> data, labels, batches -> the files of the run folder -> training -> bundle -> test
+
+Each step can also be taken alone, and takes the steps that it needs first.
+"""
+
+import logging
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from sbkit.base.allocator import describe_allocator, return_freed_memory
+from sbkit.base.errors import BundleError
+from sbkit.base.openmp import describe_waiting
+from sbkit.check.batch_seconds import find_batch_seconds
+from sbkit.check.check import check_before_training, check_planned_run
+from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.checkpoint.folder import lock_folder, unlock_folder
+from sbkit.checkpoint.provenance import read_json
+from sbkit.checkpoint.rng import isolated_rng
+from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML, TEST_KEYS, read_run_config
+from sbkit.config.hparams import Knobs, read_knobs, save_resolved
+from sbkit.data.batch import Loaders
+from sbkit.data.report import write_data_report
+from sbkit.data.rows import store_rows
+from sbkit.distributed.device import Placement, describe_tf32, note_precision
+from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.evaluate.report import REPORT
+from sbkit.evaluate.run_results import SUMMARY
+from sbkit.evaluate.wer import FigureDict
+from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
+from sbkit.export.formats import ParityReports
+from sbkit.export.model_card import UNKNOWN_LICENSE
+from sbkit.logs.handlers import TextLog
+from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
+from sbkit.run.ending import RunEnding
+from sbkit.run.results import is_without_bundle
+from sbkit.run.tuning import TuningOptions, tune
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.train.brain import Brain
+from sbkit.train.recipe import Recipe
+from sbkit.train.setup import RunSetup, once
+
+logger = logging.getLogger(__name__)
+
+
+class Run(RunSetup):
+    """A YAML with its overrides, which trains, and whose results can be read.
+
+    >>> run = Run("hparams/ctc.yaml", {"lr": 1e-3, "Transformer.dropout": 0.2})
+    >>> run.knobs["lr"]
+    0.001
+    >>> run.train(), run.scores["test"]["WER"]  # doctest: +SKIP
+
+    Attributes:
+        knobs: the plain values of the YAML, which cannot be changed any more.
+    """
+
+    def __init__(
+        self,
+        yaml_file: Path | str,
+        overrides: Mapping[str, object] | None = None,
+        *,
+        recipe: Recipe | None = None,
+        corpus: Mapping[str, Any] | None = None,
+        title: str = "",
+    ) -> None:
+        """Read the YAML; nothing is prepared yet.
+
+        Args:
+            yaml_file: the YAML of the run.
+            overrides: values that replace the YAML's, by key, such as `lr` or
+                `Transformer.dropout`.
+            recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
+                `replace(ASR, brain=MyBrain)`.
+            corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
+                YAML's `manifest`; `store_rows` says which.
+            title: the first line of the run's log; by default this call.
+
+        Raises:
+            SbkitError: the YAML, or the pretrained encoder that it names, cannot be read; or the
+                rows of the corpus cannot be stored.
+        """
+        overrides = dict(overrides or {})
+        self._title = title or f"Run({str(yaml_file)!r}, {overrides})"
+        if corpus is not None:
+            stored = {split: str(store_rows(rows)) for split, rows in corpus.items()}
+            overrides["manifest"] = stored
+        super().__init__(yaml_file, overrides, recipe=recipe)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path | str,
+        overrides: Mapping[str, object] | None = None,
+        *,
+        recipe: Recipe | None = None,
+    ) -> Self:
+        """Open a finished or stopped run, wherever its folder lies now.
+
+        Raises BundleError if the folder is not that of a run.
+        """
+        if not (Path(folder) / RESOLVED_YAML).is_file():
+            raise BundleError(
+                f"{folder} is not a run folder, because it has no {RESOLVED_YAML}. Name the folder "
+                "that training printed, such as results/ctc/en/3407."
+            )
+        return cls(Path(folder) / RESOLVED_YAML, overrides, recipe=recipe)
+
+    # -- the whole run --------------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Check, train, export and test the run; one that was stopped goes on.
+
+        Raises SbkitError if something of the run is wrong, as a sentence.
+        """
+        for name in ("hparams", "loaders", "prepared", "begun"):  # of an earlier, stopped training
+            self.results.pop(name, None)
+        self.check_ranges()
+        with self._session() as text_log:
+            log_machine(self.choose_placement())
+            self._fix_batch_seconds()
+            self._check()
+            self._prepare()
+            is_done = self._begin()
+            text_log.open()
+            loaders = self.make_loaders()
+            brain = self.make_brain(loaders)
+            brain.fit(self.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
+            self._finish(brain, is_done=is_done)
+
+    def check(self) -> list[Finding]:
+        """Return what would go wrong, or differ from what is declared."""
+        self._fix_batch_seconds()
+        with PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned:
+            return check_planned_run(planned)
+
+    def test(self) -> Mapping[str, FigureDict]:
+        """Return `scores`; export and test the best weights first, unless that was done."""
+        with self._session() as text_log:
+            self._prepare()
+            text_log.open()
+            self._finish(self.make_brain(), is_done=True)
+        return self.scores
+
+    def tune(self, **options: Any) -> None:
+        """Fit another decoder to the validation sets, and keep it if it is better.
+
+        options: those of `sbkit.run.tuning.TuningOptions`, such as `lm_text="talks.txt"`.
+        """
+        tune(self.folder, TuningOptions(**options))
+
+    def export(
+        self, out: Path | str, *, formats: Sequence[str] = (), license: str = UNKNOWN_LICENSE
+    ) -> ParityReports:
+        """Copy the bundle of the run, with a model card and further formats; return their reports.
+
+        Args and Raises as in `sbkit.export.export_run`.
+        """
+        bundle = self.folder / BUNDLE
+        modules = modules_of_bundle(bundle) if bundle.exists() else frozenset[str]()
+        return export_run(
+            self.folder, Path(out), formats=formats, license=license, user_modules=modules
+        )
+
+    # -- what a run has -------------------------------------------------------------------------
+
+    @property
+    def history(self) -> list[Record]:
+        """The figures of each epoch so far, such as `epoch`, `loss`, `valid_loss` and metrics."""
+        records = read_log(self.folder / LOG_FILE)
+        return [record for record in records if record["kind"] == EpochFigures.kind]
+
+    @property
+    def scores(self) -> Mapping[str, FigureDict]:
+        """The figures of each test set, such as `scores["test"]["WER"]`, a fraction.
+
+        Raises BundleError if the run was not tested yet.
+        """
+        summary = read_json(self.folder / SUMMARY)
+        if summary is None:
+            raise BundleError(f"{self.folder} has no scores yet. Call `train()`, or `test()`.")
+        scores: Mapping[str, FigureDict] = summary["test"]
+        return scores
+
+    @property
+    def model(self) -> nn.Module:
+        """The exported model, or that of the best checkpoint so far, on the CPU."""
+        with exported_bundle(self.folder) as folder:
+            bundle = load_bundle(folder, user_modules=modules_of_bundle(folder))
+        network: nn.Module = bundle.model.network
+        return network
+
+    # -- its steps ------------------------------------------------------------------------------
+
+    @once("batch_seconds")
+    def _fix_batch_seconds(self) -> None:
+        """Replace `batch_seconds: auto` by a number."""
+        recipe = self.load_recipe()
+        self.overrides = find_batch_seconds(self.yaml_file, self.overrides, recipe=recipe)
+        self.knobs = read_knobs(self.yaml_file, self.overrides)
+
+    @once("check")
+    def _check(self) -> None:
+        with main_rank_first():
+            if self.knobs.get("check", True) and rank() == 0:
+                check_before_training(self)
+
+    def prepare_labels(self) -> Any:
+        """Open the labels of this run; raises ConfigError if the folder has another run."""
+        if not self.results.keys() & {"resumable", "labels"}:
+            self.results["resumable"] = True
+            if note := self.make_run_config().check_resumable(self.folder):
+                logger.info(note)
+            if (label_file := self.find_label_file()) and not self.has_checkpoint():
+                logger.info(
+                    f"note: {label_file} was there before the first checkpoint and is used as it "
+                    "is. Remove it to have it made again from this data."
+                )
+        return super().prepare_labels()
+
+    def build_hparams(self) -> Knobs:
+        """Build the objects of the YAML, with batches that fit."""
+        self._fix_batch_seconds()
+        return super().build_hparams()
+
+    def make_brain(self, loaders: Loaders | None = None, **run_opts: Any) -> Brain:
+        """Make a Brain with the weights that the YAML names; `loaders`: to `fit` it, after a check.
+
+        Raises SbkitError if something of the run is wrong.
+        """
+        self._prepare()
+        if loaders is not None:
+            self._begin()
+        return super().make_brain(loaders, **run_opts)
+
+    @once("prepared")
+    def _prepare(self) -> None:
+        """Make data, labels, objects and batches, the same on all ranks; load initial weights."""
+        with main_rank_first():
+            self.prepare_labels()
+        self.make_loaders()
+        config = self.make_run_config()  # now with the labels
+        config.check_resumable(self.folder)
+        config.check_same_on_ranks()
+        for line in self.load_initial_weights():
+            logger.info(line)
+
+    @once("begun")
+    def _begin(self) -> bool:
+        """Check the run, and write what describes it; return whether nothing is left to do."""
+        self._check()
+        self.build_hparams()["checkpointer"].check_same_model()
+        was_finished = self.is_finished()
+        config = self.make_run_config()
+        is_done = was_finished
+        if was_finished:
+            config.check_effective(self.folder)
+            changes = config.changes(read_run_config(self.folder))
+            is_done = TEST_KEYS.isdisjoint(change.key for change in changes)
+        with main_rank_first():
+            if rank() == 0:
+                config.write(self.folder)
+                save_resolved(self.folder / RESOLVED_YAML, self.yaml_file, self.overrides)
+                if not was_finished:
+                    self.set_results_aside()
+                write_data_report(self.make_loaders().splits, self.folder, **self.describe_data())
+                return_freed_memory()  # of the report, which training does not need
+        return is_done
+
+    def _finish(self, brain: Brain, *, is_done: bool) -> None:
+        """Test the best weights, unless nothing has changed and the results are there.
+
+        At the end, name the report and the command that follows.
+        """
+        logger.info(f"run folder: {self.folder}")
+        if is_done and (self.folder / SUMMARY).is_file() and not is_without_bundle(self.folder):
+            logger.info(
+                f"All epochs were trained before; the results in {self.folder} stay as they are."
+            )
+        else:
+            RunEnding(self, brain).finish()
+            if type(brain).evaluate is not Brain.evaluate:
+                brain.evaluate(self.make_loaders().test)
+        if (report := self.folder / REPORT).is_file():
+            logger.info(f"report: {report}")
+        if self.load_recipe().task.export is not None:
+            logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
+
+    @contextmanager
+    def _session(self) -> Iterator[TextLog]:
+        """Log into the run folder and lock it, join the other processes, draw numbers apart."""
+        device = self.choose_placement().device
+        with (
+            TextLog(self.folder, title=self._title) as text_log,
+            process_group(device),
+            isolated_rng(device),
+        ):
+            with main_rank_first():
+                if rank() == 0:
+                    lock_folder(self.folder)  # before anything in it is written
+            try:
+                yield text_log
+            finally:
+                if rank() == 0:
+                    unlock_folder(self.folder)
+
+
+def log_machine(placement: Placement) -> None:
+    """Log how this machine will compute."""
+    device = placement.device
+    waiting = describe_waiting(torch.get_num_threads())
+    logger.info(f"{device}: {waiting}; {describe_allocator()}{describe_tf32(device)}")
+    if note := note_precision(placement):
+        logger.info(note)

@@ -1,0 +1,287 @@
+"""Fit another decoder to a validation set, and keep the better one, as `sbkit tune` does.
+
+run or bundle -> log-probabilities of the validation set -> errors of the present decoder
+-> new decoder (language models, weights, confidences) -> its errors -> written if they are fewer
+"""
+
+import logging
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import datasets
+
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import require_writable
+from sbkit.bundle.config import CONFIG_FILE
+from sbkit.checkpoint.folder import locked_folder
+from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML
+from sbkit.data.sentences import read_sentences
+from sbkit.data.splits import Splits, read_column
+from sbkit.data.tables import COLUMN_KEYS
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.declared import make_decoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.fit import FittedDecoder
+from sbkit.decoding.fit_weights import count_own_errors, error_of
+from sbkit.decoding.words import GREEDY
+from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
+from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
+from sbkit.lm.language_models import (
+    TOKENS,
+    WORDS,
+    LmText,
+    digest_of,
+    load_language_models,
+    replace_language_models,
+    save,
+)
+from sbkit.logs.progress import progress_bar
+from sbkit.runtime.fitting import fit_bundle, sample_validation
+from sbkit.runtime.test_sets import name_of, prepare_source, table_knobs
+from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.train.setup import RunSetup
+
+logger = logging.getLogger(__name__)
+
+EARLIER_BUNDLE = "earlier_bundle"  # a folder of a run: the bundle before the last `sbkit tune`
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions:
+    """How another decoder differs from that of the model, and what it is fitted to.
+
+    data: a table, as the validation set; by default the run's own sets.
+    out: the folder of a new bundle; by default the bundle of the run is replaced.
+    force: replace even a better decoder.
+    lm_text: text of the language models, a list of texts or an ARPA file.
+    word_lm_order, token_lm_order: n of the n-grams; 0 for none.
+    decoder: beam or graph.
+    beam_size: the number of hypotheses.
+    attention_rescoring: whether a trained attention decoder rescores them.
+    path_column, text_column, encoding: of the table and the texts.
+    user_modules: modules of one's own that define parts of the model.
+    """
+
+    data: Path | None = None
+    out: Path | None = None
+    force: bool = False
+    lm_text: str | Sequence[str] | None = None
+    word_lm_order: int | None = None
+    token_lm_order: int | None = None
+    decoder: str | None = None
+    beam_size: int | None = None
+    attention_rescoring: bool | None = None
+    path_column: str | None = None
+    text_column: str | None = None
+    encoding: str | None = None
+    user_modules: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (*COLUMN_KEYS, "encoding")}
+
+    @property
+    def orders(self) -> dict[str, int]:
+        """The n-gram orders that are given, by language model."""
+        orders = {WORDS: self.word_lm_order, TOKENS: self.token_lm_order}
+        return {name: order for name, order in orders.items() if order is not None}
+
+
+def tune(model: Path, options: TuningOptions) -> None:
+    """Fit another decoder to a validation set; write it to ``out``, or into a run if better.
+
+    Raises SbkitError if the model is not a recognizer, or the options do not fit it.
+    """
+    is_bundle = (model / CONFIG_FILE).exists()
+    _check_options(model, options, is_bundle=is_bundle)
+    # A run is locked, so that nothing trains it meanwhile.
+    with nullcontext() if is_bundle else locked_folder(model):
+        _tune(model, options, is_bundle=is_bundle)
+
+
+def _tune(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
+    user_modules = options.user_modules
+    with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
+        bundle = load_bundle(source, user_modules=user_modules)
+        bundle.task.require_prediction("text", command="tune")
+        setup = None if is_bundle else RunSetup(model / RESOLVED_YAML, {})
+        knobs: Mapping[str, Any] = {} if setup is None else setup.knobs
+        splits: Splits | None = None
+        if setup and (options.data is None or options.lm_text is not None or options.orders):
+            splits = setup.prepare_splits()
+        if options.data is None:
+            assert splits is not None  # `--data` is required for a bundle
+            sets = splits.valid
+        else:
+            rows = prepare_source(bundle, options.data, table_knobs(model, options.columns))
+            sets = {name_of(options.data): rows}
+        models = Path(folder, LANGUAGE_MODELS_FILE)
+        _make_language_models(bundle, model, source, knobs, splits, options, sets, models)
+        decoder = _make_decoder(bundle, knobs, options, models)
+        fitted, is_better = _fit(bundle, decoder, sets)
+        if options.out is not None:
+            set_decoder(source, options.out.resolve(), fitted, models)
+            logger.info(f"written with the new decoder: {options.out}")
+        elif is_better or options.force:
+            earlier = _keep_bundle(model)
+            set_decoder(source, model / BUNDLE, fitted, models)
+            logger.info(
+                f"The bundle of {model} has the new decoder; the earlier one is {earlier}, and the "
+                f"results are still its own. Measure again: sbkit score {model} --out DIR"
+            )
+        else:
+            logger.info(
+                f"{model} keeps its decoder, because the new one is no better. To use the new one "
+                "anyway, pass --force, or --out DIR for a bundle."
+            )
+
+
+def _check_options(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
+    out = options.out
+    if is_bundle and (options.data is None or out is None):
+        missing = "--data" if options.data is None else "--out"
+        raise ConfigError(
+            "To tune a bundle, name the data and a folder for the new bundle; "
+            f"{missing} is missing: sbkit tune {model} --data dev.csv --out NEW"
+        )
+    if out is not None:
+        if out.resolve() == model.resolve():
+            raise ConfigError(f"--out must be a new folder, but is {model} itself.")
+        require_replaceable(out)
+        require_writable(out.parent, option="--out")
+
+
+# ---- another decoder
+
+
+def _make_language_models(
+    bundle: TorchBundle,
+    model: Path,
+    source: Path,
+    knobs: Mapping[str, Any],
+    splits: Splits | None,
+    options: TuningOptions,
+    sets: Mapping[str, datasets.Dataset],
+    file: Path,
+) -> None:
+    """Write the language models of the new decoder: the present ones, or others if asked for.
+
+    knobs, splits: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
+    """
+    orders = options.orders
+    folder = source if (source / LANGUAGE_MODELS_FILE).is_file() else model
+    if (folder / LANGUAGE_MODELS_FILE).is_file():
+        shutil.copyfile(folder / LANGUAGE_MODELS_FILE, file)
+    if options.lm_text is not None or orders:
+        values = knobs
+        if options.lm_text is not None:
+            values = {"lm_text": options.lm_text}
+        elif splits is None:
+            raise ConfigError(
+                "The language models of a bundle need a text, because a bundle has no transcripts. "
+                "Name a text or an ARPA file with --lm-text."
+            )
+        lm_text, table = LmText.from_knob(values.get("lm_text")), bundle.config.text_table
+        evaluated = sets if splits is None else {**splits.evaluated(), **sets}
+        held_out = {name: read_column(rows, "text") for name, rows in evaluated.items()}
+
+        def texts() -> Iterable[str]:
+            if lm_text.texts or splits is None:
+                return read_sentences(lm_text.texts, table, table_knobs(model, options.columns))
+            return read_column(splits.train, "text")
+
+        messages = replace_language_models(
+            file,
+            lm_text,
+            orders,
+            texts=texts,
+            table=table,
+            plain_words=_decoder_type(bundle, options) != "graph",
+            tokenizer=bundle.tokenizer,
+            held_out=held_out if lm_text.texts else {},
+        )
+        logger.info("\n".join(messages))
+    if not file.exists():
+        save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
+
+
+def _decoder_type(bundle: TorchBundle, options: TuningOptions) -> str:
+    """Return the type of the new decoder."""
+    current = BeamDecoder.decoder_type if bundle.decoder is None else bundle.decoder.decoder_type
+    return options.decoder or current
+
+
+def _make_decoder(
+    bundle: TorchBundle, knobs: Mapping[str, Any], options: TuningOptions, language_models: Path
+) -> LanguageModelDecoder:
+    """Make the new decoder, without weights: like the current one, except for the options.
+
+    knobs: of the run; {} for a bundle.
+    """
+    has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
+    if options.attention_rescoring and not has_attention:
+        raise ConfigError(
+            "`--attention-rescoring` needs a trained attention decoder, but this model has only "
+            "CTC. Leave it out."
+        )
+    changes = {
+        "decoder_type": options.decoder,
+        "beam_size": options.beam_size,
+        "attention_rescoring": options.attention_rescoring if has_attention else False,
+    }
+    current = knobs if bundle.decoder is None else bundle.decoder.plain()
+    settings = {name: current[name] for name in changes if name in current}
+    settings |= {name: value for name, value in changes.items() if value is not None}
+    models = load_language_models(language_models, bundle.tokenizer)
+    decoder = make_decoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
+    decoder.check()
+    if not decoder.used_weights:
+        raise ConfigError(
+            "`sbkit tune` fits the weights of language models, but there is none. Pass "
+            "--word-lm-order 3, and for a bundle --lm-text."
+        )
+    return decoder
+
+
+# ---- old and new
+
+
+def _fit(
+    bundle: TorchBundle, decoder: LanguageModelDecoder, sets: Mapping[str, datasets.Dataset]
+) -> tuple[FittedDecoder, bool]:
+    """Fit a decoder; return also whether it makes fewer errors than that of the bundle."""
+    by_words = bundle.config.has_words
+    splits = ", ".join(sets)
+    current = bundle.decoder_pool.decoder
+    rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
+    sample = sample_validation(bundle, sets, with_attention=decoder.attention_rescoring or rescores)
+    with progress_bar("decoding as before", len(sample)) as advance:
+        before = count_own_errors(current.decoder, sample, bundle.tokenizer, lambda: advance(1))
+    decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
+    logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
+    fitted = fit_bundle(bundle, decoder, sample, [*sets])
+    assert fitted.weights is not None  # the new decoder has none yet, and uses some
+    after = fitted.weights.errors
+    logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
+    return fitted, error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
+
+
+def _describe(errors: TextErrors, by_words: bool) -> str:
+    return ", ".join(
+        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
+        for rate, counts in reversed(errors.counts_by_rate(include_wer=by_words).items())
+    )
+
+
+def _keep_bundle(run: Path) -> Path:
+    """Copy the bundle of a run, if it has one, to `earlier_bundle`; return that path."""
+    earlier = run / EARLIER_BUNDLE
+    shutil.rmtree(earlier, ignore_errors=True)
+    if (run / BUNDLE).exists():
+        shutil.copytree(run / BUNDLE, earlier)
+    return earlier
