@@ -62,7 +62,7 @@ class ErrorCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TextErrors:
-    """The errors of one text or more, in words and in characters; ``sum(errors, TextErrors())``.
+    """The error counts of one text or more; ``sum(errors, TextErrors())`` adds those of a split.
 
     >>> errors = count_errors("call the north office", "call the nor office")
     >>> errors.words.errors, errors.wer, errors.characters.errors
