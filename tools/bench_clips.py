@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.audio.io import Samples
-from sbkit.checkpoint.run_config import RESOLVED_YAML, folder_override
+from sbkit.checkpoint.run_config import RUN_YAML, folder_override
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.evaluate.intervals import Grouping, interval_of
@@ -30,8 +30,8 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 def read_clips(run: Path, max_clips: int, **overrides: object) -> Rows:
     """Return the first test clips of a run; overrides that are None do not count."""
     given = {name: value for name, value in overrides.items() if value is not None}
-    knobs = read_knobs(run / RESOLVED_YAML, folder_override(run / RESOLVED_YAML) | given)
-    test_sets = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs).test
+    knobs = read_knobs(run / RUN_YAML, folder_override(run / RUN_YAML) | given)
+    test_sets = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs).test
     readers = map(UtteranceDataset, test_sets.values())
     rows = (reader[index] for reader in readers for index in range(len(reader)))
     return [*islice(rows, max_clips)]

@@ -305,7 +305,7 @@ def text_table_of(model: Path) -> Orthography:
     if (model / CONFIG_FILE).is_file():
         return BundleFiles(model).config.text_table
     # It imports packages that a server lacks.
-    from sbkit.checkpoint.run_config import RESOLVED_YAML, read_run_knobs
+    from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
 
-    knobs = read_run_knobs(model) if (model / RESOLVED_YAML).is_file() else {}
+    knobs = read_run_knobs(model) if (model / RUN_YAML).is_file() else {}
     return text_table(str(knobs.get("language", "und")), knobs.get("text"))

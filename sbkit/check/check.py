@@ -25,7 +25,8 @@ CHECKS_OF_VALUES: tuple[Check, ...] = (  # nothing is built for them
 )
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *CHECKS_OF_VALUES,
-    *(ownership.check_ownership, ownership.check_optimizers, settings.check_batches),
+    *(settings.check_formats, settings.check_batches),
+    *(ownership.check_ownership, ownership.check_optimizers),
     *(data.check_labels, data.check_alignment, data.check_masks, data.check_positions),
     *(dry_run.check_shapes, dry_run.check_state, dry_run.check_learning_rate),
     *(dry_run.check_causality, dry_run.check_padding),

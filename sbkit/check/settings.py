@@ -19,18 +19,17 @@ from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED_YAML
+from sbkit.checkpoint.run_config import CHECKPOINTS, folder_override
 from sbkit.checkpoint.weights import check_weights
 from sbkit.config.document import (
     Document,
     did_you_mean,
     nearest,
-    read_document,
     referenced,
     tag_of,
     walk,
 )
-from sbkit.config.hparams import MissingKnobError, resolve, save_resolved
+from sbkit.config.hparams import MissingKnobError, resolve
 from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
@@ -79,7 +78,9 @@ def check_unread(planned: PlannedRun) -> Iterator[Finding]:
     names_read = planned.knobs.names_read | planned.results.get("hparams", planned.knobs).names_read
     if "brain" in planned.results:
         names_read |= names_in_code(type(planned.make_cpu_brain()))
-    set_by_user = {*planned.document.own_keys, *planned.user_overrides}
+    set_by_user = {*planned.user_overrides}
+    if not folder_override(planned.yaml_file):  # that of a run has the keys of its base as well
+        set_by_user |= {*planned.document.own_keys}
     unread_keys = [
         key for key in find_unread_keys(planned.document, names_read) if key in set_by_user
     ]
@@ -246,15 +247,18 @@ def check_initial_weights(planned: PlannedRun) -> None:
         planned.results[INITIAL_WEIGHTS] = planned.load_initial_weights()
 
 
-def check_export(planned: PlannedRun) -> Iterator[Finding]:
-    """Find formats that do not exist, and parts that no bundle can hold as plain data."""
+def check_formats(planned: PlannedRun) -> None:
+    """Refuse an export format that does not exist."""
     require_formats(planned.knobs.get("export_formats") or ())
-    file = planned.folder / RESOLVED_YAML
+
+
+def check_export(planned: PlannedRun) -> Iterator[Finding]:
+    """Find parts that `sbkit export` would refuse, because they are not plain data."""
     task = planned.load_recipe().task
-    save_resolved(file, planned.yaml_file, planned.overrides)
     try:
         load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
-        describe_parts(read_document(file).root, planned.build_hparams(), task)
+        root = resolve(planned.yaml_file, planned.overrides).tree
+        describe_parts(root, planned.build_hparams(), task)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
         yield planned.finding(key, problem=str(error).rstrip("."), stops=False)

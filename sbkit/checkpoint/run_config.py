@@ -24,7 +24,7 @@ from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"  # the folder in a run folder
 BUNDLE = "bundle"  # the folder of the exported model in a run
-RESOLVED_YAML = "hyperparams.yaml"
+RUN_YAML = "hyperparams.yaml"
 # The step size is lowered when a run diverges.
 STEP_SIZE_KEYS = ("lr", "weight_decay", "max_grad_norm")
 # A finished run is tested again if one of these changes.
@@ -242,14 +242,20 @@ def folder_override(yaml_file: Path) -> dict[str, object]:
     A run folder may have been moved or copied. For another YAML there is none.
     """
     folder = yaml_file.parent
-    is_of_run = yaml_file.name == RESOLVED_YAML and (folder / RUN_CONFIG_FILE).is_file()
+    is_of_run = yaml_file.name == RUN_YAML and (folder / RUN_CONFIG_FILE).is_file()
     return {OUTPUT_FOLDER: str(folder)} if is_of_run else {}
 
 
 def read_run_knobs(run: Path) -> Knobs:
     """Read the plain values of the YAML in a run folder, wherever the folder lies."""
-    file = run / RESOLVED_YAML
+    file = run / RUN_YAML
     return read_knobs(file, folder_override(file))
+
+
+def read_run_tree(run: Path) -> CommentedMap:
+    """Read the YAML in a run folder with its references resolved; nothing is built."""
+    file = run / RUN_YAML
+    return resolve(file, folder_override(file)).tree
 
 
 def read_run_config(folder: Path) -> RunConfig:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from hyperpyyaml import load_hyperpyyaml
 from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, TaggedScalar
+from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.loader import Loader
 from ruamel.yaml.nodes import MappingNode, Node
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -189,21 +189,12 @@ def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
             raise ConfigError(_describe(error, resolved.document)) from error.cause
 
 
-def save_resolved(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
-    """Write the YAML as it takes effect to a file, completely or not at all.
+def save_yaml(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
+    """Write the YAML with its overrides as one file, completely or not at all.
 
-    Paths in the run folder refer to `output_folder`, because a run folder may be moved.
+    Its references stay, so a value can still be overridden, and a run folder may be moved.
     """
-    tree = deepcopy(resolve(yaml_file, overrides).tree)
-    folder = tree.get(OUTPUT_FOLDER)
-    names = [*tree]
-    below = names[names.index(OUTPUT_FOLDER) + 1 :] if folder else ()  # a reference looks upwards
-    for key in below:
-        for keys, value in [*walk(tree[key], (key,))]:
-            if isinstance(value, str) and value.startswith(f"{folder}/"):
-                reference = TaggedScalar(f"<{OUTPUT_FOLDER}>{value[len(folder) :]}", tag="!ref")
-                reduce(getitem, keys[:-1], tree)[keys[-1]] = reference
-    write_text_atomically(path, _dump(tree))
+    write_text_atomically(path, resolve(yaml_file, overrides).one_file)
 
 
 def _dump(tree: CommentedMap) -> str:

@@ -30,9 +30,15 @@ from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, node_to_spec
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
-from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RESOLVED_YAML, read_run_config
+from sbkit.checkpoint.run_config import (
+    BUNDLE,
+    CHECKPOINTS,
+    RUN_YAML,
+    read_run_config,
+    read_run_tree,
+)
 from sbkit.checkpoint.weights import part_names_of_yaml
-from sbkit.config.document import read_document, tag_of
+from sbkit.config.document import tag_of
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -94,9 +100,9 @@ def export_run(
     """
     require_formats(formats)
     out = out.resolve()
-    if not (run / RESOLVED_YAML).is_file():
+    if not (run / RUN_YAML).is_file():
         raise BundleError(
-            f"{run} is not a run folder, because it has no {RESOLVED_YAML}. Name the folder that "
+            f"{run} is not a run folder, because it has no {RUN_YAML}. Name the folder that "
             "training printed, such as results/ctc/en/3407."
         )
     require_replaceable(out)
@@ -129,7 +135,7 @@ def export_run(
 @contextmanager
 def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run."""
-    if (model / CONFIG_FILE).exists() or not (model / RESOLVED_YAML).is_file():
+    if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
         yield model
         return
     config = read_json(model / BUNDLE / CONFIG_FILE)
@@ -285,7 +291,7 @@ def change_config(bundle: Path, **values: object) -> None:
 
 def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, bytes]:
     """Return the contents of a bundle's files by name."""
-    root = read_document(run / RESOLVED_YAML).root
+    root = read_run_tree(run)
     checkpoints = _read_checkpoints(run / CHECKPOINTS)
     task_name = checkpoints[0].meta[TASK]
     task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))

@@ -15,7 +15,7 @@ import jinja2
 from sbkit.base.files import to_json
 from sbkit.base.messages import printable
 from sbkit.checkpoint.provenance import describe_difference, read_json
-from sbkit.checkpoint.run_config import RESOLVED_YAML, read_run_knobs
+from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.logs.handlers import TEXT_LOG
@@ -64,7 +64,7 @@ def card_facts(
         formats: the formats in the bundle's folder.
         license: the license of the model.
     """
-    knobs = read_run_knobs(run) if (run / RESOLVED_YAML).is_file() else {}
+    knobs = read_run_knobs(run) if (run / RUN_YAML).is_file() else {}
     init_from = knobs.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))

@@ -5,7 +5,7 @@ from pathlib import Path
 from sbkit.base.errors import BundleError
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import describe_difference, read_json
-from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML
+from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 
@@ -19,7 +19,7 @@ def is_without_bundle(run: Path) -> bool:
 def require_current_results(folder: Path) -> None:
     """Raise BundleError if a run has no results, or if its bundle has another decoder now."""
     config, summary = read_json(folder / BUNDLE / CONFIG_FILE), read_json(folder / SUMMARY)
-    if summary is None and (folder / RESOLVED_YAML).exists():
+    if summary is None and (folder / RUN_YAML).exists():
         raise BundleError(
             f"{folder} has no scores yet. Finish the run, or measure its model: sbkit score "
             f"{folder} --out DIR"

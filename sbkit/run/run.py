@@ -24,8 +24,8 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML, TEST_KEYS, read_run_config
-from sbkit.config.hparams import Knobs, read_knobs, save_resolved
+from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, read_run_config
+from sbkit.config.hparams import Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
@@ -106,12 +106,12 @@ class Run(RunSetup):
 
         Raises BundleError if the folder is not that of a run.
         """
-        if not (Path(folder) / RESOLVED_YAML).is_file():
+        if not (Path(folder) / RUN_YAML).is_file():
             raise BundleError(
-                f"{folder} is not a run folder, because it has no {RESOLVED_YAML}. Name the folder "
+                f"{folder} is not a run folder, because it has no {RUN_YAML}. Name the folder "
                 "that training printed, such as results/ctc/en/3407."
             )
-        return cls(Path(folder) / RESOLVED_YAML, overrides, recipe=recipe)
+        return cls(Path(folder) / RUN_YAML, overrides, recipe=recipe)
 
     # -- the whole run --------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class Run(RunSetup):
         with self._session() as text_log:
             self._prepare()
             text_log.open()
-            self._finish(self.make_brain(), is_done=True)
+            self._finish(super().make_brain(self.make_loaders()), is_done=True)
         return self.scores
 
     def tune(self, **options: Any) -> None:
@@ -267,7 +267,7 @@ class Run(RunSetup):
         with main_rank_first():
             if rank() == 0:
                 config.write(self.folder)
-                save_resolved(self.folder / RESOLVED_YAML, self.yaml_file, self.overrides)
+                save_yaml(self.folder / RUN_YAML, self.yaml_file, self.overrides)
                 if not was_finished:
                     self.set_results_aside()
                 write_data_report(self.make_loaders().splits, self.folder, **self.describe_data())

@@ -19,7 +19,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import locked_folder
-from sbkit.checkpoint.run_config import BUNDLE, RESOLVED_YAML
+from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column
 from sbkit.data.tables import COLUMN_KEYS
@@ -109,7 +109,7 @@ def _tune(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
     with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
         bundle = load_bundle(source, user_modules=user_modules)
         bundle.task.require_prediction("text", command="tune")
-        setup = None if is_bundle else RunSetup(model / RESOLVED_YAML, {})
+        setup = None if is_bundle else RunSetup(model / RUN_YAML, {})
         knobs: Mapping[str, Any] = {} if setup is None else setup.knobs
         splits: Splits | None = None
         if setup and (options.data is None or options.lm_text is not None or options.orders):

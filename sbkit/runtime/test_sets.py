@@ -13,8 +13,7 @@ import datasets
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, printable
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.run_config import RESOLVED_YAML, read_run_knobs
-from sbkit.config.document import read_document
+from sbkit.checkpoint.run_config import RUN_YAML, read_run_knobs
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.cache import default_cache
 from sbkit.data.sampler import EvalSampler
@@ -58,7 +57,7 @@ def prepare_test_sets(run: Path, split: str | None = None) -> Mapping[str, datas
         SbkitError: the data is missing, or the run has no test sets, or no such split.
     """
     knobs = read_run_knobs(run)
-    splits = load_recipe(knobs, run / RESOLVED_YAML).prepare_splits(knobs)
+    splits = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs)
     if split is not None:
         named = splits.named()
         if split not in named:
@@ -80,8 +79,8 @@ def name_of(source: Path) -> str:
 def table_knobs(model: Path, given: Mapping[str, object]) -> dict[str, object]:
     """Return the columns and the encoding of tables: those that are given, else those of a run."""
     knobs = dict(given)
-    if not (model / CONFIG_FILE).exists() and (model / RESOLVED_YAML).is_file():
-        declared = read_document(model / RESOLVED_YAML).root
+    if not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file():
+        declared = read_run_knobs(model)
         for name in COLUMN_KEYS:
             if knobs[name] is None:
                 knobs[name] = declared.get(name)

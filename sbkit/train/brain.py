@@ -333,6 +333,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._keeps_counters = False
         count = int(self._hparam("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
+            if self.loaders is not None:
+                self._valid_set = self.loaders.valid
             compute_error = self._averaging_error if self._valid_set else None
             averaged = self.checkpointer.load_average(
                 count, compute_error, max_key=max_key, min_key=min_key

@@ -25,7 +25,7 @@ from sbkit.base.messages import listed
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.run_config import CHECKPOINTS, RESOLVED_YAML, read_run_config
+from sbkit.checkpoint.run_config import CHECKPOINTS, RUN_YAML, read_run_config, read_run_tree
 from sbkit.checkpoint.weights import (
     average,
     describe_tensor,
@@ -192,7 +192,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")
-        elif (source / RESOLVED_YAML).is_file():
+        elif (source / RUN_YAML).is_file():
             config = read_run_config(source).values.get("encoder_config")
     return config
 
@@ -203,7 +203,7 @@ def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    parts = part_names_of_yaml(read_document(source / RESOLVED_YAML).root)
+    parts = part_names_of_yaml(read_run_tree(source))
     checkpointer = Checkpointer(source / CHECKPOINTS)
     best = checkpointer.find_averaged() or checkpointer.find_whole(1)
     if not best:

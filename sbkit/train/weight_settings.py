@@ -29,8 +29,8 @@ from sbkit.bundle.module_spec import (
     build_from_spec,
     node_to_comparable,
 )
-from sbkit.checkpoint.run_config import RESOLVED_YAML
-from sbkit.config.document import dotted, read_document
+from sbkit.checkpoint.run_config import read_run_tree
+from sbkit.config.document import dotted
 from sbkit.tasks.task import Task
 from sbkit.text.normalization import CASES, NUMBERS, Orthography, orthography, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
@@ -73,7 +73,7 @@ def settings_of_yaml(root: Mapping[str, Any]) -> PartSettings:
 def _settings_of_source(source: Path) -> PartSettings:
     """Return the settings of a bundle, or of a run; raises SbkitError if they cannot be read."""
     if not (source / WEIGHTS_FILE).is_file():
-        return settings_of_yaml(read_document(source / RESOLVED_YAML).root)
+        return settings_of_yaml(read_run_tree(source))
     config = BundleFiles(source).config
     facts = {"sample_rate": config.sample_rate, "language": config.language}
     return {**config.parts, **facts, "text": _text(config.text_table)}

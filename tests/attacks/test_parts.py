@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
 from sbkit.checkpoint.weights import limit_parameters
 from sbkit.config.document import read_document
-from sbkit.config.hparams import save_resolved
+from sbkit.config.hparams import save_yaml
 from sbkit.export.export import describe_parts
 from sbkit.tasks.task import load_task
 from tests.attacks.hostile import watched
@@ -92,7 +92,7 @@ def real_parts(folder: Path) -> Iterator[dict[str, Any]]:
     labels = SimpleNamespace(vocab_size=12, size=12)
     for name, path in TASKS.items():
         task, knobs = load_task(path), {"data_folder": "", "output_folder": ""}
-        save_resolved(folder / "resolved.yaml", ROOT / f"hparams/{name}.yaml", knobs)
+        save_yaml(folder / "resolved.yaml", ROOT / f"hparams/{name}.yaml", knobs)
         root = read_document(folder / "resolved.yaml").root
         objects = {} if task.labels is None else {task.labels.key: labels}
         yield describe_parts(root, objects, task)["parts"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.checkpoint.run_config import RESOLVED_YAML, RunConfig
+from sbkit.checkpoint.run_config import RUN_YAML, RunConfig
 from sbkit.config.hparams import resolve
 from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
@@ -145,11 +145,11 @@ def test_resolved_yaml_is_the_same_run_configuration(tmp_path: Path) -> None:
 def test_extended_run_can_be_tuned_by_its_own_yaml(tmp_path: Path) -> None:
     """Its references are resolved: 9 epochs in `number_of_epochs` and in the counter."""
     run, later = begun(tmp_path), {"number_of_epochs": 9}
-    (run / RESOLVED_YAML).write_text(resolve(tmp_path / "run.yaml", later).text)
+    (run / RUN_YAML).write_text(resolve(tmp_path / "run.yaml", later).text)
     declare(tmp_path, **later).write(run)
-    assert RunConfig.from_yaml(run / RESOLVED_YAML, {}, data=DATA).check_resumable(run) is None
+    assert RunConfig.from_yaml(run / RUN_YAML, {}, data=DATA).check_resumable(run) is None
     with pytest.raises(SbkitError, match="hidden: 3 before, 9 now"):
-        RunConfig.from_yaml(run / RESOLVED_YAML, {"hidden": 9}, data=DATA).check_resumable(run)
+        RunConfig.from_yaml(run / RUN_YAML, {"hidden": 9}, data=DATA).check_resumable(run)
 
 
 def test_damaged_run_config_is_refused(tmp_path: Path) -> None:

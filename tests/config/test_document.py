@@ -7,7 +7,7 @@ import pytest
 
 from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.document import nearest, read_document
-from sbkit.config.hparams import load_hparams, read_knobs, resolve, save_resolved
+from sbkit.config.hparams import load_hparams, read_knobs, resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import refusal
 from tests.runs import ROOT
@@ -91,7 +91,7 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
     inner = {"size": 5, "must": 3, "twice": 10, "many": [3, 2], "deep": {"size": 8, "half": 4}}
     assert overridden == {"seed": 4, "inner": inner, "seen": 10}
     saved = including.with_name("hyperparams.yaml")
-    save_resolved(saved, including, overrides)
+    save_yaml(saved, including, overrides)
     assert "!include" not in saved.read_text()
     assert read_knobs(saved, {}) == load_hparams(saved, {}) == overridden
 

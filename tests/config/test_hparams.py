@@ -10,7 +10,7 @@ import ruamel.yaml
 from ruamel.yaml.constructor import BaseConstructor
 
 from sbkit.config.document import clean_ruamel
-from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
+from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import YAML, refusal
 
@@ -42,9 +42,9 @@ def test_knobs_objects_and_the_saved_file_agree(path: Path) -> None:
     assert hparams["ratio"] == hparams["also"] == Fraction(5, 7)
     assert "__hidden" not in hparams
     saved = path.with_name("hyperparams.yaml")
-    save_resolved(saved, path, overrides)
-    assert "!ref" not in saved.read_text()
+    save_yaml(saved, path, overrides)
     assert read_knobs(saved, {}) == knobs
+    assert read_knobs(saved, {"seed": 8})["output_folder"] == "results/8"
     assert load_hparams(saved, {})["ratio"] == Fraction(5, 7)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from recipes.asr.data import prepare_language_models, prepare_tokenizer
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.run_config import RESOLVED_YAML
+from sbkit.checkpoint.run_config import RUN_YAML
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -157,7 +157,7 @@ def test_lm_text_that_cannot_be_used_is_named(
 def test_tokenizer_of_init_from_is_kept_if_it_fits(
     sentence: str, text: object, is_kept: bool, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    (tmp_path / RESOLVED_YAML).write_text("language: en\n")
+    (tmp_path / RUN_YAML).write_text("language: en\n")
     knobs = {"init_from": str(tmp_path), "language": "en", "text": text, "token_type": "char"}
     knobs |= {"vocab_size": None, "output_folder": str(tmp_path / "run")}
     train = make_store([Utterance("a", sentence, sentence, "ann", 0, b"")])

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from sbkit.base.checksums import write_checksums
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.run_config import RunConfig
-from sbkit.config.hparams import load_hparams, read_knobs, save_resolved
+from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUB, HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
@@ -59,7 +59,7 @@ def make_run(
         TASK: SPEECH_RECOGNITION.name,
     }
     RunConfig.from_yaml(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
-    save_resolved(folder / "hyperparams.yaml", yaml, overrides)
+    save_yaml(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_knobs, save_resolved
+from sbkit.config.hparams import read_knobs, save_yaml
 from sbkit.logs.run_log import read_log
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
 from sbkit.runtime.torch_model import load_bundle
@@ -207,7 +207,7 @@ def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: P
 
 def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) -> None:
     setup = RunSetup(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
-    save_resolved(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
+    save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
     again = RunSetup(tmp_path / "resolved.yaml", {})
     assert again.knobs == setup.knobs
     other = make_folder(tmp_path / "tiny", **FRAMES, do_stable_layer_norm=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.hparams import resolve, save_resolved
+from sbkit.config.hparams import resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.synthesis import SYNTHESIS
@@ -17,7 +17,7 @@ from tests.runs import ROOT
 def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer.x") -> list[str]:
     """Compare a YAML as it is with the same under overrides."""
     yaml_file = ROOT / f"hparams/{name}.yaml"
-    save_resolved(folder / "hyperparams.yaml", yaml_file, {})
+    save_yaml(folder / "hyperparams.yaml", yaml_file, {})
     ours = settings_of_yaml(resolve(yaml_file, parse_overrides(overrides)).tree)
     task = SYNTHESIS if name == "tts" else SPEECH_RECOGNITION
     return check_same_meaning(

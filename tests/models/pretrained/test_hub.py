@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from sbkit.base.errors import SbkitError
-from sbkit.config.hparams import save_resolved
+from sbkit.config.hparams import save_yaml
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.train.setup import RunSetup
@@ -69,7 +69,7 @@ def test_revision_is_named_by_the_run_and_its_yaml(
     setup = RunSetup(YAML, {"pretrained": "acme/tiny"})
     source = setup.knobs["encoder_config"]["source"]
     assert [*source.values()][:3] == ["acme/tiny", commit_id(old), "mit"]
-    save_resolved(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
+    save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
     hub.models["acme/tiny"] = {"main": new, "old": old}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
     assert RunSetup(tmp_path / "resolved.yaml", {}).knobs == setup.knobs
