@@ -252,9 +252,13 @@ class RunSetup:
 
     def make_run_config(self) -> RunConfig:
         """Describe the run, with its data, and with its labels once they are prepared."""
+        recipe, overrides = self.load_recipe(), self.overrides
+        if recipe is not load_recipe(self.knobs, self.yaml_file):  # it was given in Python
+            brain = f"{recipe.brain.__qualname__} of {recipe.brain.__module__}"
+            overrides = {**overrides, "recipe": f"with {brain}"}
         return RunConfig.from_yaml(
             self.yaml_file,
-            self.overrides,
+            overrides,
             data=self.prepare_splits().fingerprints,
             label_file=self.find_label_file(),
         )

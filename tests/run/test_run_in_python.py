@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
+from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import try_lock
 from sbkit.checkpoint.rng import isolated_rng
@@ -136,6 +138,22 @@ def test_brain_of_a_run_starts_from_its_initial_weights(
         brain.evaluate(run.make_loaders().test)
     with pytest.raises(SbkitError, match="has no scores yet"):
         _ = run.scores
+
+
+class OwnBrain(AsrBrain):
+    """A Brain of one's own, as a notebook defines it."""
+
+
+@pytest.mark.slow
+def test_run_with_an_own_brain_is_not_continued_without_it(
+    finished: dict[str, object], tmp_path: Path
+) -> None:
+    own = {**finished, "output_folder": tmp_path / "own", "check": False, "number_of_epochs": 1}
+    recipe = replace(ASR, brain=OwnBrain)
+    Run(YAML, own, recipe=recipe).train()
+    with pytest.raises(SbkitError, match="recipe: with OwnBrain of .* before, .*ASR now"):
+        Run.open(tmp_path / "own").test()
+    assert Run.open(tmp_path / "own", recipe=recipe).test() == Run(YAML, own).scores
 
 
 def rows(release: Path, split: str) -> list[dict[str, Any]]:
