@@ -151,7 +151,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         freezing = Freezing(declared)
         if opt_class is not None:
             opt_class = with_lr_scale(opt_class, declared)
-        values = hparams and dict(hparams.items())  # unlike dict(hparams), marks no key as read
+        # Unlike dict(hparams), `items` marks no key as read. SpeechBrain would log a line for each
+        # option that it gets twice.
+        values = hparams and {n: value for n, value in hparams.items() if n not in options}
         super().__init__(modules, opt_class, values, options, checkpointer)
         if hparams is not None:
             self.hparams = KnobAttributes(hparams if isinstance(hparams, Knobs) else Knobs(hparams))
