@@ -108,7 +108,7 @@ def choose_averaged(
     finite = [count for count in scores if not math.isnan(scores[count])]
     best = min(finite, key=lambda count: (scores[count], -count), default=1)
     names = tuple(checkpoint.path.name for checkpoint in ranked)
-    by_count = {str(count): value for count, value in scores.items()}
+    by_count = {str(count): scores[count] for count in finite}  # JSON has no NaN
     return AveragedCheckpoints(names[:best], names, by_count)
 
 

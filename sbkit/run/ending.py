@@ -175,7 +175,8 @@ class RunEnding:
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
             report_by=run.knobs.get("report_by") or (),
-            ping=partial(brain.ping, "report"),
+            # A report is always finished: the run is not tested again.
+            ping=lambda ids: brain.ping("report", ids) and False,
             quiet=brain.noprogressbar,
         )
         for scored in sets:

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import ConfigError, StopRequestedError
 from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from sbkit.checkpoint.rng import State, random_state, restore_random_state, seed_step
 from sbkit.config.hparams import KnobAttributes, Knobs
@@ -102,7 +102,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
         save_or_leave: saves within an epoch, and ends the run after a signal.
-        signals, watchdog: note a request to stop, and end a run that hangs.
+        signals, watchdog: note a request to stop, and notice a run that hangs.
         epoch_share: share of the current epoch before the current step.
         step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
             epoch continues from where it was saved.
@@ -234,6 +234,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Train and validate epoch after epoch, from the last checkpoint on.
 
         ``valid_set`` is one set, or several by their names.
+
+        Raises StopRequestedError, a KeyboardInterrupt, after a signal: the step is finished, and
+        saved if there is a checkpointer. The next `fit` goes on.
         """
         if self.test_only:
             return
@@ -253,7 +256,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 self._open_metrics(epoch_counter, loader)
                 with self.signals:
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
+                    self.leave_if_asked(in_training=True)  # of the last validation
         finally:
+            self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
             self._unwrap_distributed()
 
@@ -287,10 +292,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         The metrics are those of a validation; `sbkit score` measures a run as it is exported.
         Without a key, checkpoints are ranked by the metric that they were saved with.
+
+        Raises StopRequestedError, a KeyboardInterrupt, after a signal: then nothing is measured.
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        self.load_tested_weights(max_key, min_key)
         with self.guarded():
+            self.load_tested_weights(max_key, min_key)
             return self._evaluate_stage(loaders, Stage.TEST, None)
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
@@ -300,19 +307,30 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Note signals and watch for a hang, while other work than `fit` calls `ping`."""
-        with self.signals, self._watch() as self.watchdog:
-            yield
+        """Note signals and watch for a hang, while other work than `fit` calls `ping`.
+
+        Raises StopRequestedError at the end if a signal came that the work did not obey.
+        """
+        with self.signals:
+            with self._watch() as self.watchdog:
+                yield
+            self.leave_if_asked()  # not watched: rank 0 may be writing a report
 
     def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
         """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
         self.watchdog.ping(phase, self.optimizer_step, utterances)
         return self.signals.received is not None
 
-    def leave_if_asked(self) -> None:
-        """Leave if any rank has received a signal; all ranks call this."""
-        if any(gather_over_ranks(self.signals.received is not None)):
+    def leave_if_asked(self, *, in_training: bool = False) -> None:
+        """Raise StopRequestedError if any rank has received a signal; all ranks call this."""
+        if not any(gather_over_ranks(self.signals.received is not None)):
+            return
+        if in_training:
             self.save_or_leave.leave(self.optimizer_step)
+        raise StopRequestedError(
+            "Stopped outside of training; finished steps are saved. The same command or call does "
+            "the rest."
+        )
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
@@ -320,8 +338,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         The counters of the run stay as they are.
         """
         self._keeps_counters = True
-        super().on_evaluate_start(max_key=max_key, min_key=min_key)
-        self._keeps_counters = False
+        try:
+            super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        finally:
+            self._keeps_counters = False
         count = int(self._hparam("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
             score = self._averaging_error if self._valid_set else None
@@ -606,7 +626,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        self.leave_if_asked()
+        self.leave_if_asked(in_training=stage is Stage.VALID)
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
         self.on_stage_end(stage, mean, epoch)
