@@ -20,6 +20,8 @@ import torch
 
 import train
 from recipes.asr.recipe import AsrBrain
+from sbkit.base.errors import OtherRankError, StopRequestedError
+from sbkit.base.process import exit_code
 from sbkit.distributed.ranks import process_group, rank, world_size
 from sbkit.train import watchdog
 
@@ -45,7 +47,7 @@ def exact(folder: Path, finished: Path, arguments: Sequence[str]) -> None:
         run(*with_dropout, f"--output_folder={folder / 'whole'}")
         with (
             patch.object(AsrBrain, "on_fit_batch_end", after_batch("signal_rank_1")),
-            suppress(SystemExit),
+            suppress(StopRequestedError),
         ):
             run(*with_dropout, f"--output_folder={folder / 'resumed'}")
         run(*with_dropout, f"--output_folder={folder / 'resumed'}")
@@ -105,8 +107,9 @@ def main() -> None:
         with patch.object(AsrBrain, "on_fit_batch_end", after_batch(scenario)):
             try:
                 run(*arguments, f"--output_folder={folder}/run")
-            except SystemExit as exit_error:
-                Path(folder, f"code-{rank()}").write_text(str(exit_error.code))
+            except (OtherRankError, StopRequestedError) as error:
+                Path(folder, f"code-{rank()}").write_text(str(exit_code(error)))
+                print(error)
                 return
     Path(folder, f"code-{rank()}").write_text("0")
 

@@ -83,7 +83,7 @@ def test_signaled_run_saves_exits_and_resumes_to_the_same_end(
             assert train(workplace, tmp_path) == ASKED_TO_STOP
         assert signal.getsignal(number) is handler
         sentence = f"Stopped at step {at_step}; checkpoint saved"
-        assert sentence in capsys.readouterr().out
+        assert sentence in capsys.readouterr().err
         assert Checkpointer(tmp_path / "checkpoints").find_checkpoint() is not None
         assert not (tmp_path / "summary.json").exists()
         earlier_log, log = log, (tmp_path / "train.log").read_text()
@@ -93,7 +93,7 @@ def test_signaled_run_saves_exits_and_resumes_to_the_same_end(
 
     with signal_in_function(AsrBrain, "on_evaluate_start"):  # between training and test
         assert train(workplace, tmp_path) == ASKED_TO_STOP
-    assert "Stopped at step 20; checkpoint saved" in capsys.readouterr().out
+    assert "Stopped outside of training; finished steps are saved" in capsys.readouterr().err
     assert train(workplace, tmp_path) == 0
     assert not differences(tmp_path, uninterrupted)
     summary, expected = (read_json(run / "summary.json") for run in (tmp_path, uninterrupted))

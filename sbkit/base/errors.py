@@ -28,6 +28,24 @@ class SbkitError(Exception):
         return printable(super().__str__())
 
 
+class OtherRankError(SbkitError):
+    """Raised on the ranks that end because another one has ended, which reports its error.
+
+    code: the exit code of that rank.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__("Another process of this run has ended; its error says why.")
+        self.code = code
+
+
+class StopRequestedError(KeyboardInterrupt):
+    """Raised when Ctrl-C or a stop signal ends a run; the message says what is saved.
+
+    `except KeyboardInterrupt` catches it in a script. A command exits with ASKED_TO_STOP.
+    """
+
+
 class ConfigError(SbkitError):
     """Raised for a YAML, an override or a command-line option that cannot work."""
 

@@ -205,7 +205,7 @@ def check_recordings(planned: PlannedRun) -> Iterator[Finding]:
             "eval_batch_seconds",
             problem=f"{split} has {plural(len(ids), 'recording')} longer than "
             f"`eval_batch_seconds`, decoded whole: {listed(ids)}. Each may take gigabytes, and "
-            "longer than `stall_seconds`, which ends the run",
+            "longer than `stall_seconds`, which ends several processes",
             fix="Cut it into utterances, for example by `sbkit segment`.",
             stops=False,
             ids=tuple(ids),

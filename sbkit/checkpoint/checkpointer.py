@@ -109,7 +109,7 @@ def choose_averaged(
     finite = [count for count in errors if not math.isnan(errors[count])]
     best = min(finite, key=lambda count: (errors[count], -count), default=1)
     names = tuple(checkpoint.path.name for checkpoint in ranked)
-    by_count = {str(count): value for count, value in errors.items()}
+    by_count = {str(count): errors[count] for count in finite}  # JSON has no NaN
     return AveragedCheckpoints(names[:best], names, by_count)
 
 

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from sbkit.base.errors import BAD_INPUT, DeviceError
+from sbkit.base.errors import BAD_INPUT, DeviceError, OtherRankError, StopRequestedError
 from sbkit.base.process import OTHER_RANKS_DELAY, exit_code
 from sbkit.base.torch_internals import abort_process_group
 
@@ -78,7 +78,9 @@ def process_group(device: torch.device) -> Iterator[None]:
     _store = _join(device)
     try:
         yield
-    except (Exception, KeyboardInterrupt):  # not SystemExit: a rank may still be saving
+    except (OtherRankError, StopRequestedError):  # another rank may still be saving
+        raise
+    except (Exception, KeyboardInterrupt):
         leave = abort_process_group
         raise
     finally:
@@ -139,14 +141,14 @@ def _drop_reducers() -> None:
 def main_rank_first() -> Iterator[None]:
     """Run the body on rank 0 first, so that the others find its results.
 
-    If it fails, rank 0 prints the error and the others exit silently with the same code. Otherwise
-    they would wait, and end with a traceback about a broken connection.
+    If it fails, rank 0 raises its error and the others OtherRankError, which a command does not
+    print. Otherwise they would wait, and end with a traceback about a broken connection.
     """
     if rank() > 0:
         _wait_for_main_rank()
         code = gather_over_ranks(None)[0]
         if code is not None:
-            raise SystemExit(code)
+            raise OtherRankError(code)
         yield
         return
     try:
@@ -213,9 +215,9 @@ def gather_over_ranks(value: T) -> list[T]:
 
 
 def leave_together(error: Exception | None) -> None:
-    """Stop all ranks if any has an error: ranks with an error raise it, others exit silently."""
+    """Stop all ranks if any has an error: ranks with one raise it, others OtherRankError."""
     if any(gather_over_ranks(error is not None)):
-        raise error or SystemExit(BAD_INPUT)
+        raise error or OtherRankError(BAD_INPUT)
 
 
 def _gather(value: T) -> list[T]:

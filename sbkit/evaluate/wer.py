@@ -1,5 +1,6 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
@@ -82,11 +83,13 @@ class TextErrors:
 
     @property
     def wer(self) -> float:
-        return self.words.rate
+        """Return the word error rate; NaN of no utterance."""
+        return self.words.rate if self.utterances else math.nan
 
     @property
     def cer(self) -> float:
-        return self.characters.rate
+        """Return the character error rate; NaN of no utterance."""
+        return self.characters.rate if self.utterances else math.nan
 
     def counts_by_rate(self, *, include_wer: bool) -> dict[str, ErrorCounts]:
         """Return the counts of words as "WER", if it is included, and of characters as "CER"."""

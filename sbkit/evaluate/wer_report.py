@@ -275,7 +275,8 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
 def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict:
     """Return the rates of a test set with their counts; the WER only if ``by_words``."""
     by_rate = errors.counts_by_rate(include_wer=by_words)
-    figures: FigureDict = {rate: counts.rate for rate, counts in by_rate.items()}
+    rates = {"WER": errors.wer, "CER": errors.cer}
+    figures: FigureDict = {rate: rates[rate] for rate in by_rate}
     figures["utterances"] = errors.utterances
     for rate, counts in by_rate.items():
         figures[UNIT_OF_RATE[rate]] = counts.reference_length

@@ -16,7 +16,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Self
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ASKED_TO_STOP, SbkitError, StopRequestedError
 from sbkit.base.messages import printable
 
 TEXT_LOG = "train.log"
@@ -49,6 +49,13 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
             yield
         finally:
             root.removeHandler(handler)
+
+
+def is_logged_to_screen(logger: logging.Logger) -> bool:
+    """Return whether the program shows a logger's messages, not only writes them to a run."""
+    handlers = (*logging.getLogger("sbkit").handlers, *logging.getLogger().handlers)
+    shows = any(not isinstance(handler, TextLog) for handler in handlers)
+    return shows and logger.isEnabledFor(logging.INFO)
 
 
 @contextmanager
@@ -177,8 +184,8 @@ def _describe_end(error: BaseException) -> str:
     match error:
         case SbkitError() | OSError():
             return f"error: {error}"
-        case SystemExit():
-            return f"ended with exit code {error.code}"
+        case StopRequestedError():
+            return f"{error}\nended with exit code {ASKED_TO_STOP}"
         case KeyboardInterrupt():
             return "ended by Ctrl-C"
     return "".join(traceback.format_exception(error))

@@ -1,4 +1,8 @@
-"""Show progress live on a terminal or as lines of the log, and tell a watchdog of it."""
+"""Show progress, live or as lines of the log, and tell a watchdog of it.
+
+A notebook shows one live line for each cell by IPython's own messages, which every front end
+understands. rich needs ipywidgets there, and clears what the cell has printed.
+"""
 
 import logging
 import sys
@@ -7,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from importlib import import_module
 from typing import Protocol
 
 from rich.console import Console
@@ -14,7 +19,7 @@ from rich.live import Live
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from sbkit.logs.handlers import is_first_rank
+from sbkit.logs.handlers import is_first_rank, is_logged_to_screen
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.run_log import EpochFigures, StepFigures
 
@@ -24,6 +29,21 @@ LINE_SECONDS = 60.0  # between two lines of the log
 REFRESH_SECONDS = 0.2  # between two updates of a bar
 
 Clock = Callable[[], float]
+
+_shown_cell = 0  # the number of the last cell that shows a line
+
+
+def show_in_cell(text: str) -> None:
+    """Show a live line in the output of the notebook's present cell, or replace it."""
+    global _shown_cell
+    ipython = import_module("IPython")
+    cell: int = ipython.get_ipython().execution_count
+    is_shown = cell == _shown_cell
+    if text or is_shown:
+        name = f"sbkit-{cell}"
+        data = {"text/plain": text}
+        ipython.display.display(data, raw=True, display_id=name, update=is_shown)
+        _shown_cell = cell
 
 
 class Ping(Protocol):
@@ -44,7 +64,7 @@ def no_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
 def progress_bar(
     title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
 ) -> Iterator[Callable[[float], None]]:
-    """Show progress on rank 0: a bar on a terminal, otherwise a line of the log per minute.
+    """Show progress on rank 0: live on a terminal or in a notebook, else a line each minute.
 
     Yields a function that takes the amount of work done since its last call. ``total`` is in the
     same unit, or None if unknown. The bar is drawn on standard error, because standard output may
@@ -60,21 +80,25 @@ def progress_bar(
         disable=is_hidden or not console.is_terminal,
     )
     with nullcontext() if bar.disable else bar:  # rich before 14.3 would print an empty line
-        reporter = _Reporter(bar, title, total, logs_lines=not is_hidden, clock=clock)
-        yield reporter.advance
+        reporter = _Reporter(bar, title, total, is_hidden=is_hidden, clock=clock)
+        try:
+            yield reporter.advance
+        finally:
+            reporter.close()
 
 
 class _Reporter:
-    """Counts the work done, and reports it in a bar and in the log."""
+    """Counts the work done, and reports it live and in the log."""
 
     def __init__(
-        self, bar: Bar, title: str, total: float | None, *, logs_lines: bool, clock: Clock
+        self, bar: Bar, title: str, total: float | None, *, is_hidden: bool, clock: Clock
     ) -> None:
         self._bar = bar
+        self._is_in_cell = bar.console.is_jupyter and not is_hidden
         self._task = bar.add_task(title, total=total or None)
         self._title = title
         self._total = total
-        self._logs_lines = logs_lines
+        self._is_hidden = is_hidden
         self._clock = clock
         self._start = clock()
         self._last_line = self._start
@@ -87,9 +111,16 @@ class _Reporter:
         if now - self._last_refresh >= REFRESH_SECONDS:
             self._last_refresh = now
             self._bar.update(self._task, completed=self._done, refresh=True)
-        if now - self._last_line >= LINE_SECONDS and self._logs_lines:
+            if self._is_in_cell:
+                show_in_cell(self._line(now))
+        if now - self._last_line >= LINE_SECONDS and not self._is_hidden:
             self._last_line = now
-            logger.log(line_level(on_terminal=not self._bar.disable), self._line(now))
+            is_live = self._is_in_cell or not self._bar.disable
+            logger.log(line_level(is_live=is_live), self._line(now))
+
+    def close(self) -> None:
+        if self._is_in_cell:
+            show_in_cell("")
 
     def _line(self, now: float) -> str:
         if not self._total or not 0 < self._done <= self._total:
@@ -99,9 +130,9 @@ class _Reporter:
         return f"{self._title}: {percent:.0f} % done, about {_format_duration(seconds_left)} left"
 
 
-def line_level(*, on_terminal: bool) -> int:
-    """Return the logging level of a line; a terminal that shows it live does not need it."""
-    return logging.DEBUG if on_terminal else logging.INFO
+def line_level(*, is_live: bool) -> int:
+    """Return the logging level of a line; whoever sees it live does not need it."""
+    return logging.DEBUG if is_live else logging.INFO
 
 
 def _format_duration(seconds: float) -> str:
@@ -109,7 +140,9 @@ def _format_duration(seconds: float) -> str:
 
 
 class TrainingProgress:
-    """On rank 0, show a live line on a terminal, and log a line per epoch.
+    """On rank 0, show a live line on a terminal or in a notebook, and log a line per epoch.
+
+    A notebook whose program has set up no logging gets the lines of epochs as well.
 
     The estimated time left is the sum of three parts: the steps up to ``total_steps`` at the pace
     of the last steps, the remaining validations, each as long as the last one, and the work after
@@ -133,6 +166,7 @@ class TrainingProgress:
             transient=True,
             redirect_stderr=sys.stderr.isatty(),  # errors that go to a file still go there
         )
+        self._is_in_cell = console.is_jupyter and is_first_rank()
         self._total_epochs = total_epochs
         self._total_steps = total_steps
         self._metrics = metrics or {}
@@ -148,7 +182,7 @@ class TrainingProgress:
     def pause(self) -> None:
         """Stop the training clock, and remove the live line."""
         self._paused_since = self._clock()
-        self._live.stop()
+        self.close()
 
     def resume(self) -> None:
         """Restart the training clock, if it is stopped."""
@@ -159,7 +193,7 @@ class TrainingProgress:
     def report_step(self, figures: StepFigures) -> None:
         """Update the live line, and log it if the last line was logged a minute ago.
 
-        On a terminal, which shows the line live, it is logged for debugging only.
+        Where the line is shown live, it is logged for debugging only.
         """
         now = self._clock()
         self._recent_steps.append((figures.step, now - self._paused_seconds))
@@ -169,11 +203,15 @@ class TrainingProgress:
             waiting_text=f"waiting {100 * figures.data_wait_share:.0f} %",
             validations_left=self._total_epochs - figures.epoch + 1,
         )
-        self._live.start()
-        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        if self._is_in_cell:
+            show_in_cell(line)
+        else:
+            self._live.start()
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         if now - self._last_line >= LINE_SECONDS:
             self._last_line = now
-            logger.log(line_level(on_terminal=self._live.console.is_terminal), line)
+            is_live = self._is_in_cell or self._live.console.is_terminal
+            logger.log(line_level(is_live=is_live), line)
 
     def report_epoch(
         self, figures: EpochFigures, estimate_ending: Callable[[float], float] = lambda _: 0.0
@@ -192,10 +230,16 @@ class TrainingProgress:
         if figures.valid_loss is not None:
             values = [f"valid loss {figures.valid_loss:.3f}", *values]
         validations_left = self._total_epochs - figures.epoch
-        logger.info(self._line(figures, values=values, validations_left=validations_left))
+        line = self._line(figures, values=values, validations_left=validations_left)
+        logger.info(line)
+        if self._is_in_cell and not is_logged_to_screen(logger):
+            print(line)
 
     def close(self) -> None:
+        """Remove the live line."""
         self._live.stop()
+        if self._is_in_cell:
+            show_in_cell("")
 
     def _line(
         self,

@@ -8,7 +8,7 @@ Each step can also be taken alone, and takes the steps that it needs first.
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
-from sbkit.logs.handlers import TextLog
+from sbkit.logs.handlers import TextLog, is_logged_to_screen, log_to_screen
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.ending import RunEnding
 from sbkit.run.results import is_without_bundle
@@ -118,7 +118,10 @@ class Run(RunSetup):
     def train(self) -> None:
         """Check, train, export and test the run; one that was stopped goes on.
 
-        Raises SbkitError if something of the run is wrong, as a sentence.
+        Raises:
+            SbkitError: something of the run is wrong, as a sentence says.
+            KeyboardInterrupt: Ctrl-C or another signal has stopped it; the message says what is
+                saved. The next call goes on.
         """
         for name in ("hparams", "loaders", "prepared", "begun"):  # of an earlier, stopped training
             self.results.pop(name, None)
@@ -295,9 +298,13 @@ class Run(RunSetup):
 
     @contextmanager
     def _session(self) -> Iterator[TextLog]:
-        """Log into the run folder and lock it, join the other processes, draw numbers apart."""
+        """Log to the screen and the run folder, join the other processes, draw numbers apart.
+
+        The run folder is locked.
+        """
         device = self.choose_placement().device
         with (
+            nullcontext() if is_logged_to_screen() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
             isolated_rng(device),

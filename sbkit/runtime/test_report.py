@@ -143,9 +143,16 @@ class TestReport:
 
     def _encode_clips(self, name: str, ids: Sequence[str], max_characters: int) -> dict[str, str]:
         with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:
+
+            def watched_ids() -> Iterator[str]:
+                for id in ids:
+                    self._ping("report", [id])  # even if it asks to stop, the report is finished
+                    advance(1)
+                    yield id
+
             return encode_clips(
                 self._rows[name],
-                (id for id in ids if not self._ping("report", [id]) and advance(1) is None),
+                watched_ids(),
                 sample_rate=self._rate,
                 max_seconds=MAX_CLIP_SECONDS,
                 max_characters=max_characters,

@@ -11,8 +11,7 @@ import numpy as np
 from sbkit.base.arrays import Array
 from sbkit.base.errors import BundleError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.logs.metric import Metric
-from sbkit.tasks.synthesis_results import measure_speech, report_speech
+from sbkit.tasks.synthesis_results import METRICS, measure_speech, report_speech
 from sbkit.tasks.task import Arrays, Command, Exportable, Graph, LabelFile, Scorer, Task
 from sbkit.text.symbols import SYMBOL_TYPES
 from sbkit.text.vocabulary import ClassLabels
@@ -83,13 +82,7 @@ def example_sentence(run: Callable[..., Arrays], audio: Array, lengths: Array) -
 SYNTHESIS = Task(
     name="sbkit.tasks.synthesis.SYNTHESIS",
     model_name="speech synthesizer",
-    metrics={
-        **dict.fromkeys(
-            ("distance", "mel_distance", "vocoder_distance", "pitch_error", "length_ratio"),
-            Metric(is_fraction=False),
-        ),
-        "misaligned": Metric(),
-    },
+    metrics=METRICS,
     scorer=Scorer(measure=measure_speech, report=report_speech),
     labels=LabelFile(
         name="symbols.txt",

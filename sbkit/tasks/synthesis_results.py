@@ -16,7 +16,15 @@ from sbkit.audio.mp3 import MP3_RATES, encode_mp3
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.curves import write_picture
+from sbkit.logs.metric import Metric, Metrics
 
+METRICS: Metrics = {
+    **dict.fromkeys(
+        ("distance", "mel_distance", "vocoder_distance", "pitch_error", "length_ratio"),
+        Metric(is_fraction=False),
+    ),
+    "misaligned": Metric(),
+}
 SEMITONES = 12  # in an octave
 NUM_EXAMPLES = 3  # utterances of a test set that are drawn
 
@@ -54,7 +62,10 @@ def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
     """Return the distances in nats, the error of the pitch in semitones, and two ratios.
 
     distance: the sum of the other distances, which chooses the best checkpoint.
+    All are NaN without results.
     """
+    if not results:
+        return dict.fromkeys(METRICS, math.nan)
     frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
         math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
     )

@@ -1,5 +1,6 @@
 """The task of voice activity detection: whether each frame is speech."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,8 +21,13 @@ class FrameCounts(NamedTuple):
 
 
 def frame_errors(results: Sequence[FrameCounts]) -> Mapping[str, float]:
-    """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
-    speech, missed, silence, alarms = map(sum, zip(*results, strict=True)) if results else [0] * 4
+    """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF.
+
+    They are NaN without results.
+    """
+    if not results:
+        return dict.fromkeys(("DCF", "miss", "false_alarm"), math.nan)
+    speech, missed, silence, alarms = map(sum, zip(*results, strict=True))
     miss = missed / max(1, speech)
     false_alarm = alarms / max(1, silence)
     cost = MISS_WEIGHT * miss + (1 - MISS_WEIGHT) * false_alarm

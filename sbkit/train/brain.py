@@ -11,7 +11,7 @@ and counts, or a plain mean as in SpeechBrain.
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,10 +31,16 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
-from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
 from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
-from sbkit.checkpoint.rng import State, random_state, restore_random_state, seed_step
+from sbkit.checkpoint.rng import (
+    State,
+    isolated_rng,
+    random_state,
+    restore_random_state,
+    seed_step,
+)
 from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
@@ -103,7 +109,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
         save_or_leave: saves within an epoch, and ends the run after a signal.
-        signals, watchdog: note a request to stop, and end a run that hangs.
+        signals, watchdog: note a request to stop, and notice a run that hangs.
         epoch_share: share of the current epoch before the current step.
         step: micro-batches of the current epoch or evaluation so far, and 0 in between. A resumed
             epoch continues from where it was saved.
@@ -237,6 +243,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Train and validate epoch after epoch, from the last checkpoint on.
 
         ``valid_set`` is one set, or several by their names.
+
+        Raises StopRequestedError, a KeyboardInterrupt, after a signal: the step is finished, and
+        saved if there is a checkpointer. The next `fit` goes on.
         """
         if self.test_only:
             return
@@ -246,8 +255,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             valid_loaders = self._loaders(valid_set, Stage.VALID, valid_loader_kwargs)
             self._valid_set = valid_loaders
         show_progress = not self.noprogressbar if progressbar is None else progressbar
+        # A run seeds the global generators at each step; a recipe of SpeechBrain's draws from them.
+        has_own_numbers = self.loaders is not None
         try:
-            with self._watch() as self.watchdog:
+            with (
+                isolated_rng(self.device) if has_own_numbers else nullcontext(),
+                self._watch() as self.watchdog,
+            ):
                 if isinstance(self.checkpointer, Checkpointer):
                     self.checkpointer.claim()
                 self.on_fit_start()  # nothing is trained yet, so a signal ends it at once
@@ -256,9 +270,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 self._open_metrics(epoch_counter, loader)
                 with self.signals:
                     self._fit_epochs(epoch_counter, loader, valid_loaders, show_progress)
+                    self.leave_if_asked(in_training=True)  # of the last validation
         finally:
+            self.step = 0  # without a checkpoint, the next `fit` starts an epoch
             self.training_metrics.close()
             self._unwrap_distributed()
+            if isinstance(self.checkpointer, Checkpointer):
+                self.checkpointer.release()
 
     def _fit_epochs(
         self,
@@ -290,10 +308,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         The metrics are those of a validation; `sbkit score` measures a run as it is exported.
         Without a key, checkpoints are ranked by the metric that they were saved with.
+
+        Raises StopRequestedError, a KeyboardInterrupt, after a signal: then nothing is measured.
         """
         loaders = self._loaders(test_set, Stage.TEST, test_loader_kwargs)
-        self.load_tested_weights(max_key, min_key)
         with self.guarded():
+            self.load_tested_weights(max_key, min_key)
             return self._evaluate_stage(loaders, Stage.TEST, None)
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
@@ -303,19 +323,30 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Note signals and watch for a hang, while other work than `fit` calls `ping`."""
-        with self.signals, self._watch() as self.watchdog:
-            yield
+        """Note signals and watch for a hang, while other work than `fit` calls `ping`.
+
+        Raises StopRequestedError at the end if a signal came that the work did not obey.
+        """
+        with self.signals:
+            with self._watch() as self.watchdog:
+                yield
+            self.leave_if_asked()  # not watched: rank 0 may be writing a report
 
     def ping(self, phase: str, utterances: Sequence[str] = ()) -> bool:
         """Tell the watchdog that work goes on; return whether a signal asks to stop it."""
         self.watchdog.ping(phase, self.optimizer_step, utterances)
         return self.signals.received is not None
 
-    def leave_if_asked(self) -> None:
-        """Leave if any rank has received a signal; all ranks call this."""
-        if any(gather_over_ranks(self.signals.received is not None)):
+    def leave_if_asked(self, *, in_training: bool = False) -> None:
+        """Raise StopRequestedError if any rank has received a signal; all ranks call this."""
+        if not any(gather_over_ranks(self.signals.received is not None)):
+            return
+        if in_training:
             self.save_or_leave.leave(self.optimizer_step)
+        raise StopRequestedError(
+            "Stopped outside of training; finished steps are saved. The same command or call does "
+            "the rest."
+        )
 
     def on_evaluate_start(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the best checkpoint, or the mean of up to `average_checkpoints` of the best.
@@ -331,8 +362,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 "are those that training starts with. Train the run first."
             )
         self._keeps_counters = True
-        super().on_evaluate_start(max_key=max_key, min_key=min_key)
-        self._keeps_counters = False
+        try:
+            super().on_evaluate_start(max_key=max_key, min_key=min_key)
+        finally:
+            self._keeps_counters = False
         count = int(self._hparam("average_checkpoints", 1))
         if count > 1 and isinstance(self.checkpointer, Checkpointer):
             if self.loaders is not None:
@@ -619,7 +652,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _evaluate_stage(self, loaders: SplitLoaders, stage: Stage, epoch: int | None) -> float:
         self.on_stage_start(stage, epoch)
         losses = self.evaluate_splits(loaders, stage, phase=stage.name.lower())
-        self.leave_if_asked()
+        self.leave_if_asked(in_training=stage is Stage.VALID)
         mean = mean_over_ranks(losses)
         self.step = len(losses) if stage is Stage.TEST else 0  # as in SpeechBrain
         self.on_stage_end(stage, mean, epoch)

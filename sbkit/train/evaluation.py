@@ -108,7 +108,12 @@ class Evaluator:
         self.results[self._split].extend(results)
 
     def measure(self, results: Sequence[Any]) -> dict[str, float]:
-        """Return the values of the hook `measure`, the metric that ranks checkpoints first."""
+        """Return the values of the hook `measure`, the metric that ranks checkpoints first.
+
+        They are NaN without results: nothing is good or bad.
+        """
+        if not results:
+            return dict.fromkeys(self.metrics, math.nan)
         values = {name: float(value) for name, value in self._hooks.measure(results).items()}
         best = next(iter(self.metrics))
         return {best: values[best], **values}

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from sbkit.base.errors import ASKED_TO_STOP
+from sbkit.base.errors import StopRequestedError
 from sbkit.base.process import detach_from_lost_terminal, handle_signals
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
@@ -31,7 +31,8 @@ BEST_EPOCH = "best_epoch"  # key of a checkpoint's meta file
 class StopSignals:
     """Note SIGTERM, SIGUSR1, SIGHUP and Ctrl-C without interrupting a step.
 
-    A second Ctrl-C interrupts at once. Outside the main thread nothing is received.
+    A second Ctrl-C interrupts at once. Outside the main thread nothing is received. An exception
+    that leaves the block ends the request, so that the next call goes on.
     """
 
     def __init__(self) -> None:
@@ -42,8 +43,10 @@ class StopSignals:
         self._handling.enter_context(handle_signals(STOP_SIGNALS, self._receive))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._handling.close()
+        if kind is not None:
+            self.received = None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         is_second = self.received is signal.SIGINT and number == signal.SIGINT
@@ -51,7 +54,7 @@ class StopSignals:
         if self.received is signal.SIGHUP:
             detach_from_lost_terminal()
         if is_second:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("Interrupted at once: the present step is not saved.")
 
 
 class RankConsensus:
@@ -120,7 +123,7 @@ class SaveOrLeave:
             is_last: whether it was the last of its epoch.
 
         Raises:
-            SystemExit: a rank has received a signal.
+            StopRequestedError: a rank has received a signal.
         """
         self._micro_batches += 1
         if not ends_step:
@@ -144,10 +147,15 @@ class SaveOrLeave:
             self._save()
 
     def leave(self, step: int) -> NoReturn:
-        """End the process by SystemExit, with the exit code of a run that a signal stopped."""
-        saved = "; checkpoint saved. Rerun the same command to resume."
-        logger.info(f"Stopped at step {step}{saved if self._save else '. Nothing is saved.'}")
-        raise SystemExit(ASKED_TO_STOP)
+        """Raise StopRequestedError, saying whether there is a checkpoint of the step."""
+        if self._save is None:
+            raise StopRequestedError(
+                f"Stopped at step {step}; there is no checkpointer to save it. The weights stay in "
+                "the Brain, and its next `fit` trains them further."
+            )
+        raise StopRequestedError(
+            f"Stopped at step {step}; checkpoint saved. The same command or call resumes."
+        )
 
 
 # ---- early stopping and the last epoch

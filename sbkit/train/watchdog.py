@@ -4,12 +4,19 @@ A thread of each rank writes `heartbeats/rank-N` in the run folder: the rank's p
 the utterances it works on. Ranks wait for one another, so when one hangs, all of them stop. The
 first rank to notice writes a note for the others. Then each rank prints the positions of all ranks
 and its own stack, and the job ends.
+
+Nobody waits for a single process, which may stand in a debugger: it logs a warning with its stack,
+once for each stall, and goes on.
 """
 
 import faulthandler
+import logging
+import math
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +24,8 @@ from typing import Protocol, Self
 
 from sbkit.base.errors import STALLED
 from sbkit.distributed.ranks import rank, world_size
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_FOLDER = "heartbeats"
 NOTE = "stalled"  # the file in the folder that notifies the other ranks
@@ -26,6 +35,7 @@ MAX_DELAY_SECONDS = 2.0  # of the last rank's report; with many ranks, reports a
 REPORT_SECONDS = 5.0  # for the other ranks to print their reports
 STDERR = 2  # file descriptor, whatever sys.stderr is
 MAX_LISTED_UTTERANCES = 4
+MAX_LISTED_FRAMES = 20  # a notebook's kernel has many more
 
 
 class AnyWatchdog(Protocol):
@@ -53,13 +63,17 @@ class NullWatchdog:
 
 
 class Watchdog:
-    """Write the position of this rank; end the process after ``stall_seconds`` without a ping."""
+    """Write the position of this rank; act after ``stall_seconds`` without a ping.
+
+    One process of several ends. A single one logs a warning.
+    """
 
     def __init__(self, folder: Path, *, stall_seconds: float) -> None:
         self._folder = folder / HEARTBEAT_FOLDER
         self._stall_seconds = stall_seconds
         # Compared by identity: each ping makes a new string, even with the same text.
         self._position = "in start"
+        self._watched_thread = threading.get_ident()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -105,14 +119,26 @@ class Watchdog:
                 with suppress(OSError):  # a full disk is reported by the next checkpoint
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._file.write_text(position)
-            if stalled_seconds >= self._stall_seconds or self._is_notified():
+            is_stalled = stalled_seconds >= self._stall_seconds
+            if world_size() > 1 and (is_stalled or self._is_notified()):
                 self._report_and_end()
+            elif is_stalled:
+                self._warn()
+                stalled_seconds = -math.inf  # once for each stall
 
     def _is_notified(self) -> bool:
         try:
             return (self._folder / NOTE).exists()
         except OSError:  # a network folder may fail for a while
             return False
+
+    def _warn(self) -> None:
+        frame = sys._current_frames().get(self._watched_thread)
+        stack = "".join(traceback.format_stack(frame, limit=MAX_LISTED_FRAMES))
+        logger.warning(
+            f"The run has not moved for {self._stall_seconds:g} s, {self._position}; it waits on. "
+            f"Raise `stall_seconds` if it was only slow. The innermost calls:\n{stack}"
+        )
 
     def _report_and_end(self) -> None:
         with suppress(OSError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sbkit.base.errors import BAD_INPUT
+from sbkit.base.errors import BAD_INPUT, OtherRankError, StopRequestedError
 from sbkit.base.process import OTHER_RANKS_DELAY
 from sbkit.distributed import ranks
 from sbkit.distributed.ranks import (
@@ -28,6 +28,7 @@ import json, sys, time
 from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from sbkit.base.errors import OtherRankError
 from sbkit.distributed.ranks import *
 
 folder = Path(sys.argv[1])
@@ -44,7 +45,7 @@ with process_group(torch.device("cpu")):
             raise ValueError
     except ValueError:
         seen["left"] = "with its error"
-    except SystemExit as silent:
+    except OtherRankError as silent:
         seen["left"] = silent.code
     seen["ranks"] = gather_over_ranks([me, world_size()])
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
@@ -86,8 +87,14 @@ def test_rank_left_by_another_waits_for_its_error(
 
 @pytest.mark.parametrize(
     ("error", "is_aborted"),
-    [(None, False), (SystemExit(75), False), (ValueError(), True), (KeyboardInterrupt(), True)],
-    ids=["done", "stopped", "failed", "interrupted"],
+    [
+        (None, False),
+        (StopRequestedError(), False),
+        (OtherRankError(2), False),
+        (ValueError(), True),
+        (KeyboardInterrupt(), True),
+    ],
+    ids=["done", "stopped", "another failed", "failed", "interrupted"],
 )
 def test_process_group_is_aborted_only_after_an_error(
     error: BaseException | None, is_aborted: bool, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.logs.handlers import ScreenHandler, TextLog, log_to_screen, quiet
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures
@@ -110,7 +110,7 @@ def test_refused_run_and_second_rank_leave_no_text_log(
     ("error", "last_line"),
     [
         (SbkitError("The disk must have room."), "error: The disk must have room."),
-        (SystemExit(75), "ended with exit code 75"),
+        (StopRequestedError("Stopped at step 3."), "ended with exit code 75"),
         (KeyboardInterrupt(), "ended by Ctrl-C"),
         (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
     ],

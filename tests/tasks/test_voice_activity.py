@@ -11,7 +11,6 @@ from sbkit.tasks.voice_activity import FrameCounts, frame_errors
         ([FrameCounts(8, 2, 100, 5), FrameCounts(12, 3, 0, 0)], 5 / 20, 5 / 100),
         ([FrameCounts(speech=0, missed=0, silence=50, false_alarms=50)], 0.0, 1.0),
         ([FrameCounts(speech=50, missed=50, silence=0, false_alarms=0)], 1.0, 0.0),
-        ([], 0.0, 0.0),
     ],
 )
 def test_frame_errors_weigh_misses_and_false_alarms_as_nist_does(

@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from sbkit.base.errors import BAD_INPUT
+from sbkit.base.errors import BAD_INPUT, OtherRankError
+from sbkit.base.process import exit_code
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
@@ -98,14 +99,14 @@ def test_rank_that_cannot_write_its_log_raises_the_error(tmp_path: Path) -> None
         opened(tmp_path)
 
 
-def test_other_ranks_exit_silently() -> None:
+def test_other_ranks_end_with_the_same_code() -> None:
     metrics = opened(None)
     with (
         patch("sbkit.distributed.ranks.gather_over_ranks", lambda mine: [True, mine]),
-        pytest.raises(SystemExit) as exited,
+        pytest.raises(OtherRankError) as raised,
     ):
         metrics.log_step(1, 10, NO_TOTALS, rate=0.1, live=False)
-    assert exited.value.code == BAD_INPUT
+    assert exit_code(raised.value) == BAD_INPUT
     metrics.close()
 
 

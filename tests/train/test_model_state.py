@@ -88,7 +88,7 @@ def test_stopped_run_resumes_bit_for_bit(tmp_path: Path, stop_after: int) -> Non
     whole, stopped = averaging(tmp_path / "whole"), averaging(tmp_path / "stopped")
     stopped.hparams.stop_after = stop_after
     fit(whole)
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         fit(stopped)
     resumed = averaging(tmp_path / "stopped")
     fit(resumed)

@@ -7,15 +7,20 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import pytest
+import torch
+from speechbrain.utils.epoch_loop import EpochCounter
+from torch.utils.data import TensorDataset
 
 from sbkit.base.errors import BAD_INPUT
-from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.logs.metric import Metric, best_key
 from sbkit.run import ending
 from sbkit.train.stopping import (
@@ -27,6 +32,7 @@ from sbkit.train.stopping import (
     is_finished,
 )
 from tests.runs import Workplace, read_json
+from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 HANGS_UP = """
 import os, signal, sys
@@ -51,6 +57,87 @@ def test_stop_signals_keep_ignoring_sighup_under_nohup() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+class Interrupted(LineBrain):
+    """Press Ctrl-C at a call of a method, the first time."""
+
+    interrupts: str = ""  # the method and the optimizer step
+    metrics: ClassVar = {"error": Metric(is_fraction=False)}
+
+    def _interrupt(self, method: str) -> None:
+        if f"{method} {self.optimizer_step}" == self.interrupts:
+            self.interrupts = ""
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def on_fit_batch_end(self, *_: Any) -> None:
+        self._interrupt("step")
+
+    def score(self, outputs: torch.Tensor, batch: Any) -> list[float]:
+        self._interrupt("score")
+        return cast("list[float]", (outputs - batch[1]).square().sum(1).tolist())
+
+    def measure(self, results: Sequence[float]) -> dict[str, float]:
+        return {"error": sum(results) / len(results)}
+
+
+def interrupted_brain(folder: Path | None, interrupts: str) -> tuple[Any, Callable[[], None]]:
+    """Return a Brain, and what fits it to four steps in each of three epochs."""
+    model, epochs, data = line(), EpochCounter(3), TensorDataset(*rows(8))
+    recoverables = {"model": model, "epochs": epochs}
+    checkpointer = folder and Checkpointer(folder, recoverables=recoverables)
+    hparams = {"average_checkpoints": 2, "epoch_counter": epochs}
+    brain = brain_of(Interrupted, model=model, hparams=hparams, checkpointer=checkpointer)
+    brain.interrupts = interrupts
+    return brain, partial(brain.fit, epochs, data, data, train_loader_kwargs={"batch_size": 2})
+
+
+@pytest.mark.parametrize("interrupts", ["", "step 6", "step 8", "score 8", "score 12"])
+def test_ctrl_c_in_a_script_is_caught_and_the_next_fit_goes_on(
+    interrupts: str, tmp_path: Path
+) -> None:
+    """Within an epoch, at its end, in its validation, and in the last one."""
+    handler = signal.getsignal(signal.SIGINT)
+    brain, fit = interrupted_brain(tmp_path, interrupts)
+    if interrupts:
+        step = interrupts.split()[1]
+        with pytest.raises(KeyboardInterrupt, match=f"Stopped at step {step}; checkpoint saved"):
+            fit()
+        assert signal.getsignal(signal.SIGINT) is handler
+    fit()
+    _, fit_whole = whole = interrupted_brain(tmp_path / "whole", "")
+    fit_whole()
+    assert brain.optimizer_step == 12
+    assert torch.equal(brain.modules["model"].weight, whole[0].modules["model"].weight)
+
+
+def test_brain_without_checkpointer_says_that_nothing_is_saved() -> None:
+    brain, fit = interrupted_brain(None, "step 6")
+    with pytest.raises(KeyboardInterrupt, match="step 6; there is no checkpointer to save it"):
+        fit()
+    fit()  # the third epoch
+    assert brain.optimizer_step == 10
+
+
+def test_interrupted_averaging_chooses_nothing(tmp_path: Path) -> None:
+    brain, fit = interrupted_brain(tmp_path, "")
+    fit()
+    brain.interrupts = "score 12"
+    with pytest.raises(KeyboardInterrupt, match="Stopped outside of training"):
+        brain.evaluate(loader(4, 2))
+    assert not (tmp_path / AVERAGED_FILE).exists()
+    assert brain.evaluate(loader(4, 2)) > 0
+    scores = read_json(tmp_path / AVERAGED_FILE)["scores"]
+    assert len(scores) == 2
+    assert min(scores.values()) > 0
+
+
+def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
+    brain, fit = interrupted_brain(tmp_path, "")
+    thread = threading.Thread(target=fit)
+    thread.start()
+    thread.join()
+    assert brain.optimizer_step == 12
 
 
 def test_stop_signals_survive_a_lost_terminal() -> None:

@@ -1,0 +1,71 @@
+"""A notebook's kernel survives an interrupted cell, and its cells show what a run does."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+MAKE = """
+import os, signal
+from speechbrain.utils.epoch_loop import EpochCounter
+from torch.utils.data import TensorDataset
+from sbkit.checkpoint import Checkpointer
+from tests.train.lines import LineBrain, brain_of, line, rows
+
+class Interrupted(LineBrain):
+    interrupts_at = {6}
+
+    def on_fit_batch_end(self, *_):
+        if self.optimizer_step in self.interrupts_at:
+            self.interrupts_at = {}
+            os.kill(os.getpid(), signal.SIGINT)
+
+model, epochs, data = line(), EpochCounter(3), TensorDataset(*rows(8))
+checkpointer = Checkpointer("checkpoints", recoverables={"model": model, "epochs": epochs})
+brain = brain_of(Interrupted, model=model, hparams={"log_every": 1}, checkpointer=checkpointer)
+"""
+FIT = """
+print("before")
+brain.fit(epochs, data, data, train_loader_kwargs={"batch_size": 2})
+"""
+LOGGED = """
+from sbkit.logs import log_to_screen
+epochs.limit = 4
+with log_to_screen():
+    brain.fit(epochs, data, data, train_loader_kwargs={"batch_size": 2})
+"""
+
+
+def run_cells(sources: Sequence[str], folder: Path) -> list[list[Any]]:
+    """Run cells in a kernel, errors included; return the outputs of each."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, allow_errors=True, resources=resources).execute()
+    return [cell.outputs for cell in notebook.cells]
+
+
+def test_interrupted_cell_is_run_again_and_goes_on(tmp_path: Path) -> None:
+    _, interrupted, resumed, logged = run_cells([MAKE, FIT, FIT, LOGGED], tmp_path)
+    error = interrupted[-1]
+    assert error.evalue == "Stopped at step 6; checkpoint saved. The same command or call resumes."
+    lines = [[*printed_lines(outputs)] for outputs in (interrupted, resumed, logged)]
+    assert lines[0] == ["before", "epoch 1/3 step 4"]
+    assert lines[1] == ["before", "epoch 2/3 step 8", "epoch 3/3 step 12"]
+    assert lines[2] == ["Resuming after step 12", "epoch 4/4 step 16"]
+    for outputs in (interrupted, resumed, logged):  # the live line, which is empty at the end
+        (live,) = [output for output in outputs if output.output_type == "display_data"]
+        assert live.data == {"text/plain": ""}
+
+
+def printed_lines(outputs: Sequence[Any]) -> Iterator[str]:
+    """Yield the printed lines, without figures."""
+    for output in outputs:
+        if output.output_type == "stream":
+            for text in output.text.splitlines():
+                yield re.split(r" loss|,", text)[0]
