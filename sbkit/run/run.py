@@ -37,7 +37,7 @@ from sbkit.evaluate.wer import FigureDict
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
-from sbkit.logs.handlers import TextLog, is_logged_to_screen, log_to_screen
+from sbkit.logs.handlers import TextLog, log_to_screen
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.ending import RunEnding
 from sbkit.run.results import is_without_bundle
@@ -304,7 +304,7 @@ class Run(RunSetup):
         """
         device = self.choose_placement().device
         with (
-            nullcontext() if is_logged_to_screen() else log_to_screen(),
+            nullcontext() if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
             isolated_rng(device),
