@@ -24,7 +24,7 @@ from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
 from sbkit.run.run import Run
 from sbkit.runtime.transcriber import Transcriber
-from tests.runs import ROOT, TINY, Workplace, one_thread, rows_of
+from tests.runs import ROOT, TINY, Workplace, one_thread, rows_of, stopped_after
 
 YAML = ROOT / "hparams/ctc.yaml"
 SMALL = {**parse_overrides(TINY), "number_of_epochs": 2, "check": False}
@@ -81,6 +81,17 @@ def test_another_setting_in_the_same_folder_is_refused(finished: dict[str, objec
         Run(YAML, {**finished, "lr": 0.004}).train()
     with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
         Run(YAML, {**finished, "d_model": 48}).make_loaders()
+
+
+@pytest.mark.slow
+def test_interrupted_run_goes_on_with_the_next_call(
+    finished: dict[str, object], tmp_path: Path
+) -> None:
+    run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
+    with stopped_after(5), pytest.raises(KeyboardInterrupt, match="checkpoint saved"):
+        run.train()
+    run.train()
+    assert run.scores == Run(YAML, finished).scores
 
 
 @pytest.mark.slow
