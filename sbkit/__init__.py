@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from sbkit.runtime.transcriber import Transcriber as Transcriber
     from sbkit.train.brain import Brain as Brain
 
-__getattr__ = lazy_names("sbkit", Brain="train.brain", Transcriber="runtime.transcriber")
+__getattr__, __dir__ = lazy_names("sbkit", Brain="train.brain", Transcriber="runtime.transcriber")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbkit.train.schedule import TriStage as TriStage
     from sbkit.train.schedule import WarmupCosine as WarmupCosine
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.train",
     Brain="brain",
     NewBob="schedule",
