@@ -83,7 +83,7 @@ def require_formats(names: Sequence[str]) -> None:
     for name in names:
         if name not in (*WRITERS, HUB):
             raise ConfigError(
-                f"`--formats` has no format {name!r}. Choose from {', '.join((*WRITERS, HUB))}, "
+                f"`formats` has no format {name!r}. Choose from {', '.join((*WRITERS, HUB))}, "
                 "separated by commas."
             )
 
@@ -101,7 +101,7 @@ def write_formats(
     if task.predicts not in ("text", "speech") and not graph_formats.issuperset(names):
         fix = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
         raise ConfigError(
-            f"`--formats {','.join(names)}` is not supported for this model, a {task.model_name}. "
+            f"`formats` {','.join(names)} are not supported for this model, a {task.model_name}. "
             f"{fix or 'Leave it out.'}"
         )
     try:
