@@ -14,6 +14,6 @@ if TYPE_CHECKING:
     from sbkit.runtime.transcriber import Transcriber as Transcriber
     from sbkit.train.brain import Brain as Brain
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit", Brain="train.brain", Run="run.run", Transcriber="runtime.transcriber"
 )

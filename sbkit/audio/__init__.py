@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sbkit.audio.io import stream_audio as stream_audio
     from sbkit.audio.io import write_wav as write_wav
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.audio",
     **dict.fromkeys(("AddNoise", "AddReverb", "Compose", "SpecAugment"), "augment"),
     **dict.fromkeys(("SpeedGroup", "speed_perturb"), "augment"),

@@ -6,12 +6,12 @@ file -> blocks (S,) of float32 at its own rate -> resampled -> int16
 import io
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from io import IOBase
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,9 @@ from sbkit.base.units import (
 )
 
 Samples = npt.NDArray[np.int16]
-Source = Path | str | IOBase  # a file by its path, or open for reading bytes
+Source = Path | str | IOBase | bytes  # a file by its path, open for reading bytes, or its bytes
+# Also an array or a tensor, a pair of it and its rate, and what the library `datasets` returns.
+AudioSource = Source | npt.NDArray[Any] | tuple[Any, Any] | Mapping[str, Any]
 
 STANDARD = Path("-")  # standard input or output
 FULL_SCALE = 32768  # int16 steps in an amplitude of 1.0
@@ -91,7 +93,7 @@ def find_audio_files(folder: Path) -> list[Path]:
 
 
 def read_audio(
-    path: Path | str, sample_rate: int = SAMPLE_RATE, mixer: ChannelMixer | None = None
+    path: Source, sample_rate: int = SAMPLE_RATE, mixer: ChannelMixer | None = None
 ) -> Samples:
     """Read a file of any format and rate as (S,) int16.
 
@@ -127,11 +129,14 @@ def stream_audio(
 
     skip_seconds: the blocks start at this time.
     """
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
     options = ReadOptions(mixer or ChannelMixer(), block_seconds, skip_seconds)
-    yield from map(to_int16, resample_blocks(_blocks(source, options), sample_rate))
+    blocks = resample_blocks(_blocks(source, options), to_rate(sample_rate))
+    yield from map(to_int16, blocks)
 
 
-def _blocks(source: Source, options: ReadOptions) -> Iterator[Block]:
+def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block]:
     name = "the file" if isinstance(source, IOBase) else str(Path(source))
     if not isinstance(source, IOBase) and not Path(source).is_file():
         raise AudioError("missing", f"Audio file {name} does not exist or is not a file.")
@@ -146,7 +151,7 @@ def _blocks(source: Source, options: ReadOptions) -> Iterator[Block]:
         raise decode.not_audio(name) from error
 
 
-def _open(source: Source) -> AbstractContextManager[BinaryIO]:
+def _open(source: Path | str | IOBase) -> AbstractContextManager[BinaryIO]:
     """Open a file; one that was open before stays open."""
     if isinstance(source, IOBase):
         return nullcontext(cast("BinaryIO", source))
@@ -219,7 +224,7 @@ def _read_near_parts(
             yield AudioError(BEYOND_END, f"{part}: the file {path} lasts only {seconds:.3f} s.")
 
 
-def declared_seconds(source: Source) -> float:
+def declared_seconds(source: Path | str | IOBase) -> float:
     """Return the duration that a file declares, 0 if it cannot be read; for a progress bar."""
     if not isinstance(source, IOBase) and not Path(source).is_file():
         return 0.0
@@ -242,28 +247,88 @@ def has_channel(path: Path | str, channel: int) -> bool:
     return False
 
 
-def convert_array(
-    array: npt.NDArray[np.generic],
-    sample_rate: int | None,
-    new_rate: int = SAMPLE_RATE,
+def stream_source(
+    source: AudioSource,
+    sample_rate: float | None,
+    new_rate: int,
     mixer: ChannelMixer | None = None,
 ) -> Iterator[Samples]:
-    """Convert a clip in memory like a file, and yield it as blocks (S,)."""
-    rate = sample_rate or 0
-    check_rate("the array", rate)
+    """Read a file, or convert an array, and yield it as blocks (S,) at ``new_rate``.
+
+    source: a path, an open file or the bytes of one; an array or tensor at ``sample_rate``, or a
+        pair (samples, rate); or audio of the library `datasets`: a mapping with `array` and
+        `sampling_rate`, or with `bytes` or `path`, or an AudioDecoder.
+
+    Raises:
+        AudioError: the file cannot be read, the array is not audio, or its rate is not known.
+    """
+    read_samples = getattr(source, "get_all_samples", None)  # of an AudioDecoder
+    if read_samples is not None:
+        decoded = read_samples()
+        source = (decoded.data, decoded.sample_rate)
+    if isinstance(source, Mapping):
+        if source.get("array") is not None:
+            source = (source["array"], source.get("sampling_rate"))
+        elif (file := source.get("bytes") or source.get("path")) is not None:
+            source = file
+        else:
+            raise AudioError(
+                "not audio",
+                "A mapping must have `array` and `sampling_rate`, or `bytes`, or `path`, but this "
+                f"one has {', '.join(map(str, source)) or 'nothing'}.",
+            )
+    if isinstance(source, tuple | list) and len(source) == 2:
+        source, sample_rate = source
+    if isinstance(source, Path | str | IOBase | bytes):
+        yield from stream_audio(source, new_rate, mixer=mixer)
+        return
+    if sample_rate is None:
+        raise AudioError(
+            "no sample rate",
+            "An array needs its sample rate in Hz: pass `sample_rate`, or a pair (samples, rate).",
+        )
+    rate = to_rate(sample_rate)
     mixer = mixer or ChannelMixer()
-    mono = mixer.mix("the array", _to_channels(np.asarray(array)), (), rate)
+    mono = mixer.mix("the array", _to_channels(_to_numpy(source)), (), rate)
     if not len(mono):
         raise AudioError("no samples", "The audio array is empty.")
     yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))
 
 
+def to_rate(sample_rate: float) -> int:
+    """Return a sample rate in Hz, which may be a float or a number of NumPy, as an integer.
+
+    Raises:
+        AudioError: it is no whole number, or no recording has such a rate.
+    """
+    try:
+        rate = int(sample_rate)
+        is_whole = bool(rate == sample_rate)
+    except (TypeError, ValueError, OverflowError):
+        is_whole = False
+    if not is_whole:
+        raise AudioError(
+            "not a sample rate",
+            f"`sample_rate` must be a whole number of Hz, but is {str(sample_rate)[:50]!r}.",
+        )
+    check_rate("`sample_rate`", rate)
+    return rate
+
+
+def _to_numpy(array: Any) -> npt.NDArray[Any]:
+    """Return an array or a tensor as an array of NumPy, which has no bfloat16 and no gradients."""
+    if hasattr(array, "detach"):
+        tensor = array.detach().cpu()
+        array = tensor.float() if tensor.is_floating_point() else tensor
+    return np.asarray(array)
+
+
 def to_samples(array: npt.NDArray[np.generic]) -> Samples:
     """Convert an array of audio to (S,) int16; every public function that takes samples calls this.
 
-    array: int16, or floats between -1 and 1, or such a tensor on the CPU, of shape (S,), (S,
-        channels) as from soundfile, or (channels, S) as from torchaudio. Channels are averaged.
-        There is one, or there are at most MAX_CHANNELS, and more samples than that.
+    array: int16, or floats between -1 and 1, or such a tensor, of shape (S,), (S, channels) as from
+        soundfile, or (channels, S) as from torchaudio. Channels are averaged. There is one, or
+        there are at most MAX_CHANNELS, and more samples than that.
 
     Raises:
         AudioError: the array is not finite, or has another type or shape.
@@ -271,7 +336,7 @@ def to_samples(array: npt.NDArray[np.generic]) -> Samples:
     >>> to_samples(np.array([0.0, 0.5, -1.0]))
     array([     0,  16384, -32768], dtype=int16)
     """
-    samples = np.asarray(array)
+    samples = _to_numpy(array)
     is_converted = samples.dtype == np.int16 and samples.ndim == 1
     return samples if is_converted else to_int16(_to_channels(samples).mean(axis=1))
 
@@ -302,13 +367,13 @@ def to_int16(block: Signal) -> Samples:
     return np.clip(scaled, -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
-def write_wav(file: Path, samples: Samples, sample_rate: int) -> None:
+def write_wav(file: Path | str, samples: Samples, sample_rate: int) -> None:
     """Write samples (S,) as WAV, atomically; to standard output if the file is `-`."""
-    soundfile.write(wav := io.BytesIO(), samples, sample_rate, format="WAV")
-    if file == STANDARD:
+    soundfile.write(wav := io.BytesIO(), samples, to_rate(sample_rate), format="WAV")
+    if Path(file) == STANDARD:
         sys.stdout.buffer.write(wav.getvalue())
     else:
-        write_bytes_atomically(file, wav.getvalue())
+        write_bytes_atomically(Path(file), wav.getvalue())
 
 
 def write_flac(file: Path, samples: Samples, sample_rate: int) -> None:

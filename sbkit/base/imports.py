@@ -16,13 +16,15 @@ from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 logger = logging.getLogger(__name__)
 
 
-def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
-    """Return a ``__getattr__`` that imports each public name of a package on first use.
+def lazy_names(
+    package: str, **homes: str
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package that imports its names on first use.
 
     homes: the module that defines each name. A server without torch imports `sbkit.audio.io`, so
     `sbkit/audio/__init__.py` must not import torch.
 
-    >>> __getattr__ = lazy_names("sbkit.base", SbkitError="errors")
+    >>> __getattr__, __dir__ = lazy_names("sbkit.base", SbkitError="errors")
     >>> __getattr__("SbkitError").__module__
     'sbkit.base.errors'
     """
@@ -32,7 +34,7 @@ def lazy_names(package: str, **homes: str) -> Callable[[str], object]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
-    return get
+    return get, lambda: sorted({*homes, *vars(sys.modules[package])})
 
 
 def require_package(name: str, *, extra: str) -> ModuleType:
@@ -139,7 +141,7 @@ def import_user_modules(
         running = getattr(sys.modules[name], "__loader__", None)
         if isinstance(running, BundledModule) and running.source != module.source:
             raise ConfigError(
-                f"--import {name} runs {running.file}, but {module.file} is another module of that "
+                f"The module {name} is {running.file}, but {module.file} is another module of that "
                 "name. Use these bundles in different processes, or restart this one."
             )
     return frozenset(names)
@@ -152,7 +154,6 @@ def _import_user_module(name: str) -> None:
         import_module(name)
     except Exception as error:  # the user's module may fail in any way
         raise ConfigError(
-            f"--import must name a module that can be imported, but `{name}` raised "
-            f"{type(error).__name__} ({error}). Start in the folder of {name}.py, or put that "
-            "folder on PYTHONPATH."
+            f"The user's module {name} cannot be imported: it raised {type(error).__name__} "
+            f"({error}). Start in the folder of {name}.py, or put that folder on PYTHONPATH."
         ) from error

@@ -150,5 +150,6 @@ def find_allowed(tag: str, name: str, *, user_modules: frozenset[str] = frozense
             return target
     raise BundleError(
         f"{name} is not on sbkit's list of modules that a model may be built from. If you wrote "
-        f"the class, or trust its author, pass --import {module or 'MODULE'}."
+        f"the class, or trust its author, pass --import {module or 'MODULE'}, or in Python "
+        "`user_modules`."
     )

@@ -17,11 +17,11 @@ the list of `sbkit.bundle.allowed` are built.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from sbkit.audio.io import Samples, to_samples
 from sbkit.base.errors import BundleError, ConfigError
@@ -31,7 +31,7 @@ from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
-from sbkit.decoding.declared import make_decoder
+from sbkit.decoding.declared import DECODERS, make_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.rescoring import AttentionScorer
@@ -60,11 +60,11 @@ class BundleContents:
     """
 
     config: BundleConfig
-    task: Task
-    labels: Labels = None
+    task: Task = field(repr=False)
+    labels: Labels = field(default=None, repr=False)
     decoder: LanguageModelDecoder | None = None
-    word_lm: NgramModel | None = None
-    weights: bytes = b""
+    word_lm: NgramModel | None = field(default=None, repr=False)
+    weights: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         """Raise BundleError if the confidences need a model of words that the bundle lacks."""
@@ -76,6 +76,17 @@ class BundleContents:
             )
 
 
+class Opening(NamedTuple):
+    """The call that opened a bundle, and the bundle that it returned."""
+
+    call: "Callable[[], Bundle]"
+    bundle: "Bundle"
+
+
+def _open_again(call: "Callable[[], Bundle]", changes: Mapping[str, Any]) -> "Bundle":
+    return replace(call(), **changes)
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A bundle whose model is ready to run. This module does not import torch.
@@ -83,15 +94,17 @@ class Bundle:
     config, task, labels, decoder, word_lm: as in `BundleContents`.
     model: runs on clips.
     refused_hotwords: phrases that the model's tokens cannot spell.
+    opening: how it was opened; None for one that no folder holds.
     """
 
     config: BundleConfig
-    task: Task
-    labels: Labels
+    task: Task = field(repr=False)
+    labels: Labels = field(repr=False)
     model: RunnableModel
     decoder: LanguageModelDecoder | None = None
-    word_lm: NgramModel | None = None
+    word_lm: NgramModel | None = field(default=None, repr=False)
     refused_hotwords: tuple[str, ...] = ()
+    opening: Opening | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_contents(cls, contents: BundleContents, model: RunnableModel) -> Self:
@@ -104,6 +117,23 @@ class Bundle:
             contents.decoder,
             contents.word_lm,
         )
+
+    def opened_by(self, call: "Callable[[], Bundle]") -> Self:
+        """Return the bundle, which pickles as the call that opens it again."""
+        return replace(self, opening=Opening(call, self))
+
+    def __reduce__(self) -> tuple[Callable[..., "Bundle"], tuple[object, ...]]:
+        """Pickle as the call that opened it, with the fields that were replaced afterwards."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        opening = values.pop("opening")
+        if opening is None:
+            return partial(type(self), **values), ()
+        changes = {
+            name: value
+            for name, value in values.items()
+            if value is not getattr(opening.bundle, name)
+        }
+        return _open_again, (opening.call, changes)
 
     # Recognition
 
@@ -177,7 +207,7 @@ class Bundle:
     # Decoder and hotwords
 
     def with_decoder(self, name: str | None) -> Self:
-        """Return the bundle with the decoder that `--decoder` names; None keeps the bundle's.
+        """Return the bundle with the decoder of this name; None keeps the bundle's.
 
         Raises:
             ConfigError: the bundle was not tuned for that decoder, or a package that the decoder
@@ -185,10 +215,12 @@ class Bundle:
         """
         if name == GREEDY:
             return replace(self, decoder=None)
+        if name is not None and name not in DECODERS:
+            raise ConfigError(f"`decoder` must be {GREEDY} or {' or '.join(DECODERS)}; got {name}.")
         tuned = None if self.decoder is None else self.decoder.decoder_type
         if name not in (None, tuned):
             raise ConfigError(
-                f"`--decoder {name}` needs language models and weights, but this model's are for "
+                f"The decoder {name} needs language models and weights, but this model's are for "
                 f"{tuned or 'greedy decoding'}. Tune it first: sbkit tune RUN --decoder {name}, "
                 f"or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
             )
@@ -196,8 +228,8 @@ class Bundle:
             self.decoder.check()
         return self
 
-    def with_hotwords_option(self, source: str | None) -> Self:
-        """Return the bundle with the hotwords of `--hotwords`: comma-separated, or a file of them.
+    def with_hotwords_option(self, source: str | Path | Sequence[str] | None) -> Self:
+        """Return the bundle with hotwords: separated by commas, in a list, or in a file.
 
         Phrases that the model's tokens cannot spell are logged and listed in ``refused_hotwords``.
 
@@ -208,10 +240,10 @@ class Bundle:
             return self
         if self.decoder is None:
             raise ConfigError(
-                "`--hotwords` needs a decoder with language models, but decoding is greedy. Export "
-                "a run with language models, and do not pass --decoder greedy."
+                "`hotwords` need a decoder with language models, but decoding is greedy. Export a "
+                "run with language models, and do not choose the decoder greedy."
             )
-        phrases = read_hotwords(source)
+        phrases = read_hotwords(str(source)) if isinstance(source, str | Path) else source
         spelled, refused = self.split_phrases(phrases)
         for phrase in refused:
             logger.warning(
@@ -219,8 +251,8 @@ class Bundle:
             )
         if not spelled:
             raise ConfigError(
-                f"`--hotwords {source[:100]}` has no phrase in the letters of the model's "
-                "language. Correct the list."
+                f"`hotwords` has no phrase in the letters of the model's language, but is "
+                f"{str(source)[:100]}. Correct the list."
             )
         return self.with_more_hotwords(phrases)
 
@@ -256,7 +288,7 @@ class Bundle:
 
 
 def read_bundle(
-    folder: Path, *, with_weights: bool = False, user_modules: frozenset[str] = frozenset()
+    folder: Path | str, *, with_weights: bool = False, user_modules: frozenset[str] = frozenset()
 ) -> BundleContents:
     """Read the files of a bundle, and compare their bytes with the checksums.
 
@@ -267,6 +299,7 @@ def read_bundle(
         SbkitError: a file is missing or damaged, or the task cannot be imported.
     """
     files = BundleFiles(folder)
+    folder = files.folder
     config = files.config
     import_user_modules(sorted(user_modules), {folder: files.read_modules(user_modules)})
     task = load_task(config.task, user_modules=user_modules)

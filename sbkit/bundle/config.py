@@ -50,14 +50,16 @@ class BundleConfig:
     task: str
     sample_rate: int
     model: tuple[str, ...]
-    parts: Mapping[str, Plain]
+    parts: Mapping[str, Plain] = field(repr=False)
     language: str | None = None
-    normalizer: Orthography | None = None
-    decoder: Mapping[str, Any] | None = None
-    confidence: Mapping[str, Confidence] = field(default_factory=dict)
-    utterance_confidence: Mapping[str, UtteranceConfidence] = field(default_factory=dict)
-    word_offsets: WordOffsets = field(default_factory=WordOffsets)
-    provenance: Mapping[str, Any] | None = None
+    normalizer: Orthography | None = field(default=None, repr=False)
+    decoder: Mapping[str, Any] | None = field(default=None, repr=False)
+    confidence: Mapping[str, Confidence] = field(default_factory=dict, repr=False)
+    utterance_confidence: Mapping[str, UtteranceConfidence] = field(
+        default_factory=dict, repr=False
+    )
+    word_offsets: WordOffsets = field(default_factory=WordOffsets, repr=False)
+    provenance: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def has_words(self) -> bool:
@@ -76,12 +78,13 @@ class BundleFiles:
     config: the parsed config.json.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         """Read the checksums and the configuration.
 
         Raises:
             BundleError: the folder is not a bundle, or a file is damaged.
         """
+        folder = Path(folder)
         if not (folder / CONFIG_FILE).exists():
             raise BundleError(
                 f"{folder} is not a bundle: it has no {CONFIG_FILE}. Make a bundle of a run: sbkit "

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from sbkit.check.planned_run import Finding as Finding
     from sbkit.check.planned_run import PlannedRun as PlannedRun
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.check", Finding="planned_run", PlannedRun="planned_run", check_planned_run="check"
 )

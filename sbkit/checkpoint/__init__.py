@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sbkit.checkpoint.run_config import RunConfig as RunConfig
     from sbkit.checkpoint.run_config import read_run_config as read_run_config
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.checkpoint",
     AveragedCheckpoints="checkpointer",
     Checkpointer="checkpointer",

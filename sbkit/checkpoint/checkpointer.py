@@ -80,14 +80,14 @@ class AveragedCheckpoints:
         tried = ", ".join(f"{score:.4f} with {count}" for count, score in self.scores.items())
         return f"tested: {tested} of {len(self.of)} (on validation, lower is better: {tried})"
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path | str) -> None:
         """Write the choice beside the checkpoints, for export and for a test that is repeated."""
-        write_text_atomically(folder / AVERAGED_FILE, to_json(asdict(self), indent=1) + "\n")
+        write_text_atomically(Path(folder, AVERAGED_FILE), to_json(asdict(self), indent=1) + "\n")
 
     @staticmethod
-    def read(folder: Path) -> "AveragedCheckpoints | None":
+    def read(folder: Path | str) -> "AveragedCheckpoints | None":
         """Read the choice; None if none was made."""
-        file = folder / AVERAGED_FILE
+        file = Path(folder, AVERAGED_FILE)
         if not file.is_file():
             return None
         record = json.loads(file.read_text(encoding="utf-8"))

@@ -119,33 +119,34 @@ class RunConfig:
 
     @staticmethod
     def from_yaml(
-        yaml_file: Path,
+        yaml_file: Path | str,
         overrides: Mapping[str, object],
         *,
         data: Mapping[str, str] | None = None,
-        label_file: Path | None = None,
+        label_file: Path | str | None = None,
     ) -> "RunConfig":
         """Make the configuration of a run from its YAML, overrides, data and label file."""
+        yaml_file = Path(yaml_file)
         return RunConfig(
             values=_values(yaml_file, overrides),
             data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
-            labels=None if label_file is None else checksum(label_file),
+            labels=None if label_file is None else checksum(Path(label_file)),
             source=(yaml_file, overrides),
         )
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path | str) -> None:
         """Write `run_config.json`."""
         record = {"values": self.values, "data": self.data, "labels": self.labels}
-        write_text_atomically(folder / RUN_CONFIG_FILE, to_json(record, indent=1) + "\n")
+        write_text_atomically(Path(folder, RUN_CONFIG_FILE), to_json(record, indent=1) + "\n")
 
-    def check_resumable(self, folder: Path) -> str | None:
+    def check_resumable(self, folder: Path | str) -> str | None:
         """Check that this run may be resumed in ``folder``; return a message about changed values.
 
         The message is None if nothing has changed. A folder without a checkpoint may hold any run.
 
         Raises ConfigError if the folder belongs to another run.
         """
-        if newest_checkpoint(folder / CHECKPOINTS) is None:
+        if newest_checkpoint(Path(folder, CHECKPOINTS)) is None:
             return None
         before = read_run_config(folder)
         refused = [_describe_change(difference) for difference in self.differences(before)]
@@ -258,9 +259,9 @@ def read_run_tree(run: Path) -> CommentedMap:
     return resolve(file, folder_override(file)).tree
 
 
-def read_run_config(folder: Path) -> RunConfig:
+def read_run_config(folder: Path | str) -> RunConfig:
     """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
-    file = folder / RUN_CONFIG_FILE
+    file = Path(folder, RUN_CONFIG_FILE)
     fix = "Put it back, or choose another --output_folder for a new run."
     with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sbkit.config.ranges import Range as Range
     from sbkit.config.ranges import TextValue as TextValue
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.config",
     Knobs="hparams",
     Range="ranges",

@@ -197,8 +197,9 @@ class TupleConstructor(RoundTripConstructor):
 TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-def read_document(path: Path, *, above: tuple[Path, ...] = ()) -> Document:
+def read_document(path: Path | str, *, above: tuple[Path, ...] = ()) -> Document:
     """Read a file and its base into a tree; ``above`` lists the files that lead to it."""
+    path = Path(path)
     text = read_yaml_text(path)
     try:
         reader = YAML()

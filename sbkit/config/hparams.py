@@ -157,8 +157,9 @@ class Resolved:
 _resolved: dict[tuple[Path, str], Resolved] = {}  # a run reads one or two YAMLs a dozen times
 
 
-def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
+def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
     """Read a file with its overrides, again only if it has changed; do not modify the result."""
+    yaml_file = Path(yaml_file)
     key = (yaml_file, repr(overrides))
     resolved = _resolved.get(key)
     texts = resolved.document.texts if resolved else {}
@@ -171,12 +172,12 @@ def resolve(yaml_file: Path, overrides: Mapping[str, object]) -> Resolved:
     return resolved
 
 
-def read_knobs(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
+def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     """Read the root-level values that take effect and contain no object."""
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
-def load_hparams(yaml_file: Path, overrides: Mapping[str, object]) -> Knobs:
+def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     """Check the ranges of all values, and build everything that the file declares."""
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)

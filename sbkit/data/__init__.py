@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sbkit.data.sampler import TrainSampler as TrainSampler
     from sbkit.data.splits import Splits as Splits
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.data",
     **dict.fromkeys(("Batch", "TextBatch", "collate_audio", "make_loaders"), "batch"),
     **dict.fromkeys(("Clip", "Excluded", "Manifest"), "manifest"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sbkit.decoding.rescoring import AttentionScorer as AttentionScorer
     from sbkit.decoding.words import WordAligner as WordAligner
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.decoding",
     AttentionScorer="rescoring",
     BeamDecoder="beam",

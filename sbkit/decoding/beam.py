@@ -68,6 +68,7 @@ class BeamDecoder(LanguageModelDecoder):
         counts once, because rewards shrink with the length of the list.
         """
         decoder = self.copy_with(language_models=self.language_models)
+        phrases = [phrases] if isinstance(phrases, str) else phrases
         decoder.phrases = tuple(dict.fromkeys(phrases))
         # Without hotwords the search is the same, so the copy shares it, with its cached states.
         decoder._unbiased_search = self._unbiased_search

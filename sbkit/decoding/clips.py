@@ -12,7 +12,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import islice, starmap
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
@@ -20,10 +23,11 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.base.worker import begin_work
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
-from sbkit.decoding.greedy import GreedyDecoder
+from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import WordAligner
+from sbkit.lm.language_models import LanguageModels
 from sbkit.text.word import Word
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ class DecoderInput:
         start: where the clip begins in its recording, in seconds.
         attention: the attention decoder of the clip, for a decoder that rescores.
         phrases: hotwords of this clip, added to the decoder's; only beam search uses them.
+        nbest: how many of the most probable texts are returned.
     """
 
     log_probs: LogProbs
@@ -51,6 +56,15 @@ class DecoderInput:
     start: float = 0.0
     attention: AttentionScorer | None = None
     phrases: tuple[str, ...] = ()
+    nbest: int = 0
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A possible text, and the natural logarithm of its share of the beam's probability."""
+
+    text: str
+    log_prob: float
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,7 @@ class Recognition:
         confidence: the probability that the whole text is right; None if it is not known.
         expected_errors: edits between the text and what was said, in words, or in characters for a
             language without spaces.
+        nbest: the most probable texts on request, the best first.
     """
 
     text: str
@@ -70,6 +85,7 @@ class Recognition:
     seconds: float = 0.0
     confidence: float | None = None
     expected_errors: float | None = None
+    nbest: tuple[Alternative, ...] = ()
 
 
 class ClipDecoder:
@@ -110,11 +126,17 @@ class ClipDecoder:
         if clip.phrases and isinstance(decoder, BeamDecoder):
             decoder = self._cached_with_phrases(clip.phrases)
             aligner = replace(aligner, hotwords=decoder.hotwords)
-        beam = decoder.nbest(clip.log_probs, clip.attention)
+        if clip.nbest and isinstance(decoder, GreedyDecoder):  # it finds one text only
+            beam: Sequence[Hypothesis] = self._search_without_models.nbest(clip.log_probs)
+            nbest = self._alternatives(beam, clip.nbest)
+            beam = beam[:1]  # confidences were fitted to the one text of greedy decoding
+        else:
+            beam = decoder.nbest(clip.log_probs, clip.attention)
+            nbest = self._alternatives(beam, clip.nbest)
         tokens = list(beam[0].tokens)
         text = aligner.tokenizer.decode(tokens)
         if not with_times:
-            return Recognition(text)
+            return Recognition(text, nbest=nbest)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
         confidences = [word.confidence for word in words if word.confidence is not None]
         confidence = expected_errors = None
@@ -129,7 +151,22 @@ class ClipDecoder:
             seconds=samples_to_seconds(clip.samples, aligner.sample_rate),
             confidence=confidence,
             expected_errors=expected_errors,
+            nbest=nbest,
         )
+
+    def _alternatives(self, beam: Sequence[Hypothesis], count: int) -> tuple[Alternative, ...]:
+        """Return the first ``count`` texts of a beam; some hypotheses differ only in spaces."""
+        total = float(np.logaddexp.reduce([hypothesis.score for hypothesis in beam]))
+        log_probs: dict[str, float] = {}
+        for hypothesis in beam:
+            text = self.aligner.tokenizer.decode(list(hypothesis.tokens))
+            log_probs.setdefault(text, hypothesis.score - total)
+        return tuple(starmap(Alternative, islice(log_probs.items(), count)))
+
+    @cached_property
+    def _search_without_models(self) -> BeamDecoder:
+        models = LanguageModels(words=None, tokens=None)
+        return BeamDecoder(tokenizer=self.aligner.tokenizer, language_models=models)
 
     @cached_property
     def _cached_with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
@@ -176,7 +213,7 @@ class DecoderPool:
             self._shut_down(executor)
             raise SbkitError(
                 f"One of the {self._num_processes} decoding processes was killed, perhaps because "
-                "memory ran out. Free memory, or pass --decoder greedy."
+                "memory ran out. Free memory, or choose the decoder greedy."
             ) from error
         except ShutdownExecutorError as error:
             raise SbkitError(

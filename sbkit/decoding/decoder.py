@@ -152,6 +152,9 @@ class LanguageModelDecoder(ABC):
         """Leave out what is built: the trees of a search are too deep for pickle."""
         return {name: value for name, value in vars(self).items() if name not in self._cached_names}
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(beam_size={self.beam_size}, {self.weights})"
+
     def plain(self) -> dict[str, Any]:
         """Return the decoder as a bundle stores it."""
         return {

@@ -72,7 +72,7 @@ def make_graph(
     if tokenizer.vocab_size > MAX_TOKENS:
         raise ConfigError(
             f"A decoding graph supports at most {MAX_TOKENS} tokens, because it grows with their "
-            f"square; this tokenizer has {tokenizer.vocab_size}. Use --decoder beam."
+            f"square; this tokenizer has {tokenizer.vocab_size}. Use the decoder beam."
         )
     marks = Marks(*range(tokenizer.vocab_size + 1, tokenizer.vocab_size + 4))
     arcs = LexiconArcs(word_lm, tokenizer, lm_weight, marks)
@@ -100,7 +100,7 @@ def _determinize(kaldifst: Any, sentences: Any) -> None:
     if is_cut_short:
         raise ConfigError(
             f"The decoding graph of this language model grows beyond {MAX_GROWTH} times its "
-            f"{num_states} states. Use a language model of a lower order, or --decoder beam."
+            f"{num_states} states. Use a language model of a lower order, or the decoder beam."
         )
 
 

@@ -37,14 +37,18 @@ def read_hotwords(source: str) -> list[str]:
     except OSError:  # a phrase may be longer than the name of a file
         is_file = False
     if is_file or source.endswith(FILE_SUFFIXES):
-        return read_text_lines(Path(source), max_bytes=MAX_LIST_BYTES, subject="`--hotwords`")
+        return read_text_lines(Path(source), max_bytes=MAX_LIST_BYTES, subject="`hotwords`")
     return phrases
 
 
 def normalize_hotwords(
     texts: Iterable[str], *, normalize: Callable[[str], str], tokenizer: Tokenizer
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Normalize phrases like transcripts; return those that can be spelled, and the others."""
+    """Normalize phrases like transcripts; return those that can be spelled, and the others.
+
+    texts: the phrases; a string is one phrase.
+    """
+    texts = [texts] if isinstance(texts, str) else texts
     phrases: dict[str, None] = {}
     refused: dict[str, None] = {}
     for text in texts:

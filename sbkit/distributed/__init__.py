@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbkit.distributed.ranks import sum_over_ranks as sum_over_ranks
     from sbkit.distributed.ranks import world_size as world_size
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.distributed",
     Placement="device",
     gather_over_ranks="ranks",

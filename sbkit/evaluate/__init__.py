@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sbkit.evaluate.wer import TextErrors as TextErrors
     from sbkit.evaluate.wer import count_errors as count_errors
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.evaluate",
     Calibration="calibration",
     ErrorCounts="wer",

@@ -69,12 +69,13 @@ class ComparedRun(NamedTuple):
         return sum(self.counts(rate), ErrorCounts())
 
 
-def compare_runs(folders: Sequence[Path]) -> FigureDict:
+def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
     """Compare two or more runs on every common test set; return plain data.
 
     Raises DataError if the runs have no common test set, or its references differ.
     """
-    sets_of_runs = {folder: list_test_sets(folder) for folder in folders}
+    runs = [*map(Path, folders)]
+    sets_of_runs = {folder: list_test_sets(folder) for folder in runs}
     names = list(dict.fromkeys(chain.from_iterable(sets_of_runs.values())))
     common = [name for name in names if all(name in sets for sets in sets_of_runs.values())]
     if not common:
@@ -84,18 +85,18 @@ def compare_runs(folders: Sequence[Path]) -> FigureDict:
             f"{'; '.join(available)}. Score all on the same data: sbkit score RUN DATA --out DIR."
         )
     test: FigureDict = {}
-    records = [read_records(folder) for folder in folders]
+    records = [read_records(folder) for folder in runs]
     for name in common:
-        files = [utterances_file(folder, name) for folder in folders]
+        files = [utterances_file(folder, name) for folder in runs]
         test[name] = compare(
             name, [ComparedRun(str(file.parent), read_utterances(file)) for file in files]
         )
         for row, record in zip(test[name]["rows"], records, strict=True):
             row[SEEN] = record.get("test", {}).get(name, {}).get(SEEN)
-    letters = _letters(len(folders))
+    letters = _letters(len(runs))
     settings = {x: record.get(SETTINGS, {}) for x, record in zip(letters, records, strict=True)}
     return {
-        "runs": [str(folder) for folder in folders],
+        "runs": [str(folder) for folder in runs],
         "not_in_all": [name for name in names if name not in common],
         "test": test,
         "settings": differing_settings(settings),

@@ -52,14 +52,14 @@ class KnownWords(NamedTuple):
 
 
 def write_report(
-    file: Path,
+    file: Path | str,
     runs: Sequence[RunResults],
     *,
     clips: Clips,
     metrics: Metrics = ERROR_RATES,
     known_words: KnownWords | None = None,
     notes: Sequence[str] = (),
-    pictures: Iterable[Path] = (),
+    pictures: Iterable[Path | str] = (),
     compared: FigureDict | None = None,
 ) -> None:
     """Write the page of one run, or of two. The same input gives the same bytes.
@@ -95,7 +95,9 @@ def write_report(
         },
         unit="word" if by_words else "character",
         curves=encode_curves([run.log for run in runs], metrics),
-        pictures={picture.stem: (_encode(picture), _sounds(picture)) for picture in pictures},
+        pictures={
+            picture.stem: (_encode(picture), _sounds(picture)) for picture in map(Path, pictures)
+        },
         known=known_words,
         compared=compared,
         facts=runs[0].data,
@@ -105,7 +107,7 @@ def write_report(
             "byWords": by_words,
         },
     )
-    write_text_atomically(file, content)
+    write_text_atomically(Path(file), content)
 
 
 def _encode(file: Path) -> str:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sbkit.export.parity import Candidate as Candidate
     from sbkit.export.parity import Grid as Grid
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.export",
     Candidate="parity",
     Grid="parity",

@@ -71,8 +71,8 @@ PRETRAINED_ENCODER = f"{PretrainedEncoder.__module__}.{PretrainedEncoder.__name_
 
 
 def export_run(
-    run: Path,
-    out: Path,
+    run: Path | str,
+    out: Path | str,
     *,
     formats: Sequence[str] = (),
     license: str = UNKNOWN_LICENSE,
@@ -99,7 +99,8 @@ def export_run(
             bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
     require_formats(formats)
-    out = out.resolve()
+    run = Path(run)
+    out = Path(out).resolve()
     if not (run / RUN_YAML).is_file():
         raise BundleError(
             f"{run} is not a run folder, because it has no {RUN_YAML}. Name the folder that "
@@ -133,8 +134,11 @@ def export_run(
 
 
 @contextmanager
-def exported_bundle(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[Path]:
+def exported_bundle(
+    model: Path | str, user_modules: frozenset[str] = frozenset()
+) -> Iterator[Path]:
     """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run."""
+    model = Path(model)
     if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
         yield model
         return
@@ -229,7 +233,7 @@ def require_replaceable(out: Path, *, moved_to: Path | None = None) -> None:
     reason = _why_not_replaceable(folder)
     if reason is not None:
         raise ConfigError(
-            f"--out must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
+            f"`out` must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
             "Choose another folder."
         )
 
@@ -255,7 +259,7 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
     Raises:
         SbkitError: ``out`` cannot be written, or contains anything but an unchanged bundle.
     """
-    require_writable(out.parent, option="--out")
+    require_writable(out.parent, option="out")
     with atomic_folder(out) as new:
         yield new
         fsync_tree(new)
@@ -437,6 +441,15 @@ def describe_parts(
         if is_object and part.get("new") == PRETRAINED_ENCODER and "lora" in part[ARGUMENTS_KEY]:
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
         parts[name] = part
+    in_main = [name for name in parts if "__main__" in CLASS_MODULES.findall(to_json(parts[name]))]
+    if task.name.startswith("__main__.") or export.model_class.startswith("__main__."):
+        in_main.append("task")
+    if in_main:
+        raise ConfigError(
+            f"{listed(in_main)} cannot be exported, because the class is defined in a notebook or "
+            "in the started script (`__main__`), from where nobody else can import it. Move it "
+            "into a file, such as my_parts.py, and name it there: !new:my_parts.NAME"
+        )
     return {"model": listed_names, "parts": parts}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbkit.lm.ngram import NgramModel as NgramModel
     from sbkit.lm.ngram import make_automaton as make_automaton
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.lm",
     LanguageModels="language_models",
     NgramModel="ngram",

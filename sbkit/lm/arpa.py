@@ -30,13 +30,13 @@ DATA_HEADER = b"\\data\\"  # tools may write anything above it
 END_MARK = b"\\end\\"
 
 
-def read_arpa(path: Path) -> NgramModel:
+def read_arpa(path: Path | str) -> NgramModel:
     """Read a model from an ARPA file; raise DataError if it is truncated or inconsistent.
 
     If the file has no `<unk>`, unknown words have no probability: a log10 of -99, as is usual in
     ARPA files. Back-offs of the highest order have no effect and are dropped.
     """
-    file = ArpaFile(path)
+    file = ArpaFile(Path(path))
     counts = file.read_counts()
     words, unigrams = _read_unigrams(file, counts[0])
     ids = {word.encode(): n for n, word in enumerate(words)}
@@ -202,7 +202,7 @@ def _find_keys(words: Int64s, lower_orders: Sequence[Grams]) -> tuple[Int64s, Bo
     return indices * num_words + words[:, -1], is_found
 
 
-def write_arpa(model: NgramModel, path: Path) -> None:
+def write_arpa(model: NgramModel, path: Path | str) -> None:
     """Write a model as an ARPA file atomically, in the order of its ids.
 
     Numbers are written with nine digits, enough for a float32. A value that is read back differs
@@ -223,4 +223,4 @@ def write_arpa(model: NgramModel, path: Path) -> None:
             sections.append(f"{log10_prob:.9g}\t{text}{suffix}\n")
         prefixes = [f"{text} " for text in texts]
     sections.append("\n\\end\\\n")
-    write_bytes_atomically(path, "".join(sections).encode())
+    write_bytes_atomically(Path(path), "".join(sections).encode())

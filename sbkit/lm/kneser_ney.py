@@ -55,6 +55,8 @@ class GramCounts:
 def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
     """Train a model on sentences of words, which are read once.
 
+    sentences: each a list of words, or a text with spaces between them; a string is one sentence.
+
     An order whose discounts cannot be estimated has lmplz's ``--discount_fallback``.
     Raises ConfigError for an order out of range, DataError for a text without words.
 
@@ -67,6 +69,7 @@ def train(sentences: Iterable[Sequence[str]], *, order: int) -> TrainedNgrams:
             f"The order of a language model must be from 1 to {MAX_ORDER}, but is {order}. Use 3 "
             "for words, 6 for characters."
         )
+    sentences = [sentences] if isinstance(sentences, str) else sentences
     words, ids = index_words(sentences)
     counted = count_ngrams(ids, len(words), order)
     num_sentences = int((ids == END).sum())
@@ -92,7 +95,8 @@ def index_words(sentences: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], In
     text_ids = array("i")  # 4 bytes a word
     for sentence in sentences:
         text_ids.append(BEGIN)
-        text_ids.extend(map(first_ids.__getitem__, sentence))
+        its_words = sentence.split() if isinstance(sentence, str) else sentence
+        text_ids.extend(map(first_ids.__getitem__, its_words))
         text_ids.append(END)
     if len(first_ids) == len(SPECIAL):
         raise DataError(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from sbkit.logs.progress import progress_bar as progress_bar
     from sbkit.logs.run_log import read_log as read_log
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.logs",
     Metric="metric",
     log_to_screen="handlers",

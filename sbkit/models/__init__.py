@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sbkit.models.transformer import ConformerBlock as ConformerBlock
     from sbkit.models.transformer import Transformer as Transformer
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.models",
     AsrModel="asr",
     ConformerBlock="transformer",

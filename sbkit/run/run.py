@@ -194,11 +194,9 @@ class Run(RunSetup):
 
     @property
     def model(self) -> nn.Module:
-        """The exported model, or that of the best checkpoint so far, on the CPU."""
+        """The parts of the exported model, or of the best checkpoint so far, on the CPU."""
         with exported_bundle(self.folder) as folder:
-            bundle = load_bundle(folder, user_modules=modules_of_bundle(folder))
-        network: nn.Module = bundle.model.network
-        return network
+            return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
 
     # -- its steps ------------------------------------------------------------------------------
 

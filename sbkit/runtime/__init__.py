@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sbkit.runtime.transcriber import Transcript as Transcript
     from sbkit.runtime.voice_detector import VoiceDetector as VoiceDetector
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.runtime",
     Codec="codec",
     Synthesizer="synthesizer",

@@ -17,9 +17,9 @@ import numpy as np
 
 from sbkit.audio.io import (
     FULL_SCALE,
+    AudioSource,
     Samples,
-    convert_array,
-    read_audio,
+    stream_source,
     to_int16,
     to_samples,
     write_wav,
@@ -61,16 +61,13 @@ class Codec(GraphModel):
             sample_rate=rate, frame=self.frame, weights=weights
         )
 
-    def encode(self, audio: Path | str | Array, sample_rate: int | None = None) -> Coded:
-        """Encode a file, or an array at ``sample_rate``, which `to_samples` converts.
+    def encode(self, audio: AudioSource, sample_rate: float | None = None) -> Coded:
+        """Encode audio, which `stream_source` reads or converts.
 
         Raises:
             SbkitError: the file is not audio, or the array has non-finite samples.
         """
-        if isinstance(audio, Path | str):
-            samples = read_audio(audio, self.sample_rate)
-        else:
-            samples = np.concatenate([*convert_array(audio, sample_rate, self.sample_rate)])
+        samples = np.concatenate([*stream_source(audio, sample_rate, self.sample_rate)])
         return Coded(np.concatenate([*self.encode_stream([samples])]), len(samples))
 
     def encode_stream(self, blocks: Iterable[Samples]) -> Iterator[Codes]:

@@ -7,12 +7,13 @@ to other threads, which run in parallel, and waits for them.
 Legend: S samples.
 """
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
-from typing import Any, Literal, TypeVar
+from functools import cached_property, partial
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -26,13 +27,14 @@ from sbkit.runtime.batch_shapes import BatchShapes, round_up
 LoadedModel = Any  # implements the protocols of sbkit/bundle/protocols.py that its callers need
 StreamingUse = Literal["no", "also", "only"]  # whether a model runs chunk by chunk
 Result = TypeVar("Result")
+CLOSED = "This model is closed. Load it again."
 
 
 def require_effective(effective: Effective, *, device: str, precision: str) -> Effective:
     """Return ``effective``; raises DeviceError if the model does not run as requested."""
     if device != effective.device:
         raise DeviceError(
-            f"`--device {device}` was requested, but the model runs on {effective.device}. `sbkit "
+            f"The device {device} was requested, but the model runs on {effective.device}. `sbkit "
             "doctor` lists the devices that can be used."
         )
     accepted = [precision]
@@ -40,10 +42,40 @@ def require_effective(effective: Effective, *, device: str, precision: str) -> E
         accepted.append(f"{precision} and fp32")  # some parts, such as features, may stay in fp32
     if effective.precision not in accepted:
         raise DeviceError(
-            f"`--precision {precision}` was requested, but the model runs with "
+            f"The precision {precision} was requested, but the model runs with "
             f"{effective.precision}. `sbkit doctor` lists the precisions that can be used."
         )
     return effective
+
+
+class PickledAsCall:
+    """An object that pickles as the call that made it, because its model cannot be pickled."""
+
+    _made_by: "partial[Self]"
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        instance = super().__new__(cls)
+        instance._made_by = partial(cls, *arguments, **options)
+        return instance
+
+    def __reduce__(self) -> tuple["partial[Self]", tuple[()]]:
+        return self._made_by, ()
+
+    def __repr__(self) -> str:
+        options = [f"{name}={value!r}" for name, value in self._made_by.keywords.items()]
+        return f"{type(self).__name__}({', '.join([*map(repr, self._made_by.args), *options])})"
+
+
+def require_process(process_id: int) -> None:
+    """Raise SbkitError in a fork of the process that loaded a model, whose call would hang.
+
+    A fork has none of the threads: neither the model's own nor those of OpenMP.
+    """
+    if os.getpid() != process_id:
+        raise SbkitError(
+            "This model was loaded before its process was forked, and a fork has none of its "
+            "threads: load it in each process. As an argument of the function, it loads itself."
+        )
 
 
 class ModelThread:
@@ -51,6 +83,7 @@ class ModelThread:
 
     def __init__(self, make: Callable[[], LoadedModel]) -> None:
         """Start the thread, and make the model in it; raises what ``make`` raises."""
+        self._process_id = os.getpid()
         self._local = threading.local()  # holds the model, and frees it when the thread ends
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
         try:
@@ -65,8 +98,23 @@ class ModelThread:
         return effective
 
     def call(self, use: Callable[[LoadedModel], Result]) -> Result:
-        """Call a function with the model, in the model's thread, and return its result."""
-        return self._executor.submit(lambda: use(self._local.model)).result()
+        """Call a function with the model, in the model's thread, and return its result.
+
+        Raises:
+            SbkitError: the model is closed, or this process is a fork of the one that loaded it.
+        """
+        require_process(self._process_id)
+        try:
+            future = self._executor.submit(lambda: use(self._local.model))
+        except RuntimeError as error:
+            raise SbkitError(CLOSED) from error
+        try:
+            return future.result()
+        except CancelledError as error:  # closed by another thread in the meantime
+            raise SbkitError(CLOSED) from error
+
+    def __repr__(self) -> str:
+        return f"ModelThread({self.effective})"
 
     @cached_property
     def samples_per_frame(self) -> int:

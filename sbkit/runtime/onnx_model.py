@@ -148,7 +148,7 @@ class OnnxModel:
         return run_batches(self.encode, batches, threads=threads)
 
     def decoder_log_probs(self, states: DeviceArray, tokens: Counts) -> Float64s:
-        raise DeviceError("The attention decoder is not exported to ONNX. Pass --runtime torch.")
+        raise DeviceError("The attention decoder is not exported to ONNX. Use the runtime torch.")
 
     @property
     def streaming(self) -> StreamingModel | None:
@@ -263,8 +263,8 @@ def _parse_device(device: str) -> tuple[str, dict[str, str]]:
     match = DEVICE_PATTERN.fullmatch(device)
     if match is None:
         raise ConfigError(
-            f"`--device {device}` is not supported by the runtime onnx: it must be auto, cpu, cuda "
-            "or cuda:N. Choose one of them, or --runtime torch."
+            f"The device {device} is not supported by the runtime onnx: it must be auto, cpu, cuda "
+            "or cuda:N. Choose one of them, or the runtime torch."
         )
     options = {} if device == "cpu" else {GPU_INDEX: match[2] or "0", "use_tf32": "0"}
     return PROVIDERS[match[1]], options
@@ -285,7 +285,7 @@ def _read_back(session: Any, provider: str) -> Effective:
         raise DeviceError(
             f"{provider} must run all {len(heavy)} matrix products and convolutions of the model, "
             f"but runs {len(heavy) - elsewhere.total()} ({where or 'nothing was placed'}). Check "
-            "the driver and the CUDA libraries, or choose --device cpu."
+            "the driver and the CUDA libraries, or choose the device cpu."
         )
     index = session.get_provider_options().get(provider, {}).get(GPU_INDEX)
     # Products of two activations are not quantized, so an int8 model also has fp32.

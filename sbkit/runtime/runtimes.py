@@ -4,6 +4,7 @@ import ctypes
 import os
 from argparse import Namespace
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,7 +14,13 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.runtime.model_thread import LoadedModel, ModelThread, StreamingUse, require_effective
+from sbkit.runtime.model_thread import (
+    LoadedModel,
+    ModelThread,
+    PickledAsCall,
+    StreamingUse,
+    require_effective,
+)
 from sbkit.runtime.onnx_model import (
     PROVIDERS,
     WEIGHTS_SHA256,
@@ -24,6 +31,7 @@ from sbkit.runtime.onnx_model import (
 )
 from sbkit.tasks.task import ONNX, PRECISIONS
 
+COMPILE_MODES = ("default", "reduce-overhead")
 AUTO, FIRST_GPU = "auto", "cuda:0"
 DRIVER = "libcuda.so.1"  # comes with the driver, never with a wheel
 
@@ -42,9 +50,9 @@ class ThreadedBundle(Bundle):
 
 
 def open_model(
-    folder: Path,
+    folder: Path | str,
     *,
-    device: str = AUTO,
+    device: object = AUTO,
     runtime: str = "torch",
     precision: str = "fp32",
     compile: str | None = None,
@@ -63,19 +71,23 @@ def open_model(
     if runtime in PRECISIONS and precision not in PRECISIONS[runtime]:
         supported = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
         raise ConfigError(
-            f"`--precision {precision}` is not supported by the runtime {runtime} ({supported}). "
-            "Choose one of its precisions, or pass another --runtime."
+            f"The precision {precision} is not supported by the runtime {runtime} ({supported}). "
+            "Choose one of its precisions, or another runtime."
         )
     if runtime not in ("torch", ONNX) or (runtime == ONNX and compile is not None):
         raise ConfigError(
-            f"`--runtime {runtime}` with `--compile {compile}` is not supported: the runtime must "
+            f"The runtime {runtime} with `compile` {compile} is not supported: the runtime must "
             "be torch, or onnx, which compiles nothing. Choose one of them."
         )
+    if compile not in (None, *COMPILE_MODES):
+        raise ConfigError(f"`compile` must be {' or '.join(COMPILE_MODES)}; got {compile}.")
     if runtime == "torch" and not has_torch():
         raise DeviceError(
-            "`--runtime torch` needs the package torch, which is not installed. Pass --runtime "
-            "onnx, which runs a bundle exported with --formats onnx, or install torch."
+            "The runtime torch needs the package torch, which is not installed. Install it, or use "
+            "the runtime onnx, which runs a bundle that was exported with this format."
         )
+    folder = Path(folder).absolute()
+    device = str(device)
     contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
 
     def make() -> LoadedModel:
@@ -94,7 +106,19 @@ def open_model(
             compilation=compilation,
         )
 
-    return ThreadedBundle.from_contents(contents, ModelThread(make))
+    opened = ThreadedBundle.from_contents(contents, ModelThread(make))
+    return opened.opened_by(
+        partial(
+            open_model,
+            folder,
+            device=device,
+            runtime=runtime,
+            precision=precision,
+            compile=compile,
+            streaming=streaming,
+            user_modules=user_modules,
+        )
+    )
 
 
 def _load_onnx(
@@ -127,15 +151,15 @@ def _require_cuda(device: str, runtime: str) -> None:
     cause = why_no_cuda(runtime) if device.startswith("cuda") else None
     if cause is not None:
         raise DeviceError(
-            f"`--device {device}` needs a GPU that {runtime} can use, but {cause}, or pass "
-            "--device cpu."
+            f"The device {device} needs a GPU that {runtime} can use, but {cause}, or choose the "
+            "device cpu."
         )
 
 
 def why_no_cuda(runtime: str) -> str | None:
     """Return why a runtime cannot use an NVIDIA GPU, and what to do; None if it can."""
     if runtime != ONNX and not has_torch():
-        return "torch is not installed. Install it, or pass --runtime onnx"
+        return "torch is not installed. Install it, or use the runtime onnx"
     if not has_driver():
         return f"there is no NVIDIA driver ({DRIVER} cannot be loaded). Install one"
     if runtime == ONNX:
@@ -166,7 +190,7 @@ def has_driver() -> bool:
     return True
 
 
-class GraphModel:
+class GraphModel(PickledAsCall):
     """A bundle whose task has graphs, such as a codec's `encode` and `decode`.
 
     command: a command that the task of the bundle must have.
@@ -174,6 +198,9 @@ class GraphModel:
     """
 
     command: ClassVar[str]
+
+    def __new__(cls, folder: Path | str, **options: Any) -> Self:
+        return super().__new__(cls, Path(folder).absolute(), **options)
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
         """Open a bundle with the options of `open_model`.

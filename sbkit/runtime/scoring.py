@@ -56,7 +56,7 @@ class BundleScorer:
         self._score_batch = partial(score, bundle, label=label, times=times)
         if normalizer is not None:
             if bundle.task.scorer.target != "text":
-                raise ConfigError("`--normalizer` normalizes texts, and this model writes none.")
+                raise ConfigError("`normalizer` is for texts, and this model writes none.")
             named = named_normalizer(normalizer)
             self._score_batch = partial(self._score_batch, normalizer=named)
 
@@ -168,7 +168,7 @@ def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> dataset
     if {*classes}.isdisjoint(map(str, labeled[label])):
         raise DataError(
             f"The column `{label}` has none of the model's classes ({', '.join(classes[:10])}) in "
-            f"{len(rows)} rows. Fill it, or choose another column with --label."
+            f"{len(rows)} rows. Fill it, or choose another column as `label`."
         )
     return labeled
 
@@ -183,7 +183,7 @@ def _score_of(task: Task, label: str | None) -> Callable[..., list[Any]]:
         )
     if scorer.target == "label" and label is None:
         raise ConfigError(
-            "A classifier needs the column with the right answers: pass --label=language, or "
+            "A classifier needs `label`, the column with the right answers, such as language or "
             "another column of the data."
         )
     return scorer.score

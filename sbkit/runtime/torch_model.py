@@ -3,10 +3,11 @@
 Legend: B clips, S samples, U frames, V tokens or labels.
 """
 
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -39,6 +40,7 @@ from sbkit.runtime.model_thread import (
     StreamingUse,
     model_errors_as_bundle_errors,
     require_effective,
+    require_process,
     run_batches,
 )
 from sbkit.runtime.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
@@ -50,10 +52,11 @@ MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)  # their outputs have the prod
 Row = TypeVar("Row")
 
 
-class TorchModel:
-    """A model on its device, which takes and returns arrays.
+class TorchModel(nn.ModuleList):
+    """A model on its device; its methods take and return arrays, and calling it takes tensors.
 
-    It is a `RunnableModel`, and a `StreamingModel` if its encoder takes chunks.
+    It is a `RunnableModel`, and a `StreamingModel` if its encoder takes chunks. It lists the parts
+    that own the parameters, so its state_dict has the names of the bundle's weights.
 
     network: the model of a task, such as an AsrModel.
     padded_lengths: the samples that clips are padded to, by default the length of the longest clip.
@@ -76,16 +79,26 @@ class TorchModel:
         Raises:
             DeviceError: it did not run as requested.
         """
+        super().__init__(network.model)
         self.network = network
+        self._process_id = os.getpid()
         self._placement = placement
         self._rate = sample_rate
         for part in (network.model, *parts):
             part.to(placement.device)
+        self.eval()
         with model_errors_as_bundle_errors("a second of silence"):
             effective = self._read_back()
         self.effective = require_effective(
             effective, device=str(placement.device), precision=placement.precision
         )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.effective})"
+
+    def forward(self, audio: Tensor, audio_lengths: Tensor) -> Any:
+        """Return what the task's model predicts: audio (B, S) in the scale of int16, (B,)."""
+        return self.network.predict(audio, audio_lengths)
 
     @cached_property
     def samples_per_frame(self) -> int:
@@ -163,6 +176,7 @@ class TorchModel:
     @torch.inference_mode()
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run the task's graph of that name, and return its outputs."""
+        require_process(self._process_id)
         tensors = (torch.from_numpy(array).to(self._placement.device) for array in arrays)
         with self._placement.autocast():
             outputs = getattr(self.network, graph)(*tensors)
@@ -174,6 +188,7 @@ class TorchModel:
         return self._to_device(*pad_clips(clips, samples))
 
     def _to_device(self, audio: Float32s, lengths: Counts) -> tuple[Tensor, Tensor]:
+        require_process(self._process_id)
         return torch.from_numpy(audio).to(self._placement.device), torch.from_numpy(lengths)
 
     def _read_back(self) -> Effective:
@@ -342,7 +357,7 @@ class TorchBundle(Bundle):
     """
 
     model: TorchModel
-    ping: Ping = no_ping
+    ping: Ping = field(default=no_ping, repr=False)
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
@@ -382,7 +397,7 @@ class TorchBundle(Bundle):
 
 
 def load_bundle(
-    folder: Path, *, user_modules: frozenset[str] = frozenset(), placement: Placement = CPU
+    folder: Path | str, *, user_modules: frozenset[str] = frozenset(), placement: Placement = CPU
 ) -> TorchBundle:
     """Load a bundle with its model in torch.
 
@@ -392,9 +407,11 @@ def load_bundle(
         SbkitError: a file is missing or damaged, or belongs to another model; or the model does not
             run as the placement says.
     """
+    folder = Path(folder).absolute()
     contents = read_bundle(folder, with_weights=True, user_modules=user_modules)
     model = load_torch(contents, folder, user_modules=user_modules, placement=placement)
-    return TorchBundle.from_contents(contents, model)
+    call = partial(load_bundle, folder, user_modules=user_modules, placement=placement)
+    return TorchBundle.from_contents(contents, model).opened_by(call)
 
 
 def load_torch(

@@ -17,30 +17,31 @@ Legend: S samples, W windows of 20 ms, U frames, V vocabulary.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from io import IOBase
-from itertools import chain
+from itertools import chain, product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
 from sbkit.audio.channels import ChannelMixer
-from sbkit.audio.io import Samples, convert_array, stream_audio
+from sbkit.audio.io import AudioSource, Samples, stream_source
 from sbkit.base.allocator import return_freed_memory
-from sbkit.base.arrays import Array
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.bundle.protocols import Effective, Encoded
-from sbkit.decoding.clips import DecoderInput, Recognition
+from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.model_thread import model_errors_as_bundle_errors
+from sbkit.runtime.model_thread import PickledAsCall, model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import ThreadedBundle, open_model
 from sbkit.runtime.segments import Segment, Segmenter
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalization import join_segments
+from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word
 
 logger = logging.getLogger(__name__)
@@ -48,8 +49,6 @@ logger = logging.getLogger(__name__)
 GPU_BATCH_SECONDS = 60.0  # of padded audio
 CPU_BATCH_SECONDS = 10.0  # fits the caches of a core; with 32 s ONNX takes 1.15 times as long
 READ_AHEAD_SECONDS = 480.0  # of audio, whose segments are batched by length; 15 MB
-
-AudioSource = Path | str | IOBase | Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +61,7 @@ class Transcript:
     effective: Effective  # where and how the model ran
     words: tuple[Word, ...] = ()  # if their times were requested
     utterances: tuple[Recognition, ...] = ()  # the same text by segment, as a decoder returned it
+    nbest: tuple[Alternative, ...] = ()  # on request, the most probable texts, the best first
 
     def __str__(self) -> str:
         return self.text
@@ -88,6 +88,9 @@ class BatchError(DataError):
         )
         self.results = tuple(results)
 
+    def __reduce__(self) -> tuple[type["BatchError"], tuple[object]]:
+        return type(self), (self.results,)
+
 
 @dataclass(frozen=True)
 class _SegmentResult:
@@ -98,8 +101,13 @@ class _SegmentResult:
     is_last: bool = False  # of its source
 
 
-class Transcriber(AbstractContextManager["Transcriber"]):
+class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
     """Transcribe files and arrays; made by `Transcriber.load`.
+
+    It pickles as the call that loads it again, and cannot be used in a fork of its process.
+
+    effective: where and how the model runs.
+    sample_rate: of the model, in Hz; frame_seconds: from one frame to the next.
 
     >>> with Transcriber.load("my-model", device="cpu") as transcriber:  # doctest: +SKIP
     ...     print(transcriber.transcribe("talk.mp3").text)
@@ -129,13 +137,16 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self._model = bundle.model
         self._decoder_pool = bundle.decoder_pool
         self._times = times
-        self._rate = bundle.config.sample_rate
+        self.sample_rate = bundle.config.sample_rate
         self._read_ahead_seconds = read_ahead_seconds
         self.effective = bundle.model.effective
         if detector is not None:
-            detector.require_rate(self._rate)
-        self._segmenter = Segmenter(self._rate, self._model.samples_per_frame, detector=detector)
-        max_samples = seconds_to_samples(default_batch_seconds(self.effective), self._rate)
+            detector.require_rate(self.sample_rate)
+        self._segmenter = Segmenter(
+            self.sample_rate, self._model.samples_per_frame, detector=detector
+        )
+        max_samples = seconds_to_samples(default_batch_seconds(self.effective), self.sample_rate)
+        self.frame_seconds = self._model.samples_per_frame / self.sample_rate
         self._encode = encode or partial(
             self._model.encode_by_length, shapes=BatchShapes(max_samples=max_samples)
         )
@@ -145,24 +156,24 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         cls,
         folder: Path | str,
         *,
-        device: str = "auto",
+        device: object = "auto",
         runtime: str = "torch",
         precision: str = "fp32",
         compile: str | None = None,
         decoder: str | None = None,
-        hotwords: str | None = None,
+        hotwords: str | Path | Sequence[str] | None = None,
         times: bool = True,
         detector: VoiceDetector | None = None,
         user_modules: frozenset[str] = frozenset(),
     ) -> Self:
         """Load a bundle, and run its model exactly as requested.
 
-        device: cpu, cuda, cuda:N or auto.
+        device: cpu, cuda, cuda:N or auto; or a torch.device.
         runtime: torch or onnx.
         precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
         compile: default or reduce-overhead; None to compile nothing.
         decoder: greedy, beam or graph; None for the bundle's own.
-        hotwords: phrases separated by commas, or a file of them.
+        hotwords: phrases separated by commas, a list of them, or a file of them.
         times: whether words are timed.
         detector: finds the pauses where long audio is cut.
         user_modules: the user's modules that the bundle may import.
@@ -171,7 +182,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             SbkitError: the bundle is damaged, or the device, runtime or precision is unavailable.
         """
         bundle = open_recognizer(
-            Path(folder),
+            folder,
             decoder=decoder,
             hotwords=hotwords,
             device=device,
@@ -186,23 +197,35 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             bundle.model.close()
             raise
 
-    def transcribe(
-        self, audio: AudioSource, sample_rate: int | None = None, *, channel: int | None = None
-    ) -> Transcript:
-        """Transcribe a file, or an array at ``sample_rate``, which is converted like a file.
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._bundle.tokenizer
 
+    def transcribe(
+        self,
+        audio: AudioSource,
+        sample_rate: float | None = None,
+        *,
+        channel: int | None = None,
+        nbest: int = 0,
+    ) -> Transcript:
+        """Transcribe audio, in any form that `stream_source` takes.
+
+        sample_rate: of an array, in Hz.
         channel: the one to transcribe, counted from 0; None: all are mixed.
+        nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
+            A model that decodes greedily uses beam search for them; a decoding graph finds one.
 
         Raises:
             DataError: the file is not audio, the array is not finite, or there is no such channel.
         """
-        (transcript,) = self.stream([audio], sample_rate, channel=channel)
+        (transcript,) = self.stream([audio], sample_rate, channel=channel, nbest=nbest)
         if isinstance(transcript, SbkitError):
             raise transcript
         return transcript
 
     def transcribe_batch(
-        self, audios: Sequence[AudioSource], sample_rate: int | None = None
+        self, audios: Iterable[AudioSource], sample_rate: float | None = None
     ) -> list[Transcript]:
         """Transcribe sources as `transcribe` does, in batches of similar length.
 
@@ -218,13 +241,14 @@ class Transcriber(AbstractContextManager["Transcriber"]):
     def stream(
         self,
         audios: Iterable[AudioSource],
-        sample_rate: int | None = None,
+        sample_rate: float | None = None,
         *,
         on_seconds: Callable[[float], object] | None = None,
         on_text: Callable[[str], object] | None = None,
         phrases: Sequence[str] = (),
         times: bool | None = None,
         channel: int | None = None,
+        nbest: int = 0,
     ) -> Iterator[Transcript | SbkitError]:
         """Yield the transcript of each source, or its error, in their order.
 
@@ -233,9 +257,10 @@ class Transcriber(AbstractContextManager["Transcriber"]):
 
         on_seconds: called with the seconds of audio that a segment adds.
         on_text: called with the text that a segment adds to the transcript.
-        phrases: hotwords, for a decoder that takes them.
+        phrases: hotwords, for a decoder that takes them; a string is one phrase.
         times: whether words are timed; None for the setting of the Transcriber.
         channel: of every source, counted from 0; None: all are mixed.
+        nbest: how many of the most probable texts each transcript has, as for `transcribe`.
         """
         hotwords: tuple[str, ...] = ()
         if phrases:
@@ -245,9 +270,10 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         frames_to_skip = 0  # frames of the next segment that belong to the previous one
         last_character = ""  # of the text of the present source
         for batch in _batches(
-            self._read(audios, sample_rate, channel), self._rate, self._read_ahead_seconds
+            self._read(audios, sample_rate, channel), self.sample_rate, self._read_ahead_seconds
         ):
             inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, hotwords)
+            inputs = [replace(decoder_input, nbest=nbest) for decoder_input in inputs]
             decoded = iter(self._decoder_pool.decode(inputs, with_times=times))
             for item in batch:
                 if isinstance(item.segment, SbkitError):
@@ -261,20 +287,28 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                     if on_seconds is not None:
                         on_seconds(self._seconds(item.segment.next_start - item.segment.start))
                     if item.is_last:
-                        yield self._join(recognized, item.file, item.segment)
+                        yield self._join(recognized, item.file, item.segment, nbest)
                 if item.is_last:
                     recognized = []
                     last_character = ""
 
-    def encode(self, audio: AudioSource) -> Iterator[tuple[Segment, DecoderInput]]:
+    def encode(
+        self,
+        audio: AudioSource,
+        sample_rate: float | None = None,
+        *,
+        channel: int | None = None,
+    ) -> Iterator[tuple[Segment, DecoderInput]]:
         """Yield the segments of a source with their log-probabilities, and decode nothing.
+
+        audio, sample_rate, channel: as for `transcribe`.
 
         Raises:
             SbkitError: the source cannot be read.
         """
         frames_to_skip = 0
         for batch in _batches(
-            self._read([audio], None, None), self._rate, self._read_ahead_seconds
+            self._read([audio], sample_rate, channel), self.sample_rate, self._read_ahead_seconds
         ):
             inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, ())
             for item, decoder_input in zip(batch, inputs, strict=False):
@@ -291,22 +325,20 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         self.close()
 
     def _read(
-        self, audios: Iterable[AudioSource], sample_rate: int | None, channel: int | None
+        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None
     ) -> Iterator[_SegmentResult]:
         """Read and cut one source after the other; an error ends its source."""
-        if isinstance(audios, Path | str | IOBase):
+        if isinstance(audios, Path | str | IOBase | bytes | Mapping):
             raise DataError(
-                f"`{audios}` is a single source. Pass a list of sources, or use `transcribe`."
+                f"`{str(audios)[:100]}` is a single source. Pass a list of sources, or use "
+                "`transcribe`."
             )
         for audio in audios:
             file = None
             if isinstance(audio, Path | str):
                 file = str(audio)
             mixer = ChannelMixer(channel)
-            if isinstance(audio, Path | str | IOBase):
-                blocks = stream_audio(audio, self._rate, mixer=mixer)
-            else:
-                blocks = convert_array(audio, sample_rate, self._rate, mixer)
+            blocks = stream_source(audio, sample_rate, self.sample_rate, mixer)
             previous: Segment | None = None
             try:
                 for segment in self._segmenter.split(blocks):
@@ -320,7 +352,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
                 if mixer.fault:
                     logger.warning(
                         f"The two channels of {file or 'the audio'} {mixer.fault}, but are mixed. "
-                        "Choose one, counted from 0: --channel, or `channel=`."
+                        "Choose one as `channel`, counted from 0."
                     )
                 yield _SegmentResult(file, previous, is_last=True)
 
@@ -363,7 +395,7 @@ class Transcriber(AbstractContextManager["Transcriber"]):
         return decoder_input, skipped_by_next
 
     def _join(
-        self, recognized: Sequence[Recognition], file: str | None, last: Segment
+        self, recognized: Sequence[Recognition], file: str | None, last: Segment, nbest: int
     ) -> Transcript:
         words = chain.from_iterable(segment.words for segment in recognized)
         return Transcript(
@@ -373,10 +405,29 @@ class Transcriber(AbstractContextManager["Transcriber"]):
             words=tuple(replace(word, text=printable(word.text)) for word in words),
             utterances=tuple(recognized),
             effective=self.effective,
+            nbest=_join_alternatives(recognized, nbest),
         )
 
     def _seconds(self, samples: int) -> float:
-        return samples_to_seconds(samples, self._rate)
+        return samples_to_seconds(samples, self.sample_rate)
+
+
+def _join_alternatives(recognized: Sequence[Recognition], count: int) -> tuple[Alternative, ...]:
+    """Return the most probable texts of consecutive segments, whose probabilities multiply."""
+    best = [Alternative("", 0.0)]
+    for segment in recognized:
+        joined = [
+            Alternative(
+                printable(join_segments([before.text, after.text])),
+                before.log_prob + after.log_prob,
+            )
+            for before, after in product(best, segment.nbest)
+        ]
+        distinct: dict[str, Alternative] = {}
+        for alternative in sorted(joined, key=attrgetter("log_prob"), reverse=True):
+            distinct.setdefault(alternative.text, alternative)
+        best = [*distinct.values()][:count]
+    return tuple(best)
 
 
 def default_batch_seconds(effective: Effective) -> float:
@@ -385,21 +436,27 @@ def default_batch_seconds(effective: Effective) -> float:
 
 
 def open_recognizer(
-    folder: Path, *, decoder: str | None = None, hotwords: str | None = None, **options: Any
+    folder: Path | str,
+    *,
+    decoder: str | None = None,
+    hotwords: str | Path | Sequence[str] | None = None,
+    **options: Any,
 ) -> ThreadedBundle:
     """Open a bundle of a recognizer, with the options of `Transcriber.load`."""
+    folder = Path(folder).absolute()
     opened = open_model(folder, **options)
     try:
         bundle = opened.with_decoder(decoder).with_hotwords_option(hotwords)
         runtime = bundle.model.effective.runtime
         if runtime != "torch" and bundle.decoder and bundle.decoder.attention_rescoring:
             raise ConfigError(
-                "The decoder of this bundle rescores with the attention decoder, but `--runtime "
-                f"{runtime}` has only the encoder. Pass --runtime torch or --decoder greedy. Or "
-                "run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
+                "The decoder of this bundle rescores with the attention decoder, but the runtime "
+                f"{runtime} has only the encoder. Choose the runtime torch or the decoder greedy. "
+                "Or run `sbkit tune RUN --no-attention-rescoring`, and export the run again."
             )
         bundle.task.require_prediction("text", command="transcribe")
-        return bundle
+        call = partial(open_recognizer, folder, decoder=decoder, hotwords=hotwords, **options)
+        return bundle.opened_by(call)
     except BaseException:
         opened.model.close()
         raise

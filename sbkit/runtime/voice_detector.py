@@ -18,6 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
+from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, open_model
 from sbkit.tasks.voice_activity import DELAY_FRAMES
 
@@ -108,14 +109,14 @@ class VoiceDetector:
         """
         if str(name) == SILERO:
             return cls(SileroModel(), SpeechRules(onset=0.5, offset=0.35))
-        return cls(BundleSpeechModel(open_model(Path(name), streaming="only", **options)))
+        return cls(BundleSpeechModel(open_model(name, streaming="only", **options)))
 
     def require_rate(self, sample_rate: int) -> None:
         """Raise ConfigError if the model does not take audio at this rate in Hz."""
         if sample_rate != self.model.sample_rate:
             raise ConfigError(
                 f"This voice detector takes audio at {self.model.sample_rate} Hz, but the "
-                f"recognizer's is at {sample_rate} Hz. Train it with --sample_rate={sample_rate}."
+                f"recognizer's is at {sample_rate} Hz. Train it with `sample_rate: {sample_rate}`."
             )
 
     def start(self) -> SpeechState:
@@ -175,7 +176,7 @@ class VoiceDetector:
         return samples_to_seconds(frames * self.model.step, self.model.sample_rate)
 
 
-class BundleSpeechModel:
+class BundleSpeechModel(PickledAsCall):
     """The model of a bundle in its thread, as a `SpeechModel`."""
 
     def __init__(self, bundle: ThreadedBundle) -> None:
@@ -210,7 +211,7 @@ class BundleSpeechModel:
 SileroState = tuple[Float32s, Float32s]  # the recurrent state, and the last SILERO_CONTEXT samples
 
 
-class SileroModel:
+class SileroModel(PickledAsCall):
     """The ONNX graph of silero-vad as a `SpeechModel`, with frames of 32 ms."""
 
     sample_rate, step, overlap, delay = 16_000, 512, 0, 0

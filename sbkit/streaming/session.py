@@ -24,6 +24,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.decoder import LanguageModelDecoder, StreamDecoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
+from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.transcriber import open_recognizer
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
@@ -65,7 +66,7 @@ class EndpointRules:
         return "longest" if seconds >= self.max_utterance else None
 
 
-class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
+class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecognizer"]):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
     decoder, aligner: decode, and time the words.
@@ -87,9 +88,9 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
         chunks = self.model.chunks
         if chunks is None:
             raise BundleError(
-                "`--live` needs a streaming model, from a YAML with `streaming`. This one, run by "
-                f"{self.effective.runtime}, only takes whole clips. Train "
-                "hparams/ctc_streaming.yaml, or leave out --live."
+                "Live speech needs a streaming model, from a YAML with `streaming`. This one, run "
+                f"by {self.effective.runtime}, only takes whole clips. Train "
+                "hparams/ctc_streaming.yaml, or transcribe whole clips."
             )
         self.chunks = chunks
         self.samples_per_frame = self.model.samples_per_frame
@@ -99,13 +100,13 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
         if isinstance(decoder, LanguageModelDecoder) and decoder.attention_rescoring:
             raise BundleError(
                 "The decoder of this model rescores with the attention decoder, which takes whole "
-                "clips. Pass --decoder greedy to transcribe live speech, or tune another decoder: "
+                "clips. Choose the decoder greedy for live speech, or tune another decoder: "
                 "sbkit tune RUN --no-attention-rescoring"
             )
         if not isinstance(decoder, StreamDecoder):
             raise BundleError(
                 "Streaming needs the greedy or the beam decoder, but this model decodes with a "
-                "graph. Pass --decoder greedy, or fit another: sbkit tune RUN --decoder beam"
+                "graph. Choose the decoder greedy, or fit another: sbkit tune RUN --decoder beam"
             )
         self.decoder: StreamDecoder = decoder
         self.initial_state = self.model.start()
@@ -119,7 +120,7 @@ class StreamingRecognizer(AbstractContextManager["StreamingRecognizer"]):
         Raises:
             SbkitError: the bundle cannot be used here, or only takes whole clips.
         """
-        bundle = open_recognizer(Path(folder), streaming="only", **options)
+        bundle = open_recognizer(folder, streaming="only", **options)
         try:
             return cls(bundle=bundle, endpoint_rules=endpoint_rules)
         except BaseException:

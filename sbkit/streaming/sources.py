@@ -28,7 +28,7 @@ BLOCK_SECONDS = 0.1
 
 
 def audio_blocks(
-    source: str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
+    source: Path | str, sample_rate: int, *, raw_rate: int | None = None, pace: float = 0.0
 ) -> Iterator[Samples]:
     """Yield the audio of a source in blocks (S,).
 
@@ -44,6 +44,7 @@ def audio_blocks(
         DeviceError: there is no microphone, or PortAudio is missing.
         SbkitError: the source is not audio, or the package for microphones is missing.
     """
+    source = str(source)
     if source == MICROPHONE:
         return _microphone(sample_rate)
     if source == STANDARD_INPUT:

@@ -248,7 +248,8 @@ def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
     if not (name.startswith(BUILT_IN_PACKAGE) or module in user_modules):
         raise BundleError(
             f"The model's task, {name}, is not one of sbkit's, and importing its module would run "
-            f"its code. If you trust that module, pass --import {module}."
+            f"its code. If you trust that module, pass --import {module}, or in Python "
+            "`user_modules`."
         )
     try:
         task = getattr(import_module(module), attribute, None)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sbkit.text.vocabulary import Vocabulary as Vocabulary
     from sbkit.text.word import Word as Word
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.text",
     ClassLabels="vocabulary",
     Tokenizer="tokenizer",

@@ -46,7 +46,7 @@ def table_normalizer(language: str, table: Orthography) -> Normalizer:
 
 
 def named_normalizer(name: str) -> Normalizer:
-    """Return the normalizer that `--normalizer` names.
+    """Return the normalizer of this name.
 
     Raises:
         SbkitError: it is neither the tag of a language nor one of Whisper's, or the package that
@@ -58,7 +58,7 @@ def named_normalizer(name: str) -> Normalizer:
         return table_normalizer(name, orthography(check_language(name)))
     except ConfigError as error:
         raise ConfigError(
-            f"`--normalizer` must be {WHISPER_ENGLISH}, {WHISPER_BASIC} or the tag of a language, "
+            f"`normalizer` must be {WHISPER_ENGLISH}, {WHISPER_BASIC} or the tag of a language, "
             f"such as en, but is {name!r}."
         ) from error
 

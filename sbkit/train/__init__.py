@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sbkit.train.schedule import WarmupCosine as WarmupCosine
     from sbkit.train.setup import RunSetup as RunSetup
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     "sbkit.train",
     Brain="brain",
     NewBob="schedule",

@@ -21,10 +21,10 @@ from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import (
     AudioPart,
-    convert_array,
     read_audio,
     read_parts,
     stream_audio,
+    stream_source,
     to_samples,
 )
 from sbkit.base.units import SAMPLE_RATE
@@ -511,7 +511,9 @@ def test_channels_of_an_array_are_its_short_side_and_averaged(
     array: npt.NDArray[np.generic],
 ) -> None:
     np.testing.assert_array_equal(to_samples(array), CLIP)
-    np.testing.assert_array_equal(np.concatenate([*convert_array(array, SAMPLE_RATE)]), CLIP)
+    np.testing.assert_array_equal(
+        np.concatenate([*stream_source(array, SAMPLE_RATE, SAMPLE_RATE)]), CLIP
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 2), (32, 2), (99, 99), (0, 99), (1, 1, 99), ()])

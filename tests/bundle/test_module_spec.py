@@ -119,5 +119,7 @@ def test_build_uses_only_module_classes_of_imported_user_modules(
 
 
 def test_import_user_modules_names_a_module_that_cannot_be_imported() -> None:
-    with pytest.raises(SbkitError, match="`no_such_module` raised ModuleNotFoundError"):
+    with pytest.raises(
+        SbkitError, match="no_such_module cannot be imported: it raised ModuleNotFoundError"
+    ):
         import_user_modules(["no_such_module"])

@@ -107,8 +107,8 @@ def test_read_hotwords_reads_a_file_or_a_list(tmp_path: Path) -> None:
     assert read_hotwords("\n".join(phrases)) == phrases
     for phrase in ("node.js", " ".join(phrases)):  # the name of a file cannot be as long
         assert read_hotwords(phrase) == [phrase]
-    with pytest.raises(SbkitError, match="`--hotwords` must be readable"):
+    with pytest.raises(SbkitError, match="`hotwords` must be readable"):
         read_hotwords(str(tmp_path / "gone.txt"))
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(SbkitError, match=r"`--hotwords` \(.*\) must be UTF-8"):
+    with pytest.raises(SbkitError, match=r"`hotwords` \(.*\) must be UTF-8"):
         read_hotwords(str(file))

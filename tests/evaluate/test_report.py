@@ -77,7 +77,7 @@ def test_times_of_words_are_written_in_milliseconds() -> None:
 def page_of(folder: Path, test: dict[str, FigureDict], **options: Any) -> str:
     """Write the page of a run without texts."""
     run = RunResults(name="x", test=test, utterances={}, log=[], data=None)
-    write_report(folder / "report.html", [run], clips=lambda *_: {}, **options)
+    write_report(f"{folder}/report.html", [run], clips=lambda *_: {}, **options)
     return (folder / "report.html").read_text("utf-8")
 
 

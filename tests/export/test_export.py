@@ -1,11 +1,13 @@
 """Export of runs: an earlier bundle is replaced, and nothing else is."""
 
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sbkit.base.checksums import find_damage
 from sbkit.base.errors import SbkitError
@@ -130,7 +132,7 @@ def test_export_into_a_checkpoint_is_refused(run: Path) -> None:
 
 
 def test_export_into_an_unwritable_folder_names_the_option(run: Path) -> None:
-    with pytest.raises(SbkitError, match="`--out` must name a folder that can be written"):
+    with pytest.raises(SbkitError, match="`out` must name a folder that can be written"):
         export_run(run, Path("/proc/bundle"))
 
 
@@ -176,6 +178,19 @@ def test_part_of_user_module_is_exported_and_loaded_with_import(
     (tmp_path / "bundle/my_heads.py").write_text("")
     with pytest.raises(SbkitError, match="my_heads.py is not what was written"):
         load_bundle(tmp_path / "bundle", user_modules=user_modules)
+
+
+def test_class_of_a_notebook_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = type("Head", (torch.nn.Linear,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Head", head, raising=False)
+    yaml = tmp_path / "mine.yaml"
+    text = (ROOT / "hparams" / "ctc.yaml").read_text()
+    yaml.write_text(text.replace("ctc_lin: !new:torch.nn.Linear", "ctc_lin: !new:__main__.Head"))
+    run = make_run(tmp_path / "run", yaml)
+    with pytest.raises(SbkitError, match="ctc_lin cannot .* into a file, such as my_parts.py"):
+        export_run(run, tmp_path / "bundle")
 
 
 def test_describe_parts_describes_parts_that_only_the_model_class_takes(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_score_repeats_the_test_of_a_run(
     rows = [row.split("\t") for row in (release / "test.tsv").read_text().splitlines()[1:]]
     lines = [f"{release / 'clips' / clip},{pace}\n" for clip, _, pace in rows]
     (tmp_path / "test.csv").write_text(f"path,pace\n{''.join(lines)}")
-    with pytest.raises(SbkitError, match="needs the column with the right answers: pass --label"):
+    with pytest.raises(SbkitError, match="needs `label`, the column with the right answers"):
         sbkit(command)
     with pytest.raises(SbkitError, match=r"`language` has none of the model's classes \(quick, s"):
         sbkit([*command, "--label", "language"])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -319,6 +320,9 @@ def test_streams_of_blocks_equal_whole_audio(codec: Codec, bundle: Path, clip: P
     code_blocks = [coded.codes[at : at + 3] for at in range(0, len(coded.codes), 3)]
     decoded = np.concatenate([*codec.decode_stream(code_blocks)])
     assert np.array_equal(decoded[: len(samples)], audio)
+    with pickle.loads(pickle.dumps(codec)) as copied:
+        assert np.array_equal(copied.encode(clip).codes, coded.codes)
+        assert copied.effective == codec.effective
     with Codec.load(bundle, device="cpu") as one_window:
         assert np.array_equal(one_window.encode(samples, RATE).codes, coded.codes)
         assert np.abs(one_window.decode(coded).astype(int) - audio).max() <= 1

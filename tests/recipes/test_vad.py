@@ -1,5 +1,6 @@
 """Voice activity as a task: labels, noise, a run, its bundle in torch and ONNX, and who uses it."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,7 @@ def test_detector_finds_the_same_speech_in_blocks_and_by_onnx(
     expected = detector.speech_segments(audio)
     assert expected
     by_onnx = VoiceDetector(VoiceDetector.load(bundle, runtime="onnx").model, detector.rules)
-    for tested in (detector, by_onnx):
+    for tested in (detector, by_onnx, pickle.loads(pickle.dumps(by_onnx))):
         events, state = list[SpeechEvent](), tested.start()
         for first in range(0, len(audio), 1111):
             new, state = tested.push(audio[first : first + 1111], state)

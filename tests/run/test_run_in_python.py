@@ -70,6 +70,8 @@ def test_finished_run_tells_its_history_and_scores(finished: dict[str, object]) 
     assert {"loss", "valid_loss", "CER", "WER"} <= run.history[-1].keys()
     assert 0 < run.scores["test"]["CER"] <= 2
     assert "Transformer.dropout" in (run.folder / "train.log").read_text()
+    weights = load_file(run.folder / "bundle/model.safetensors")
+    assert weights.keys() == run.model.state_dict().keys()
 
 
 @pytest.mark.slow

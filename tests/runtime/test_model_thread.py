@@ -78,7 +78,7 @@ def test_require_effective_refuses_another_device_or_precision(device: str, prec
     assert require_effective(effective, device="cpu", precision="fp32") == effective
     mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")
     assert require_effective(mixed, device="cpu", precision="bf16") == mixed
-    with pytest.raises(SbkitError, match="fp32` was requested"):
+    with pytest.raises(SbkitError, match="precision fp32 was requested"):
         require_effective(mixed, device="cpu", precision="fp32")
 
 

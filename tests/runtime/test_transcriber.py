@@ -1,18 +1,21 @@
 """Long audio has the text of its sentences, and a bad file does not stop the others."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import enumerate as enumerate_threads
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import soundfile
+import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.scoring import describe_decoding
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
@@ -23,6 +26,44 @@ from tests.runtime.tones import RATE, ToneModel, silence, speak, tone_bundle, to
 
 SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+
+
+# A clip of samples or its file, in the forms of the libraries that people read audio with.
+SOURCES: Mapping[str, Callable[[Samples, Path], Any]] = {
+    "path": lambda clip, file: file,
+    "path as a string": lambda clip, file: str(file),
+    "bytes": lambda clip, file: file.read_bytes(),
+    "soundfile": lambda clip, file: soundfile.read(file),
+    "torchaudio": lambda clip, file: (torch.from_numpy(clip / 32768)[None], RATE),
+    "gradients": lambda clip, file: (torch.from_numpy(clip / 32768).requires_grad_(), RATE),
+    "bfloat16": lambda clip, file: (torch.from_numpy(clip / 32768).bfloat16(), float(RATE)),
+    "float16": lambda clip, file: ((clip / 32768).astype(np.float16), np.int64(RATE)),
+    "array of datasets": lambda clip, file: {"array": clip, "sampling_rate": RATE, "path": None},
+    "bytes of datasets": lambda clip, file: {"bytes": file.read_bytes(), "path": "fox.wav"},
+    "path of datasets": lambda clip, file: {"bytes": None, "path": str(file)},
+    "AudioDecoder of datasets": lambda clip, file: StandInDecoder(clip),
+}
+
+
+@dataclass
+class StandInDecoder:
+    """An AudioDecoder of torchcodec, without the file."""
+
+    clip: Samples
+
+    def get_all_samples(self) -> SimpleNamespace:
+        return SimpleNamespace(data=torch.from_numpy(self.clip)[None], sample_rate=RATE)
+
+
+class UnsureModel(ToneModel):
+    """A model to which the second best token of a frame is nearly as probable."""
+
+    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
+        outputs = super().encode(clips)
+        for output in outputs:
+            log_probs = np.roll(output.log_probs, 1, axis=1) * 0.05  # -1 for the next token
+            np.maximum(output.log_probs, log_probs - 1.5, out=output.log_probs)
+        return outputs
 
 
 def say(seconds: float, *, seed: int = 0) -> str:
@@ -96,6 +137,7 @@ def test_hotwords_that_cannot_be_spelled_are_reported(
         "refused_hotwords": ("日本",),
     }
     assert bundle.with_more_hotwords(["dog", "東京"]).refused_hotwords == ("日本", "東京")
+    assert bundle.with_more_hotwords("lazy dog").decoder.phrases == ("fox", "lazy dog")
     audio = speak(tokenizer, SENTENCES[1])
     assert Transcriber(bundle=bundle).transcribe(audio, RATE).text == SENTENCES[1]
 
@@ -214,7 +256,14 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "rate", "says"),
     [
-        (np.zeros(100), None, "must be from 4000 to 768000 Hz"),
+        (np.zeros(100), None, "needs its sample rate in Hz: pass `sample_rate`, or a pair"),
+        (np.zeros(100), "16000", "`sample_rate` must be a whole number of Hz, but is '16000'"),
+        ((RATE, np.zeros(100)), None, "`sample_rate` must be a whole number of Hz, but is"),
+        (
+            {"audio": np.zeros(100)},
+            None,
+            "A mapping must have .*, but this one has audio",
+        ),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "array is empty"),
         (np.zeros(100, np.int64), RATE, "int64 with shape"),
@@ -223,7 +272,7 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
     ],
 )
 def test_transcriber_refuses_arrays_that_are_no_audio(
-    array: npt.NDArray[np.generic], rate: int | None, says: str, tmp_path: Path
+    array: Any, rate: Any, says: str, tmp_path: Path
 ) -> None:
     transcriber, _, _ = tone_transcriber(tmp_path)
     with pytest.raises(SbkitError, match=says):
@@ -240,6 +289,39 @@ def test_transcriber_takes_arrays_of_any_layout(tmp_path: Path) -> None:
     assert bundle.transcribe([spoken, spoken[None], floats]) == ["a fox"] * 3
     (words,) = bundle.align([floats[None]], ["a fox"])
     assert [word.text for word in words] == ["a", "fox"]
+
+
+@pytest.mark.parametrize("form", SOURCES)
+def test_transcribe_and_encode_take_audio_in_every_form(form: str, tmp_path: Path) -> None:
+    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+    spoken = speak(tokenizer, "a fox")
+    soundfile.write(tmp_path / "fox.wav", spoken, RATE)
+    source = SOURCES[form](spoken, tmp_path / "fox.wav")
+    assert transcriber.transcribe(source).text == "a fox"
+    ((segment, encoded),) = transcriber.encode(source)
+    assert len(segment.samples) == len(spoken)
+    assert len(encoded.log_probs) * transcriber.frame_seconds == len(spoken) / RATE
+    tokens = best_tokens(encoded.log_probs, transcriber.tokenizer.vocabulary.blank)
+    assert transcriber.tokenizer.decode(tokens) == "a fox"
+    assert transcriber.sample_rate == RATE
+
+
+def test_transcriber_returns_the_most_probable_texts(tmp_path: Path) -> None:
+    for options in ({}, {"lm_texts": SENTENCES}):
+        bundle, tokenizer, _ = tone_bundle(tmp_path, model_class=UnsureModel, **options)
+        spoken = speak(tokenizer, "a fox")
+        transcriber = Transcriber(bundle=bundle)
+        transcript = transcriber.transcribe(
+            np.concatenate([spoken, silence(40), spoken]), RATE, nbest=3
+        )
+        texts = [alternative.text for alternative in transcript.nbest]
+        log_probs = [alternative.log_prob for alternative in transcript.nbest]
+        assert texts[0] == transcript.text == "a fox a fox"
+        assert len({*texts}) == 3 and log_probs == sorted(log_probs, reverse=True)
+        of_segments = [segment.nbest[0].log_prob for segment in transcript.utterances]
+        assert len(of_segments) > 1 and max(of_segments) < 0
+        assert log_probs[0] == pytest.approx(sum(of_segments))
+        assert transcriber.transcribe(spoken, RATE).nbest == ()
 
 
 def test_transcriber_tells_that_channels_cancel_each_other_out(

@@ -201,8 +201,8 @@ def test_serve_refuses_a_model_on_another_device(
     read = BundleContents(bundle.config, task)
     monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
     for options, message in (
-        (["--device", "cuda:0"], "cuda:0` was requested, but the model runs on cpu"),
-        (["--runtime", "onnx", "--precision", "int8"], "int8` was requested, but .* with fp32"),
+        (["--device", "cuda:0"], "cuda:0 was requested, but the model runs on cpu"),
+        (["--runtime", "onnx", "--precision", "int8"], "int8 was requested, but .* with fp32"),
     ):
         with pytest.raises(SbkitError, match=message):
             run(["serve", str(tmp_path), "--port", "0", *options])

@@ -290,7 +290,7 @@ def test_session_expects_hotwords(tmp_path: Path) -> None:
 
 def test_streaming_recognizer_refuses_whole_clip_models_and_decoders(tmp_path: Path) -> None:
     bundle, _, _ = tone_bundle(tmp_path)
-    with pytest.raises(SbkitError, match="`--live` needs a streaming model"):
+    with pytest.raises(SbkitError, match="Live speech needs a streaming model"):
         StreamingRecognizer(bundle=bundle)
     for options, match in (
         ({"decoder_type": "graph"}, "Streaming needs the greedy or the beam decoder"),

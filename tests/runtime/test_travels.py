@@ -1,0 +1,190 @@
+"""What was loaded from a folder travels to other processes, and says why it cannot be used."""
+
+import multiprocessing
+import pickle
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+
+from sbkit import Transcriber
+from sbkit.audio.io import Samples
+from sbkit.base.errors import SbkitError
+from sbkit.bundle import read_bundle
+from sbkit.runtime import load_bundle, open_model
+from sbkit.runtime.transcriber import BatchError
+from sbkit.streaming import Event, Session, StreamingRecognizer
+from tests.runs import ROOT
+from tests.runtime.tones import RATE, noise
+
+# Python 3.12 warns of a fork while threads run, which is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+CLIP = noise(2.0)[0]
+SMALL_PICKLE = 2000  # bytes; the weights take 50 kB
+
+
+def transcribe(transcriber: Transcriber, clip: Samples) -> tuple[str, int]:
+    transcript = transcriber.transcribe(clip, RATE)
+    return transcript.text, len(transcript.words)
+
+
+def listen(recognizer: StreamingRecognizer, clip: Samples) -> list[Event]:
+    session = Session(recognizer)
+    return session.push(clip) + session.finish()
+
+
+def recognize(bundle: Any, clip: Samples) -> list[str]:
+    texts: list[str] = bundle.transcribe([clip])
+    return texts
+
+
+LOADED: Mapping[str, tuple[Callable[[Path], Any], Callable[[Any, Samples], object]]] = {
+    "transcriber": (lambda folder: Transcriber.load(folder, times=False, device="cpu"), transcribe),
+    "recognizer": (lambda folder: StreamingRecognizer.load(folder, device="cpu"), listen),
+    "torch": (load_bundle, recognize),
+    "onnx": (lambda folder: open_model(folder, runtime="onnx", device="cpu"), recognize),
+}
+
+
+@pytest.fixture(params=LOADED)
+def loaded(
+    request: pytest.FixtureRequest, streaming: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, Callable[[Any, Samples], object]]]:
+    """Return an object that was loaded from a relative folder, and a function that uses it."""
+    load, use = LOADED[request.param]
+    monkeypatch.chdir(streaming.parent)
+    yield load(Path(streaming.name)), use
+
+
+def test_loaded_objects_pickle_by_loading_again(
+    loaded: tuple[Any, Callable[[Any, Samples], object]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, use = loaded
+    expected = use(original, CLIP)
+    assert expected
+    monkeypatch.chdir(tmp_path)
+    content = cloudpickle.dumps(original)  # as joblib and Ray pickle
+    assert len(content) < SMALL_PICKLE
+    assert use(pickle.loads(content), CLIP) == expected
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(use, (original, CLIP)) == expected
+
+
+def test_loaded_objects_refuse_a_fork_at_once(
+    loaded: tuple[Any, Callable[[Any, Samples], object]],
+) -> None:
+    original, use = loaded
+    use(original, CLIP)
+    context = multiprocessing.get_context("fork")
+    errors = context.SimpleQueue()
+
+    def use_in_fork() -> None:
+        with pytest.raises(SbkitError) as raised:
+            use(original, CLIP)
+        errors.put(str(raised.value))
+
+    fork = context.Process(target=use_in_fork)
+    fork.start()
+    fork.join(timeout=60)
+    assert fork.exitcode == 0  # None while it hangs
+    assert "load it in each process" in errors.get()
+
+
+def test_closed_objects_say_so(streaming: Path) -> None:
+    transcriber = Transcriber.load(streaming, device="cpu")
+    recognizer = StreamingRecognizer.load(streaming, device="cpu")
+    transcriber.close()
+    recognizer.close()
+    with pytest.raises(SbkitError, match="^This model is closed. Load it again.$"):
+        transcriber.transcribe(CLIP, RATE)
+    with pytest.raises(SbkitError, match="^This model is closed. Load it again.$"):
+        listen(recognizer, CLIP)
+
+
+def test_bundle_travels_with_what_was_replaced_in_it(streaming: Path) -> None:
+    bundle = replace(load_bundle(streaming), refused_hotwords=("cheese",))
+    copied = pickle.loads(pickle.dumps(bundle))
+    assert copied.refused_hotwords == ("cheese",) and copied.labels is not bundle.labels
+    assert pickle.loads(pickle.dumps(copied)).refused_hotwords == ("cheese",)
+
+
+def test_error_of_a_batch_returns_from_another_process(streaming: Path) -> None:
+    with Transcriber.load(streaming, device="cpu") as transcriber:
+        with pytest.raises(BatchError) as raised:
+            transcriber.transcribe_batch([(CLIP, RATE), "gone.wav"])
+        returned = pickle.loads(pickle.dumps(raised.value))
+    assert str(returned) == str(raised.value)
+    assert returned.results[0] == raised.value.results[0]
+
+
+def test_model_of_a_bundle_is_a_module_with_the_names_of_its_weights(streaming: Path) -> None:
+    model = load_bundle(streaming).model
+    weights = load_file(streaming / "model.safetensors")
+    assert model.state_dict().keys() == weights.keys() and not model.training
+    audio = torch.from_numpy(CLIP).float()[None]
+    log_probs, frames = model(audio, torch.tensor([len(CLIP)]))
+    (expected,) = model.encode([CLIP])
+    np.testing.assert_allclose(log_probs[0].detach(), expected.log_probs, atol=1e-5)
+    assert frames.tolist() == [len(expected.log_probs)]
+    log_probs.sum().backward()
+    assert all(parameter.grad is not None for parameter in model[-1].parameters())
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    assert not np.allclose(model.encode([CLIP])[0].log_probs, expected.log_probs)
+    model.load_state_dict(weights)
+    np.testing.assert_array_equal(model.encode([CLIP])[0].log_probs, expected.log_probs)
+
+
+def test_objects_describe_themselves_in_a_line(streaming: Path) -> None:
+    with Transcriber.load(streaming, device="cpu") as transcriber:
+        for described in (transcriber, load_bundle(streaming), read_bundle(streaming)):
+            text = repr(described)
+            assert text.startswith(type(described).__name__) and len(text) < 500
+            assert "language='en'" in text
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text("utf-8"))
+
+
+def test_page_builds_the_model_of_a_bundle_and_of_a_checkpoint_in_plain_torch(
+    streaming: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my-model").symlink_to(streaming)
+    (tmp_path / "results/ctc/en").mkdir(parents=True)
+    (tmp_path / "results/ctc/en/3407").symlink_to(streaming.parent / "run")
+    monkeypatch.chdir(tmp_path)
+    outputs = []
+    for block in python_blocks("how-it-works/bundles.md"):
+        names: dict[str, Any] = {}
+        exec(block, names)
+        outputs.append(names["log_probs"].detach())
+    torch.testing.assert_close(*outputs)
+
+
+def test_guide_transcribes_from_python(
+    streaming: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "my-model").symlink_to(streaming)
+    soundfile.write(tmp_path / "talk.mp3", CLIP, RATE)
+    soundfile.write(tmp_path / "call.wav", CLIP, RATE)
+    monkeypatch.chdir(tmp_path)
+    results, alternatives = python_blocks("guide/transcribe.md")
+    exec(results, {})
+    assert capsys.readouterr().out.endswith("gone.wav failed\n")
+    exec(alternatives, {})
+    *texts, encoded = capsys.readouterr().out.splitlines()
+    assert len(texts) == 5 and encoded.startswith("(25, ")
