@@ -176,6 +176,20 @@ def is_outdated(run: Path) -> bool:
     return epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]
 
 
+def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
+    """Write formats into the bundle of a run, beside those that it has; all of them or none.
+
+    Args and Raises as in `export_run`.
+    """
+    bundle = run / BUNDLE
+    user_modules = modules_of_bundle(bundle)
+    earlier_formats = {path.name for path in bundle.iterdir()} - {*names}
+    with replacing_bundle(bundle) as folder:
+        copy_files(bundle, folder, formats=earlier_formats)
+        trained = TrainedModel(load_bundle(folder, user_modules=user_modules), user_modules)
+        return write_formats(trained, run, folder, names, grid)
+
+
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
     """Copy the files of a bundle, and these of its formats, but nothing that has a link."""
     for path in bundle.iterdir():
