@@ -9,11 +9,9 @@ tested is what `sbkit export` copies.
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import datasets
 import pyarrow.compute as pc
 
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
@@ -29,6 +27,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
 from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
     add_formats,
@@ -212,20 +211,46 @@ class RunEnding:
             quiet=brain.noprogressbar,
         )
         for scored in sets:
-            report.add(scored, **({} if bundle is None else self._facts(bundle, scored)))
+            facts: FigureDict = {}
+            if bundle is not None:
+                facts = decoding_facts(bundle, scored)
+                if note := (bundle.config.decoder or {}).get("note"):
+                    facts["notes"] = [note, *facts.get("notes", ())]
+            report.add(scored, **facts)
+
+        run_log = RunLog(setup.folder, resume_step=brain.optimizer_step)
+        for name, entry in report.entries.items():
+            metrics = {
+                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
+            }
+            run_log.write(
+                SplitFigures(
+                    epoch=brain.hparams.epoch_counter.limit,
+                    step=brain.optimizer_step,
+                    split=name,
+                    metrics=metrics,
+                    decoder=entry.get("decoder"),
+                )
+            )
+        run_log.close()
+
         config = read_json(self._folder / CONFIG_FILE) or {}
         num_averaged = len(config.get("checkpoints", ())) or brain.num_averaged
         weights = f"mean of {num_averaged} checkpoints" if num_averaged > 1 else "best checkpoint"
         provenance = None if bundle is None else provenance_of(bundle)
         parameters = sum(p.numel() for p in brain.modules.parameters())
-        facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
-        self._log(report.entries)
-        train = self._loaders.splits.train
+        model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
+        known_words = None
+        if task.predicts == "text":
+            texts = take_columns(self._loaders.splits.train, "text")["text"].combine_chunks()
+            words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts))).to_pylist()
+            source = "the words of the training transcripts"
+            known_words = KnownWords(words=frozenset(words), source=source)
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
         report.write(
-            known_words=_training_words(train) if task.predicts == "text" else None,
-            notes=[facts, describe_provenance(provenance)],
+            known_words=known_words,
+            notes=[model_facts, describe_provenance(provenance)],
             model=str(setup.folder),
             **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},
             parameters=parameters,
@@ -237,38 +262,5 @@ class RunEnding:
         draw_curves(setup.folder / LOG_FILE, setup.folder / "curves.png", brain.evaluator.metrics)
         for scored in sets:
             logger.info(f"{report.describe(scored)}, {weights}")
-        for note in report.notes:
-            logger.info(note)
-
-    def _facts(self, bundle: TorchBundle, scored: ScoredSet) -> Mapping[str, Any]:
-        facts = decoding_facts(bundle, scored)
-        note = (bundle.config.decoder or {}).get("note")
-        return {**facts, "notes": [note, *facts.get("notes", ())]} if note else facts
-
-    def _log(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the metrics of each test set into the log of the run."""
-        brain = self._brain
-        run_log = RunLog(self._setup.folder, resume_step=brain.optimizer_step)
-        epoch = brain.hparams.epoch_counter.limit
-        for name, entry in entries.items():
-            metrics = {
-                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
-            }
-            run_log.write(
-                SplitFigures(
-                    epoch=epoch,
-                    step=brain.optimizer_step,
-                    split=name,
-                    metrics=metrics,
-                    decoder=entry.get("decoder"),
-                )
-            )
-        run_log.close()
-
-
-def _training_words(train: datasets.Dataset) -> KnownWords:
-    texts = take_columns(train, "text")["text"].combine_chunks()
-    words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts)))
-    return KnownWords(
-        words=frozenset(words.to_pylist()), source="the words of the training transcripts"
-    )
+        for line in report.notes:
+            logger.info(line)
