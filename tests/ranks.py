@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +24,9 @@ from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import OtherRankError, StopRequestedError
 from sbkit.base.process import exit_code
 from sbkit.distributed.ranks import process_group, rank, world_size
+from sbkit.runtime.test_sets import read_whole_clips
 from sbkit.train import watchdog
+from tests.runtime.bundles import SMALL
 
 ACCUMULATIONS = (1, 4)
 
@@ -78,6 +81,25 @@ def signal_rank_1(brain: AsrBrain) -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
 
 
+@contextmanager
+def signal_rank_1_in_test() -> Iterator[None]:
+    """Ask only rank 1 to stop, once it scores a batch of a test set, which has several."""
+    ping = AsrBrain.ping
+
+    def signal_and_ping(brain: AsrBrain, phase: str, utterances: Sequence[str] = ()) -> bool:
+        if rank() == 1 and phase == "test":
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return ping(brain, phase, utterances)
+
+    small_batches = partial(read_whole_clips, batch_seconds=2.0)
+    with (
+        patch.object(AsrBrain, "ping", signal_and_ping),
+        patch("sbkit.run.ending.FULL_GRID", SMALL),
+        patch("sbkit.export.parity.read_whole_clips", small_batches),
+    ):
+        yield
+
+
 def hang_rank_1(brain: AsrBrain) -> None:
     """Let rank 1 sleep forever, with a watchdog that waits only four seconds."""
     if brain.optimizer_step == 3:
@@ -104,14 +126,23 @@ def main() -> None:
         if scenario == "exact":
             exact(Path(folder), Path(arguments[0]), arguments[1:])
             return
+        arguments.append(f"--output_folder={folder}/run")
         with patch.object(AsrBrain, "on_fit_batch_end", after_batch(scenario)):
-            try:
-                run(*arguments, f"--output_folder={folder}/run")
-            except (OtherRankError, StopRequestedError) as error:
-                Path(folder, f"code-{rank()}").write_text(str(exit_code(error)))
-                print(error)
-                return
-    Path(folder, f"code-{rank()}").write_text("0")
+            codes = [code_of_run(*arguments)]
+        if scenario == "signal_rank_1":
+            with signal_rank_1_in_test():
+                codes.append(code_of_run(*arguments))
+        Path(folder, f"codes-{rank()}").write_text(" ".join(codes))
+
+
+def code_of_run(*arguments: str) -> str:
+    """Run train.py, and return its exit code."""
+    try:
+        run(*arguments)
+    except (OtherRankError, StopRequestedError) as error:
+        print(error)
+        return str(exit_code(error))
+    return "0"
 
 
 def after_batch(scenario: str) -> Any:

@@ -14,6 +14,7 @@ from tests import processes
 from tests.faulty import noisy_clip, noisy_workplace, write_fragile
 from tests.ranks import ACCUMULATIONS
 from tests.runs import ROOT, Workplace, last_parameters, read_json, records_of, rows_of
+from tests.runtime.bundles import parity_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.ddp]
 
@@ -108,10 +109,14 @@ def step_losses(run: Path) -> list[float]:
 def test_rank_that_is_asked_to_stop_takes_the_others_along(
     asterisk_english: Path, tmp_path: Path
 ) -> None:
-    """A batch with noise on one rank: both ranks skip that step."""
+    """First in training, then while it scores its share of the test set.
+
+    A batch with noise on one rank: both ranks skip that step.
+    """
     noisy = noisy_workplace(asterisk_english, tmp_path)
     run, fragile = tmp_path / "run", write_fragile(tmp_path)
-    arguments = noisy.arguments(run, "--check=false", yaml=fragile)
+    options = ("--check=false", "--eval_batch_seconds=2", "--export_formats=[onnx]")
+    arguments = noisy.arguments(run, *options, yaml=fragile)
     process = run_scenario("signal_rank_1", 2, tmp_path, arguments, noisy)
     assert process.returncode == 0, process.stderr
     assert records_of(run, "epoch")[0]["skipped_steps"] == 1
@@ -120,19 +125,28 @@ def test_rank_that_is_asked_to_stop_takes_the_others_along(
     for report in reports:  # two if the noise also filled the other rank's empty share
         (batch,) = read_json(report)["micro_batches"]
         assert noisy_clip(noisy).stem in "+".join(batch["ids"])
-    assert [(tmp_path / f"code-{rank}").read_text() for rank in (0, 1)] == [str(ASKED_TO_STOP)] * 2
-    assert process.stdout.count("checkpoint saved") == 2  # by both ranks
-
-    assert noisy.train_here(run, "--check=false", yaml=fragile) == 0  # resumes in one process
+    codes = [(tmp_path / f"codes-{rank}").read_text() for rank in (0, 1)]
+    assert codes == [f"{ASKED_TO_STOP} {ASKED_TO_STOP}"] * 2
+    assert process.stdout.count("checkpoint saved") == 2
     steps = [record["step"] for record in records_of(run, "step")]
     assert steps == list(range(1, len(steps) + 1))
+    assert [record["epoch"] for record in records_of(run, "epoch")] == [1, 2, 3, 4]
+    # Rank 0 has compared the format on the clips of both ranks.
+    assert parity_report(run / "bundle", "onnx")["fp32"]["test_sets"]["utterances"] == 4
+    assert not [*run.glob("*_test.*"), *run.glob("summary*"), *run.glob("report.html")]
+
+    times = {file: file.stat().st_mtime_ns for file in (run / "bundle").rglob("*")}
+    assert noisy.train_here(run, *options, yaml=fragile) == 0  # tests in one process
+    assert {file: file.stat().st_mtime_ns for file in (run / "bundle").rglob("*")} == times
+    assert records_of(run, "step")[-1]["step"] == steps[-1]
+    assert read_json(run / "summary.json")["test"]["test"]["utterances"] == 4
 
 
 def test_full_disk_stops_every_rank_with_one_sentence(workplace: Workplace, tmp_path: Path) -> None:
     arguments = workplace.arguments(tmp_path, "--check=false")
     process = run_scenario("fill_disk", 2, tmp_path, arguments, workplace)
     assert process.stderr.count("Writing a checkpoint to") == 1
-    assert (tmp_path / "code-1").read_text() == str(BAD_INPUT)
+    assert (tmp_path / "codes-1").read_text() == str(BAD_INPUT)
 
 
 def test_hanging_rank_is_named_by_every_rank_and_the_job_ends(

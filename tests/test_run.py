@@ -21,6 +21,7 @@ from sbkit.evaluate.run_results import read_clips
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.logs.run_log import read_log
+from sbkit.run import ending
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.text.normalization import normalize
@@ -37,6 +38,7 @@ from tests.runs import (
     train_overfitted,
     write_tsv,
 )
+from tests.runtime.bundles import SMALL
 
 TESTED_ELSEWHERE = {ROOT / f"hparams/{name}.yaml" for name in ("codec", "tts")}  # in tests/recipes
 YAMLS = sorted({*(ROOT / "hparams").glob("*.yaml")} - TESTED_ELSEWHERE)
@@ -306,10 +308,13 @@ def test_tuned_run_gets_another_decoder(
 ) -> None:
     """Language models are trained, their weights chosen on dev, and the export has both.
 
-    The attention decoder of the run no longer rescores.
+    The attention decoder of the run no longer rescores. A format without a decoder is kept, unless
+    it has a link.
     """
     run, before = tmp_path / "run", tmp_path / "before"
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_rescoring=True")
+    joint += ("--export_formats=[onnx]",)
+    monkeypatch.setattr(ending, "FULL_GRID", SMALL)
     monkeypatch.setattr(wer_report, "MAX_SILENT_SHARE", 9)  # a model this small babbles
     assert workplace.train_here(run, *ONE_EPOCH, *joint) == 0
     note = "of 4 utterances; the beam's words come from its language model"
@@ -333,6 +338,7 @@ def test_tuned_run_gets_another_decoder(
     with one_thread():
         assert sbkit([*command, "--force"]) == 0
     assert files_of(run / "earlier_bundle") == files_of(before / "bundle")  # the way back
+    assert files_of(run / "bundle/onnx") == files_of(before / "bundle/onnx")
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (False, ["dev"])
     assert decoder["beam_size"] == 4
@@ -349,6 +355,15 @@ def test_tuned_run_gets_another_decoder(
     assert (models.words.order, models.tokens) == (2, None)
     with pytest.raises(SbkitError, match="Tune it first: sbkit tune RUN --decoder graph, or sbkit"):
         bundle.with_decoder("graph")
+    file, moved = run / "bundle/onnx/model.onnx", tmp_path / "model.onnx"
+    file.rename(moved)
+    file.symlink_to(moved)
+    capsys.readouterr()
+    with one_thread():
+        assert sbkit([*command, "--force"]) == 0
+    assert "onnx is left out: a link may lead out of the bundle\n" in capsys.readouterr().out
+    assert not (run / "bundle/onnx").exists()
+    assert (run / "earlier_bundle/onnx/model.onnx").readlink() == moved
 
 
 @pytest.mark.slow

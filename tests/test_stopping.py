@@ -16,7 +16,7 @@ from sbkit.base.errors import ASKED_TO_STOP
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.data import clips
 from sbkit.logs.run_log import read_log
-from sbkit.train import run as run_steps
+from sbkit.train import setup
 from tests.runs import Workplace, read_json
 from tools.prove_resume import differences
 
@@ -119,7 +119,7 @@ def test_run_resumes_at_the_same_step_with_another_accumulation(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(run_steps, "read_knobs"), (clips, "read_audio")],
+    [(setup, "read_knobs"), (clips, "read_audio")],
 )
 def test_signal_before_training_leaves_nothing(
     owner: Any,

@@ -8,7 +8,7 @@
     checksums.json     SHA-256 of the other files
     README.md          the model card: data, results, licenses, how to run it
     card.json          the facts of the model card
-    FORMAT/            a form of the model for another runtime, if `--formats` named it
+    FORMAT/            a form of the model for another runtime, if the export or its run named it
 
 Loading a bundle is safe, whoever made it: only regular files are read; the bytes that were hashed
 are the bytes that are parsed or, with `--import`, run; weights are safetensors; and only classes on

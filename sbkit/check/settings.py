@@ -34,7 +34,7 @@ from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts
-from sbkit.export.formats import require_formats
+from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
 from sbkit.train.optimizers import ALWAYS, FREEZE, FREEZE_STEPS
@@ -247,13 +247,19 @@ def check_initial_weights(planned: PlannedRun) -> None:
         planned.results[INITIAL_WEIGHTS] = planned.load_initial_weights()
 
 
-def check_formats(planned: PlannedRun) -> None:
-    """Refuse an export format that does not exist."""
-    require_formats(planned.knobs.get("export_formats") or ())
+def check_formats(planned: PlannedRun) -> Iterator[Finding]:
+    """Find export formats that models of this task do not have."""
+    try:
+        declared_formats(planned.knobs, planned.load_recipe().task)
+    except SbkitError as error:
+        yield planned.finding("export_formats", problem=str(error).rstrip("."))
 
 
 def check_export(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parts that `sbkit export` would refuse, because they are not plain data."""
+    """Find parts that `sbkit export` would refuse, because they are not plain data.
+
+    They stop a run that declares formats, which it could not write.
+    """
     task = planned.load_recipe().task
     try:
         load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
@@ -261,4 +267,5 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
         describe_parts(root, planned.build_hparams(), task)
     except SbkitError as error:
         key = next((key for key in planned.document.root if f"`{key}`" in str(error)), "model")
-        yield planned.finding(key, problem=str(error).rstrip("."), stops=False)
+        stops = bool(planned.knobs.get("export_formats"))
+        yield planned.finding(key, problem=str(error).rstrip("."), stops=stops)

@@ -8,7 +8,7 @@ import inspect
 import logging
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -180,13 +180,30 @@ def is_outdated(run: Path) -> bool:
     return epochs != [checkpoint.get("epoch") for checkpoint in config["checkpoints"]]
 
 
-def copy_files(bundle: Path, folder: Path) -> None:
-    """Copy the files of a bundle, but no links and no formats."""
+def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
+    """Write formats into the bundle of a run, beside those that it has; all of them or none.
+
+    Args and Raises as in `export_run`.
+    """
+    bundle = run / BUNDLE
+    user_modules = modules_of_bundle(bundle)
+    earlier_formats = {path.name for path in bundle.iterdir()} - {*names}
+    with replacing_bundle(bundle) as folder:
+        copy_files(bundle, folder, formats=earlier_formats)
+        trained = TrainedModel(load_bundle(folder, user_modules=user_modules), user_modules)
+        return write_formats(trained, run, folder, names, grid)
+
+
+def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
+    """Copy the files of a bundle, and these of its formats, but nothing that has a link."""
     for path in bundle.iterdir():
-        if path.is_symlink():
+        inner_paths = path.rglob("*") if path.name in formats else ()
+        if path.is_symlink() or any(inner.is_symlink() for inner in inner_paths):
             logger.info(f"{path.name} is left out: a link may lead out of the bundle")
         elif path.is_file():
             shutil.copyfile(path, folder / path.name)
+        elif path.is_dir() and path.name in formats:
+            shutil.copytree(path, folder / path.name)
 
 
 def set_decoder(
@@ -199,16 +216,13 @@ def set_decoder(
     language_models: the file of the decoder's language models; None for greedy decoding.
     """
     with replacing_bundle(out) as folder:
-        copy_files(bundle, folder)
+        copy_files(bundle, folder, formats=FORMATS_WITHOUT_DECODER)
         for path in bundle.iterdir():
-            has_link = path.is_symlink() or any(inner.is_symlink() for inner in path.rglob("*"))
-            if path.name in FORMATS_WITHOUT_DECODER and path.is_dir() and not has_link:
-                shutil.copytree(path, folder / path.name)
-            elif path.is_dir():
+            if path.is_dir() and path.name not in FORMATS_WITHOUT_DECODER:
                 logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
         if language_models is not None:
             shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
-        write_card_without_results(folder, FORMATS_WITHOUT_DECODER)
+        write_card_without_results(folder, {path.name for path in folder.iterdir()})
         decoder, confidence = fitted.decoder_record, fitted.confidence_record
         record = make_provenance(
             weights=(folder / WEIGHTS_FILE).read_bytes(),

@@ -34,7 +34,7 @@ from sbkit.export.sherpa_format import write_sherpa
 from sbkit.export.speechbrain_format import write_speechbrain
 from sbkit.export.traced import TrainedModel, quiet_exporters, trained_log_probs
 from sbkit.runtime.test_sets import prepare_test_sets
-from sbkit.tasks.task import ONNX
+from sbkit.tasks.task import ONNX, Task
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,37 @@ def require_formats(names: Sequence[str]) -> None:
             )
 
 
+def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
+    """Return the formats of `export_formats`, which a run writes into its bundle.
+
+    Raises:
+        ConfigError: it is no list of formats, or the task's models have no such format.
+    """
+    names = knobs.get("export_formats") or []
+    is_list = isinstance(names, list | tuple)
+    if not is_list or not {*map(str, names)} <= {*WRITERS}:
+        raise ConfigError(
+            f"`export_formats` must be a list of formats of {', '.join(WRITERS)}, such as [onnx], "
+            f"but is {names!r}. For a copy to upload, run `sbkit export RUN --out DIR --formats "
+            f"{HUB}` after training."
+        )
+    if names and task.export is not None:
+        require_supported(names, task)
+    return [*dict.fromkeys(names)]
+
+
+def require_supported(names: Sequence[str], task: Task) -> None:
+    """Raise ConfigError if the task's models have no such format."""
+    graph_formats = {graph.format for graph in task.require_export().graphs.values()}
+    unsupported = [name for name in names if name not in graph_formats]
+    if unsupported and task.predicts not in ("text", "speech"):
+        fix = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
+        raise ConfigError(
+            f"The format {', '.join(unsupported)} is not supported for this model, a "
+            f"{task.model_name}. {fix or 'Leave it out.'}"
+        )
+
+
 def describe_failures(reports: ParityReports) -> list[str]:
     """Say which formats are not written, and why."""
     return [
@@ -106,13 +137,7 @@ def write_formats(
         ConfigError: the task's models have no such format.
     """
     task = trained.bundle.task
-    graph_formats = {graph.format for graph in task.require_export().graphs.values()}
-    if task.predicts not in ("text", "speech") and not graph_formats.issuperset(names):
-        fix = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
-        raise ConfigError(
-            f"The format {', '.join(names)} is not supported for this model, a {task.model_name}. "
-            f"{fix or 'Leave it out.'}"
-        )
+    require_supported(names, task)
     try:
         test_sets: TestSets | str = prepare_test_sets(run)
     except SbkitError as error:
@@ -125,7 +150,7 @@ def write_formats(
         (folder / name).mkdir()
         try:
             with quiet_exporters():
-                if graph_formats:
+                if task.require_export().graphs:
                     graphs[name] = write_graphs(trained, folder / name, grid, test_sets)
                     reports[name] = {graph.name: graph.report() for graph in graphs[name]}
                 else:

@@ -9,14 +9,12 @@ tested is what `sbkit export` copies.
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import datasets
 import pyarrow.compute as pc
 
-from sbkit.base.errors import BundleError, ConfigError
+from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.versions import __version__
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
@@ -26,14 +24,20 @@ from sbkit.data.splits import take_columns
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank
+from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
 from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import is_outdated, modules_of_bundle, set_decoder, write_bundle
-from sbkit.export.formats import PARITY_FILE, describe_failures, write_formats
+from sbkit.export.export import (
+    add_formats,
+    is_outdated,
+    modules_of_bundle,
+    set_decoder,
+    write_bundle,
+)
+from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
-from sbkit.export.traced import TrainedModel
 from sbkit.logs.curves import draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
 from sbkit.runtime.fitting import fit_bundle, sample_validation
@@ -68,8 +72,12 @@ class RunEnding:
             bundle = self.export()
             if bundle is not None and bundle.task.predicts == "text":
                 bundle = self.fit(bundle)
-            if bundle is not None:
-                self.write_formats()
+            brain.leave_if_asked()
+        # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
+        # A signal ends it at once, and no format is half-written.
+        if bundle is not None:
+            self.write_formats()
+        with brain.guarded():
             sets = [self.score(bundle, name) for name in self._loaders.test]
             if rank() == 0:
                 self.report(bundle, sets)
@@ -91,7 +99,7 @@ class RunEnding:
                 except (BundleError, ConfigError) as error:
                     logger.warning(
                         "note: the checkpoint itself is tested, by the metrics of a validation, "
-                        f"because no bundle can hold it. {error}"
+                        f"and no format is written, because no bundle can hold it. {error}"
                     )
         self._brain.ping("export")
         if not self._folder.exists():
@@ -127,7 +135,6 @@ class RunEnding:
                 if rank() == 0:
                     models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
                     set_decoder(self._folder, self._folder, fitted, models)
-        self._brain.leave_if_asked()
         contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
         return replace(TorchBundle.from_contents(contents, bundle.model), ping=bundle.ping)
 
@@ -145,23 +152,24 @@ class RunEnding:
 
     def write_formats(self) -> None:
         """Write the missing ones of the formats that the YAML declares; log which of them fail."""
-        names = [
-            name
-            for name in self._setup.knobs.get("export_formats") or ()
-            if not (self._folder / name / PARITY_FILE).exists()
-        ]
+        run, knobs = self._setup.folder, self._setup.knobs
         with main_rank_first():
-            if names and rank() == 0:
-                self._brain.ping("export")
-                modules = modules_of_bundle(self._folder)
-                for name in names:
-                    shutil.rmtree(self._folder / name, ignore_errors=True)  # of a killed start
-                trained = TrainedModel(load_bundle(self._folder, user_modules=modules), modules)
-                run = self._setup.folder
-                reports = write_formats(trained, run, self._folder, names, FULL_GRID)
-                for failure in describe_failures(reports):
+            if rank() == 0:
+                try:
+                    declared = declared_formats(knobs, self._setup.load_recipe().task)
+                    names = [
+                        name
+                        for name in declared
+                        if not (self._folder / name / PARITY_FILE).exists()
+                    ]
+                    # One rank compares them on all test clips, not only on its own share.
+                    with single_rank():
+                        reports = add_formats(run, names, FULL_GRID) if names else {}
+                    failures = describe_failures(reports)
+                except SbkitError as error:
+                    failures = [f"No format is written: {error}"]
+                for failure in failures:
                     logger.warning(failure)
-        self._brain.leave_if_asked()
 
     def score(self, bundle: TorchBundle | None, name: str) -> ScoredSet:
         """Score the bundle on a test set; without a bundle, the checkpoint."""
@@ -203,20 +211,46 @@ class RunEnding:
             quiet=brain.noprogressbar,
         )
         for scored in sets:
-            report.add(scored, **({} if bundle is None else self._facts(bundle, scored)))
+            facts: FigureDict = {}
+            if bundle is not None:
+                facts = decoding_facts(bundle, scored)
+                if note := (bundle.config.decoder or {}).get("note"):
+                    facts["notes"] = [note, *facts.get("notes", ())]
+            report.add(scored, **facts)
+
+        run_log = RunLog(setup.folder, resume_step=brain.optimizer_step)
+        for name, entry in report.entries.items():
+            metrics = {
+                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
+            }
+            run_log.write(
+                SplitFigures(
+                    epoch=brain.hparams.epoch_counter.limit,
+                    step=brain.optimizer_step,
+                    split=name,
+                    metrics=metrics,
+                    decoder=entry.get("decoder"),
+                )
+            )
+        run_log.close()
+
         config = read_json(self._folder / CONFIG_FILE) or {}
         num_averaged = len(config.get("checkpoints", ())) or brain.num_averaged
         weights = f"mean of {num_averaged} checkpoints" if num_averaged > 1 else "best checkpoint"
         provenance = None if bundle is None else provenance_of(bundle)
         parameters = sum(p.numel() for p in brain.modules.parameters())
-        facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
-        self._log(report.entries)
-        train = self._loaders.splits.train
+        model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
+        known_words = None
+        if task.predicts == "text":
+            texts = take_columns(self._loaders.splits.train, "text")["text"].combine_chunks()
+            words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts))).to_pylist()
+            source = "the words of the training transcripts"
+            known_words = KnownWords(words=frozenset(words), source=source)
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
         report.write(
-            known_words=_training_words(train) if task.predicts == "text" else None,
-            notes=[facts, describe_provenance(provenance)],
+            known_words=known_words,
+            notes=[model_facts, describe_provenance(provenance)],
             model=str(setup.folder),
             **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},
             parameters=parameters,
@@ -228,38 +262,5 @@ class RunEnding:
         draw_curves(setup.folder / LOG_FILE, setup.folder / "curves.png", brain.evaluator.metrics)
         for scored in sets:
             logger.info(f"{report.describe(scored)}, {weights}")
-        for note in report.notes:
-            logger.info(note)
-
-    def _facts(self, bundle: TorchBundle, scored: ScoredSet) -> Mapping[str, Any]:
-        facts = decoding_facts(bundle, scored)
-        note = (bundle.config.decoder or {}).get("note")
-        return {**facts, "notes": [note, *facts.get("notes", ())]} if note else facts
-
-    def _log(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the metrics of each test set into the log of the run."""
-        brain = self._brain
-        run_log = RunLog(self._setup.folder, resume_step=brain.optimizer_step)
-        epoch = brain.hparams.epoch_counter.limit
-        for name, entry in entries.items():
-            metrics = {
-                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
-            }
-            run_log.write(
-                SplitFigures(
-                    epoch=epoch,
-                    step=brain.optimizer_step,
-                    split=name,
-                    metrics=metrics,
-                    decoder=entry.get("decoder"),
-                )
-            )
-        run_log.close()
-
-
-def _training_words(train: datasets.Dataset) -> KnownWords:
-    texts = take_columns(train, "text")["text"].combine_chunks()
-    words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts)))
-    return KnownWords(
-        words=frozenset(words.to_pylist()), source="the words of the training transcripts"
-    )
+        for line in report.notes:
+            logger.info(line)

@@ -271,6 +271,8 @@ class Run(RunSetup):
                 save_yaml(self.folder / RUN_YAML, self.yaml_file, self.overrides)
                 if not was_finished:
                     self.set_results_aside()
+                elif not is_done:  # else the command would not repeat a test that was stopped
+                    (self.folder / SUMMARY).unlink(missing_ok=True)
                 write_data_report(self.make_loaders().splits, self.folder, **self.describe_data())
                 return_freed_memory()  # of the report, which training does not need
         return is_done

@@ -283,5 +283,5 @@ def _keep_bundle(run: Path) -> Path:
     earlier = run / EARLIER_BUNDLE
     shutil.rmtree(earlier, ignore_errors=True)
     if (run / BUNDLE).exists():
-        shutil.copytree(run / BUNDLE, earlier)
+        shutil.copytree(run / BUNDLE, earlier, symlinks=True)
     return earlier

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import datasets
 
@@ -21,7 +21,6 @@ from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.test_report import ScoredSet
 from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.tasks.task import Task
 from sbkit.text.normalizers import named_normalizer
 
 Result = TypeVar("Result")
@@ -49,13 +48,23 @@ class BundleScorer:
         times: bool = True,
         batch_seconds: float = BATCH_SECONDS,
     ) -> None:
-        score = _score_of(bundle.task, label)
+        task = bundle.task
+        if task.scorer.score is None:
+            raise ConfigError(
+                f"{task.name} cannot be scored on tables: its scorer has no `score`. The results "
+                "of its test sets are in the run folder."
+            )
+        if task.scorer.target == "label" and label is None:
+            raise ConfigError(
+                "A classifier needs `label`, the column with the right answers, such as language or "
+                "another column of the data."
+            )
         self._bundle = bundle
         self._label = label
         self._batch_seconds = batch_seconds
-        self._score_batch = partial(score, bundle, label=label, times=times)
+        self._score_batch = partial(task.scorer.score, bundle, label=label, times=times)
         if normalizer is not None:
-            if bundle.task.scorer.target != "text":
+            if task.scorer.target != "text":
                 raise ConfigError("`normalizer` is for texts, and this model writes none.")
             named = named_normalizer(normalizer)
             self._score_batch = partial(self._score_batch, normalizer=named)
@@ -73,12 +82,24 @@ class BundleScorer:
 
         ping: called before each batch; if it returns True, the other batches are left out.
         max_batches: of each rank, to debug; None for all.
+
+        Raises DataError if the model knows none of the labels.
         """
+        bundle, label = self._bundle, self._label
         labeled = rows
-        if self._label is not None and self._bundle.task.scorer.target == "label":
-            labeled = _labeled(rows, self._bundle, self._label)
+        if label is not None and bundle.task.scorer.target == "label":
+            filled = filled_rows(rows, label)
+            labeled = rows if len(filled) == len(rows) else rows.select(filled)
+            labels = bundle.task.labels
+            classes = () if labels is None else labels.names(bundle.labels)
+            if {*classes}.isdisjoint(map(str, labeled[label])):
+                raise DataError(
+                    f"The column `{label}` has none of the model's classes "
+                    f"({', '.join(classes[:10])}) in {len(rows)} rows. Fill it, or choose another "
+                    "column as `label`."
+                )
         results = score_rows(
-            self._bundle,
+            bundle,
             labeled,
             self._score_batch,
             title=f"scoring {name}",
@@ -90,7 +111,7 @@ class BundleScorer:
         scored = [*map(results.get, sorted(results))]
         kept = labeled if len(results) == len(labeled) else labeled.select(sorted(results))
         num_empty = len(rows) - len(labeled)
-        note = f", without {num_empty} whose {self._label} is empty" if num_empty else ""
+        note = f", without {num_empty} whose {label} is empty" if num_empty else ""
         return ScoredSet(name=name, rows=kept, results=scored, note=note)
 
 
@@ -157,33 +178,3 @@ def score_rows(
                 results |= zip(batch, score(batch_rows, clips), strict=True)
             advance(world_size() * sum(map(len, clips)))
     return {row: result for share in gather_over_ranks(results) for row, result in share.items()}
-
-
-def _labeled(rows: datasets.Dataset, bundle: TorchBundle, label: str) -> datasets.Dataset:
-    """Select the rows that have a label; raise DataError if the model knows none of the labels."""
-    filled = filled_rows(rows, label)
-    labels = bundle.task.labels
-    classes = () if labels is None else labels.names(bundle.labels)
-    labeled = rows if len(filled) == len(rows) else rows.select(filled)
-    if {*classes}.isdisjoint(map(str, labeled[label])):
-        raise DataError(
-            f"The column `{label}` has none of the model's classes ({', '.join(classes[:10])}) in "
-            f"{len(rows)} rows. Fill it, or choose another column as `label`."
-        )
-    return labeled
-
-
-def _score_of(task: Task, label: str | None) -> Callable[..., list[Any]]:
-    """Return what scores rows; raise ConfigError if a task has none, or a label is missing."""
-    scorer = task.scorer
-    if scorer.score is None:
-        raise ConfigError(
-            f"{task.name} cannot be scored on tables: its scorer has no `score`. The results of "
-            "its test sets are in the run folder."
-        )
-    if scorer.target == "label" and label is None:
-        raise ConfigError(
-            "A classifier needs `label`, the column with the right answers, such as language or "
-            "another column of the data."
-        )
-    return scorer.score

@@ -91,7 +91,7 @@ class TestReport:
         if scorer.report is None:
             entry |= figures(results)
         else:
-            entry |= scorer.report(self.folder, scored.name, results, self._labels)
+            entry |= scorer.report(self.folder, scored.name, results, self._labels) or {}
         notes = [*entry.get("notes", ()), *facts.get("notes", ())]
         entry |= facts | ({"notes": notes} if notes else {})
         if self._report_by:

@@ -67,10 +67,8 @@ def describe_codes(results: Sequence[CodedUtterance]) -> str:
     return ", ".join(describe_values(METRICS, {name: values[name] for name in SUMMARY}))
 
 
-def report_codes(
-    folder: Path, split: str, results: Sequence[CodedUtterance], _: object
-) -> Mapping[str, float]:
-    """Write the count of each code as `codes_SPLIT.tsv` and as a picture; return the metrics.
+def report_codes(folder: Path, split: str, results: Sequence[CodedUtterance], _: object) -> None:
+    """Write the count of each code as `codes_SPLIT.tsv` and as a picture.
 
     Log a note for each codebook in which most codes do not occur.
     """
@@ -92,7 +90,6 @@ def report_codes(
                 f"note: most codes of codebook {codebook} are dead in {split} ({usage:.0%} "
                 "occur). Try a lower lr or fewer levels."
             )
-    return values
 
 
 def count_codes(results: Sequence[CodedUtterance]) -> Counts:

@@ -79,10 +79,8 @@ def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
     }
 
 
-def report_speech(
-    folder: Path, split: str, results: Sequence[SpokenUtterance], _: object
-) -> Mapping[str, float]:
-    """Draw a few utterances of a test set as `speech_SPLIT.png`; return the figures.
+def report_speech(folder: Path, split: str, results: Sequence[SpokenUtterance], _: object) -> None:
+    """Draw a few utterances of a test set as `speech_SPLIT.png`.
 
     Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
     """
@@ -94,7 +92,6 @@ def report_speech(
             if example.sample_rate in MP3_RATES:
                 mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
                 write_bytes_atomically(mp3, encode_mp3(getattr(example, name), example.sample_rate))
-    return measure_speech(results)
 
 
 def draw_examples(examples: Sequence[SpeechExample]) -> bytes:

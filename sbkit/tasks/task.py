@@ -67,7 +67,7 @@ class Scorer:
     figures: returns the figures of a test set or a slice of it, such as counts and intervals.
     describe: returns a line for the screen; by default the metrics.
     report: takes a folder, the name of a test set, its results and the labels of the model; writes
-        files, and returns further figures of the set.
+        files, and returns further figures of the set, if there are any.
     score: takes a bundle, rows, their clips, and the keywords `label` (the column of the right
         answers), `times` (whether words are timed) and `normalizer`; returns a result for each row.
         Without it, `sbkit score` refuses the bundle, and the Brain of a run scores the batches of
@@ -79,7 +79,7 @@ class Scorer:
     measure: Callable[[Sequence[Result]], Mapping[str, float]] = mean_loss
     figures: Callable[[Sequence[Result]], Mapping[str, Any]] | None = None
     describe: Callable[[Sequence[Result]], str] | None = None
-    report: Callable[[Path, str, Sequence[Result], Labels], Mapping[str, Any]] | None = None
+    report: Callable[[Path, str, Sequence[Result], Labels], Mapping[str, Any] | None] | None = None
     score: Callable[..., list[Result]] | None = None
     target: Literal["text", "label", "audio"] = "audio"
 

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
-from sbkit.checkpoint.checkpointer import RANKED_BY, Checkpointer
+from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
     State,
@@ -367,7 +367,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         finally:
             self._keeps_counters = False
         count = int(self._hparam("average_checkpoints", 1))
-        if count > 1 and isinstance(self.checkpointer, Checkpointer):
+        if isinstance(self.checkpointer, Checkpointer) and (
+            # An export would go on with an earlier choice.
+            count > 1 or AveragedCheckpoints.read(self.checkpointer.checkpoints_dir) is not None
+        ):
             if self.loaders is not None:
                 self._valid_set = self.loaders.valid
             compute_error = self._averaging_error if self._valid_set else None

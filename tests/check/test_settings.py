@@ -13,6 +13,7 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.check.settings import (
+    check_formats,
     check_placement,
     check_run_folder,
     check_unread,
@@ -137,7 +138,7 @@ def test_every_key_of_the_yamls_is_read(
     with planned_run(
         workplace, tmp_path / "run", *options, recipe=None, yaml=file, tiny=()
     ) as planned:
-        (finding,) = check_planned_run(planned, [check_unread])
+        (finding,) = check_planned_run(planned, [check_formats, check_unread])
         assert finding.where == f"{file}:2"
         names = planned.knobs.names_read | planned.build_hparams().names_read
     assert list(find_unread_keys(planned.document, names)) == ["forgotten_knob"]

@@ -16,13 +16,16 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.export import formats
 from sbkit.export.export import export_run
-from sbkit.export.formats import HUB, WRITERS
+from sbkit.export.formats import HUB, WRITERS, declared_formats
 from sbkit.export.model_card import USES
 from sbkit.export.onnx_format import WrittenGraph, make_onnx
 from sbkit.export.parity import Agreement, Candidate, Case, Comparison, Grid
 from sbkit.export.traced import TrainedModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.codec import CODEC
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.task import Task
 from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 
@@ -120,6 +123,25 @@ def test_without_test_data_inexact_formats_are_not_written(
 def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="There is no format 'tflite'. Choose from onnx"):
         export_run(run, tmp_path / "out", formats=["onnx", "tflite"])
+
+
+@pytest.mark.parametrize(
+    ("declared", "task", "message"),
+    [
+        (
+            "onnx",
+            SPEECH_RECOGNITION,
+            r"must be a list of formats .* such as \[onnx\], but is 'onnx'",
+        ),
+        (["tflite"], SPEECH_RECOGNITION, "formats of onnx, torch, .* but is ..tflite.."),
+        (["onnx", "torch"], CODEC, "format torch is not .* a codec. Its formats are: onnx."),
+    ],
+)
+def test_declared_formats_must_be_formats_of_the_task(
+    declared: object, task: Task, message: str
+) -> None:
+    with pytest.raises(SbkitError, match=message):
+        declared_formats({"export_formats": declared}, task)
 
 
 def test_model_card_says_how_every_format_is_loaded() -> None:

@@ -1,6 +1,7 @@
 """A run from Python does all that `train.py` does, and its folder may be moved."""
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -22,9 +23,12 @@ from sbkit.base.files import try_lock
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
+from sbkit.run import ending
 from sbkit.run.run import Run
 from sbkit.runtime.transcriber import Transcriber
-from tests.runs import ROOT, TINY, Workplace, one_thread, rows_of, stopped_after
+from tests.runs import ROOT, TINY, Workplace, one_thread, read_json, rows_of, stopped_after
+from tests.runtime.bundles import SMALL as SMALL_GRID
+from tests.runtime.bundles import parity_report
 
 YAML = ROOT / "hparams/ctc.yaml"
 SMALL = {**parse_overrides(TINY), "number_of_epochs": 2, "check": False}
@@ -97,13 +101,30 @@ def test_interrupted_run_goes_on_with_the_next_call(
 
 
 @pytest.mark.slow
-def test_changed_decoder_of_a_finished_run_takes_effect(
-    finished: dict[str, object], tmp_path: Path
+def test_changed_decoder_and_formats_of_a_finished_run_take_effect(
+    finished: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    shutil.copytree(folder_of(finished), tmp_path / "run")
-    run = Run.open(tmp_path / "run", {"beam_size": 3, "word_lm_order": 2})
+    """A format that fails is named before the test, and the others are written only once."""
+    monkeypatch.setattr(ending, "FULL_GRID", SMALL_GRID)
+    folder = Path(shutil.copytree(folder_of(finished), tmp_path / "run"))
+    run = Run.open(folder, {"export_formats": ["onnx"]})
     run.train()
-    assert run.scores["test"]["decoder"] == "beam"
+    assert parity_report(folder / "bundle", "onnx")["fp32"]["written"]
+    before = (folder / "bundle/onnx/model.onnx").stat().st_mtime_ns
+
+    decoder = {"beam_size": 3, "word_lm_order": 2}
+    run = Run.open(folder, {**decoder, "export_formats": ["onnx", "huggingface"]})
+    caplog.clear()
+    run.train()
+    assert read_json(folder / "bundle/config.json")["decoder"]["beam_size"] == 3
+    assert (folder / "bundle/onnx/model.onnx").stat().st_mtime_ns == before
+    lines = [line for line in caplog.messages if re.match("huggingface|writing|test: CER", line)]
+    assert lines[0] == "writing huggingface"
+    assert lines[1].startswith("huggingface (all) is not written: ")
+    assert lines[2].startswith("test: CER")
     assert len(run.history) == 2
 
 

@@ -19,6 +19,7 @@ import torch
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 
+from recipes.asr.recipe import AsrBrain
 from sbkit.base.errors import BAD_INPUT
 from sbkit.checkpoint.checkpointer import AVERAGED_FILE, Checkpointer
 from sbkit.logs.metric import Metric, best_key
@@ -32,6 +33,7 @@ from sbkit.train.stopping import (
     is_finished,
 )
 from tests.runs import Workplace, read_json
+from tests.runtime.bundles import SMALL
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
 
 HANGS_UP = """
@@ -235,13 +237,24 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
 ) -> None:
     """A longer run keeps the bundle and the results of the shorter one under other names.
 
-    Other language models are fitted again.
+    This is so, too, if it fails before its first step, and the shorter one is tested again. Other
+    language models are fitted again, and other checkpoints are exported again.
     """
     run, one, two = (tmp_path / "run", *((f"--number_of_epochs={n}",) for n in (1, 2)))
     assert workplace.train_here(run, "--check=false", *one) == 0
+    with patch.object(
+        AsrBrain, "fit", side_effect=OSError(errno.EIO, "Input/output error", "disk")
+    ):
+        assert workplace.train_here(run, "--check=false", *two) == BAD_INPUT
+    assert workplace.train_here(run, "--check=false", *one) == 0
     of_one_epoch = (run / "summary.json").read_bytes()
     capsys.readouterr()
-    steps = ("write_bundle", "fit_bundle", "set_decoder", "BundleScorer", "TestReport")
+    monkeypatch.setattr(ending, "FULL_GRID", SMALL)
+    # Any mean is as good as the best checkpoint, so all are averaged.
+    monkeypatch.setattr(AsrBrain, "_averaging_error", lambda brain: 0.0)
+    options = ("--check=false", *two, "--export_formats=[onnx]")
+    steps = ("write_bundle", "fit_bundle", "set_decoder", "add_formats", "BundleScorer")
+    steps += ("TestReport",)
     originals = {name: getattr(ending, name) for name in steps}
     taken: list[str] = []
 
@@ -256,25 +269,29 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     starts: dict[str, list[str]] = {}
     for dies_in in (*steps, ""):
         taken.clear()
-        code = workplace.train_here(run, "--check=false", *two)
+        code = workplace.train_here(run, *options)
         assert code == (BAD_INPUT if dies_in else 0)
         assert (run / "summary.json").exists() is not bool(dies_in)
         starts[dies_in] = [*taken]
-    bundle, fit, write, score, report = steps
+    bundle, fit, write, formats, score, report = steps
     assert starts == {
         bundle: [bundle],
         fit: [bundle, fit],
         write: [fit, write],
-        score: [fit, write, score],
+        formats: [fit, write, formats],
+        score: [formats, score],
         report: [score, report],
         "": [score, report],
     }
-    (run / "summary.json").unlink()
-    for order in ("--word_lm_order=1", "--word_lm_order=0"):
+    for order, report_dies, steps_taken in (
+        (1, True, [fit, write, score, report]),
+        (1, False, [score, report]),
+        (0, False, [fit, write, score, report]),
+    ):
         taken.clear()
-        dies_in = report if order.endswith("1") else ""
-        workplace.train_here(run, "--check=false", *two, order)
-        assert taken == [fit, write, score, report]
+        dies_in = report if report_dies else ""
+        workplace.train_here(run, *options, f"--word_lm_order={order}")
+        assert taken == steps_taken
     assert capsys.readouterr().out.count("epoch 2/2 ") == 1
     assert (run / "summary-1.json").read_bytes() == of_one_epoch
     assert read_json(run / "bundle-1/config.json")["checkpoints"][0]["epoch"] == 1
@@ -283,6 +300,12 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     assert workplace.train_here(whole, "--check=false", *two) == 0
     summaries = [read_json(folder / "summary.json") for folder in (run, whole)]
     assert summaries[0]["test"] == summaries[1]["test"]
+    taken.clear()
+    config = run / "bundle/config.json"
+    assert len(read_json(config)["checkpoints"]) == 2
+    assert workplace.train_here(run, *options, "--average_checkpoints=1") == 0
+    assert taken == [bundle, fit, write, formats, score, report]
+    assert len(read_json(config)["checkpoints"]) == 1
 
 
 @pytest.mark.slow

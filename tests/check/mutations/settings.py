@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from sbkit.base.checksums import write_checksums
-from sbkit.check.settings import check_unread
+from sbkit.check.settings import check_export, check_formats, check_unread
 from tests.check.harness import error, mutation, note
 from tests.check.parts import StageNotes
 
@@ -16,6 +16,7 @@ EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
 FEW_STEPS = note("batches", "--batch_seconds", "of train make 1")
 CTC_LIN = "ctc_lin: !new:torch.nn.Linear\n    in_features: "
+COMPUTED_SIZE = (f"{CTC_LIN}!ref <d_model>", f"{CTC_LIN}!apply:builtins.max [!ref <d_model>, 1]")
 
 
 def undeclared(run: Path) -> None:
@@ -160,7 +161,20 @@ RUN_FOLDER = [
     mutation(
         "a size that only running code could compute",
         note("export", "ctc_lin", "!apply:builtins.max"),
-        text=((f"{CTC_LIN}!ref <d_model>", f"{CTC_LIN}!apply:builtins.max [!ref <d_model>, 1]"),),
+        text=(COMPUTED_SIZE,),
+    ),
+    mutation(
+        "formats of a model that no bundle can hold",
+        error("export", "ctc_lin", "!apply:builtins.max"),
+        text=(COMPUTED_SIZE,),
+        options=("--export_formats=[onnx]",),
+        checks=(check_export, check_formats),
+    ),
+    mutation(
+        "a format that only `sbkit export` writes",
+        error("formats", "export_formats", "formats of onnx, torch", "'hub'", "--formats hub"),
+        options=("--export_formats=[onnx, hub]",),
+        checks=(check_formats,),
     ),
 ]
 
