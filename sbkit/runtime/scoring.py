@@ -56,8 +56,7 @@ class BundleScorer:
             )
         if task.scorer.target == "label" and label is None:
             raise ConfigError(
-                "A classifier needs `label`, the column with the right answers, such as language or "
-                "another column of the data."
+                "A classifier needs `label`, the column with the right answers, such as `language`."
             )
         self._bundle = bundle
         self._label = label
