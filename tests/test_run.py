@@ -313,7 +313,7 @@ def test_tuned_run_gets_another_decoder(
     """
     run, before = tmp_path / "run", tmp_path / "before"
     joint = ("--ctc_weight=0.5", "--num_decoder_layers=1", "--attention_rescoring=True")
-    joint += ("--export_formats=[onnx]",)
+    joint += ("--export_formats=[torch]",)
     monkeypatch.setattr(ending, "FULL_GRID", SMALL)
     monkeypatch.setattr(wer_report, "MAX_SILENT_SHARE", 9)  # a model this small babbles
     assert workplace.train_here(run, *ONE_EPOCH, *joint) == 0
@@ -338,7 +338,7 @@ def test_tuned_run_gets_another_decoder(
     with one_thread():
         assert sbkit([*command, "--force"]) == 0
     assert files_of(run / "earlier_bundle") == files_of(before / "bundle")  # the way back
-    assert files_of(run / "bundle/onnx") == files_of(before / "bundle/onnx")
+    assert files_of(run / "bundle/torch") == files_of(before / "bundle/torch")
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (False, ["dev"])
     assert decoder["beam_size"] == 4
@@ -355,15 +355,15 @@ def test_tuned_run_gets_another_decoder(
     assert (models.words.order, models.tokens) == (2, None)
     with pytest.raises(SbkitError, match="Tune it first: sbkit tune RUN --decoder graph, or sbkit"):
         bundle.with_decoder("graph")
-    file, moved = run / "bundle/onnx/model.onnx", tmp_path / "model.onnx"
+    file, moved = run / "bundle/torch/model.pt2", tmp_path / "model.pt2"
     file.rename(moved)
     file.symlink_to(moved)
     capsys.readouterr()
     with one_thread():
         assert sbkit([*command, "--force"]) == 0
-    assert "onnx is left out: a link may lead out of the bundle\n" in capsys.readouterr().out
-    assert not (run / "bundle/onnx").exists()
-    assert (run / "earlier_bundle/onnx/model.onnx").readlink() == moved
+    assert "torch is left out: a link may lead out of the bundle\n" in capsys.readouterr().out
+    assert not (run / "bundle/torch").exists()
+    assert (run / "earlier_bundle/torch/model.pt2").readlink() == moved
 
 
 @pytest.mark.slow

@@ -131,12 +131,12 @@ class Run(RunSetup):
             self._fix_batch_seconds()
             self._check()
             self._prepare()
-            is_done = self._begin()
+            self._begin()
             text_log.open()
             loaders = self.make_loaders()
             brain = self.make_brain(loaders)
             brain.fit(self.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
-            self._finish(brain, is_done=is_done)
+            self._finish(brain)
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
@@ -149,7 +149,8 @@ class Run(RunSetup):
         with self._session() as text_log:
             self._prepare()
             text_log.open()
-            self._finish(super().make_brain(self.make_loaders()), is_done=True)
+            self._write_config()
+            self._finish(super().make_brain(self.make_loaders()))
         return self.scores
 
     def tune(self, **options: Any) -> None:
@@ -254,36 +255,40 @@ class Run(RunSetup):
             logger.info(line)
 
     @once("begun")
-    def _begin(self) -> bool:
-        """Check the run, and write what describes it; return whether nothing is left to do."""
+    def _begin(self) -> None:
+        """Check the run, and write what describes it; set earlier results aside."""
         self._check()
         self.build_hparams()["checkpointer"].check_same_model()
         was_finished = self.is_finished()
-        config = self.make_run_config()
-        is_done = was_finished
         if was_finished:
-            config.check_effective(self.folder)
-            changes = config.changes(read_run_config(self.folder))
-            is_done = TEST_KEYS.isdisjoint(change.key for change in changes)
+            self.make_run_config().check_effective(self.folder)
         with main_rank_first():
             if rank() == 0:
-                config.write(self.folder)
-                save_yaml(self.folder / RUN_YAML, self.yaml_file, self.overrides)
                 if not was_finished:
                     self.set_results_aside()
-                elif not is_done:  # else the command would not repeat a test that was stopped
-                    (self.folder / SUMMARY).unlink(missing_ok=True)
                 write_data_report(self.make_loaders().splits, self.folder, **self.describe_data())
                 return_freed_memory()  # of the report, which training does not need
-        return is_done
+        self._write_config()
 
-    def _finish(self, brain: Brain, *, is_done: bool) -> None:
-        """Test the best weights, unless nothing has changed and the results are there.
+    def _write_config(self) -> None:
+        """Write the configuration of the run, and remove results that it would not give."""
+        config = self.make_run_config()
+        with main_rank_first():
+            if rank() == 0:
+                if self.has_checkpoint():
+                    changes = config.changes(read_run_config(self.folder))
+                    if not TEST_KEYS.isdisjoint(change.key for change in changes):
+                        (self.folder / SUMMARY).unlink(missing_ok=True)
+                config.write(self.folder)
+                save_yaml(self.folder / RUN_YAML, self.yaml_file, self.overrides)
+
+    def _finish(self, brain: Brain) -> None:
+        """Test the best weights, unless the results are there.
 
         At the end, name the report and the command that follows.
         """
         logger.info(f"run folder: {self.folder}")
-        if is_done and (self.folder / SUMMARY).is_file() and not is_without_bundle(self.folder):
+        if (self.folder / SUMMARY).is_file() and not is_without_bundle(self.folder):
             logger.info(
                 f"All epochs were trained before; the results in {self.folder} stay as they are."
             )
