@@ -72,7 +72,6 @@ class RunEnding:
             bundle = self.export()
             if bundle is not None and bundle.task.predicts == "text":
                 bundle = self.fit(bundle)
-            brain.leave_if_asked()
         # Not watched: an exporter may work for longer than `stall_seconds` without a sign of life.
         # A signal ends it at once, and no format is half-written.
         if bundle is not None:
