@@ -67,7 +67,12 @@ def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -
     table.unlink(missing_ok=True)  # of an earlier test
     suspects = suspicious_transcripts(scored)
     if suspects:
-        _write_suspects(table, suspects)
+        lines = ["id\tCER\tconfidence\treference\thypothesis"]
+        for utterance in suspects:
+            rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
+            texts = (utterance.reference, utterance.hypothesis)
+            lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
+        write_text_atomically(table, "\n".join(lines) + "\n")
         ids = listed(printable(utterance.id) for utterance in suspects)
         notes.append(
             f"{plural(len(suspects), 'transcript')} may be wrong, since the model hears another "
@@ -100,15 +105,6 @@ def mean_confidence(utterance: ScoredUtterance) -> float:
     """Return the mean confidence of the recognized words; 0 without confidences."""
     confidences = [word.confidence for word in utterance.words if word.confidence is not None]
     return sum(confidences) / max(len(confidences), 1)
-
-
-def _write_suspects(path: Path, suspects: Iterable[ScoredUtterance]) -> None:
-    lines = ["id\tCER\tconfidence\treference\thypothesis"]
-    for utterance in suspects:
-        rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
-        texts = (utterance.reference, utterance.hypothesis)
-        lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
-    write_text_atomically(path, "\n".join(lines) + "\n")
 
 
 # ---- for people
