@@ -74,8 +74,18 @@ def _children(parent: object) -> Iterator[tuple[str | int, object]]:
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
-    objects = dict(reachable(planned))
-    for path, size in _count_unowned(planned).items():
+    reached = reachable(planned)
+    objects = dict(reached)
+    model = planned.require_model()
+    owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
+    owned_paths = {path for path, part in reached if id(part) in owned_ids}
+    module_paths = {path for path, part in reached if isinstance(part, nn.Module)}
+    unowned_sizes = Counter[Keys]()  # of the parameters outside, by the path that is reported
+    for path, parameter in reached:
+        if isinstance(parameter, nn.Parameter) and path not in owned_paths:
+            reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
+            unowned_sizes[reported] += parameter.numel()
+    for path, size in unowned_sizes.items():
         name = dotted(path)
         is_in_yaml = path[0] in planned.document.root
         if is_in_yaml and not isinstance(objects[path], list | tuple | dict):
@@ -89,7 +99,7 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
             "ModuleList: they would stay on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
         )
-    for part_id, count in Counter(map(id, planned.require_model())).items():
+    for part_id, count in Counter(map(id, model)).items():
         if count > 1:
             path = next(path for path, part in objects.items() if id(part) == part_id)
             yield planned.finding(
@@ -97,21 +107,6 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
                 problem=f"The list of `model` holds `{dotted(path)}` {count} times",
                 fix="Take all but one out of the list.",
             )
-
-
-def _count_unowned(planned: PlannedRun) -> Counter[Keys]:
-    """Count the values of the parameters outside the ModuleList, by the path that is reported."""
-    model = planned.require_model()
-    objects = reachable(planned)
-    owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
-    owned_paths = {path for path, part in objects if id(part) in owned_ids}
-    module_paths = {path for path, part in objects if isinstance(part, nn.Module)}
-    unowned_sizes = Counter[Keys]()
-    for path, parameter in objects:
-        if isinstance(parameter, nn.Parameter) and path not in owned_paths:
-            reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
-            unowned_sizes[reported] += parameter.numel()
-    return unowned_sizes
 
 
 def _path_to_report(path: Keys, owned_paths: Set[Keys], unowned_modules: Set[Keys]) -> Keys:
