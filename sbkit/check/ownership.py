@@ -16,7 +16,6 @@ from logging import Logger
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sbkit.base.messages import listed, plural
@@ -147,13 +146,8 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
                 problem=f"{problem} {_describe_tensors(planned, parameters)}",
                 fix="Give each parameter of `model` to one group of one optimizer, and no others.",
             )
-    yield from _find_unsaved(planned, optimizers)
-
-
-def _find_unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Finding]:
-    """Find what no checkpoint would have: tensors of the model, the epoch, an optimizer's state."""
+    # A checkpoint must have the tensors of the model, the epoch, and the optimizers' states.
     checkpointer = planned.make_cpu_brain().checkpointer
-    model = planned.require_model()
     recoverables: dict[str, object] = getattr(checkpointer, "recoverables", {})
     modules = [part for part in recoverables.values() if isinstance(part, nn.Module)]
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}
