@@ -233,12 +233,27 @@ class _NumberReader:
 
         A single pass tries them all, so that nothing is read twice or noted half-read.
         """
-        number = rf"(?P<number>{self._number_pattern()})|(?P<digits>\d+)"
-        if not self.words:
+        words = self.words
+        group = re.escape(words.get("group", ",") + _GROUP_SIGNS)
+        point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
+        units = "|".join(map(re.escape, words.get("units", ()))) or _NEVER
+        signs, currencies = (_SIGNS, _CURRENCIES) if words else ("\0", "\0")
+        number = (
+            r"(?P<number>(?P<code>(?<!\w)[^\W\d_]+\.?)?"
+            rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
+            rf"(?:(?P<currency>[{currencies}])\s?)?"
+            rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
+            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
+            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
+            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
+            rf"(?:\s?(?P<unit>{units})(?!\w))?"
+            r"(?=(?:\s(?P<noun>[^\W\d_]+))?))|(?P<digits>\d+)"
+        )
+        if not words:
             return number
-        grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in self.words["group"] else _NEVER
-        clock = self.words.get("clock_pattern", r"\d{1,2}:[0-5]\d")
-        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in self.words else _NEVER
+        grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in words["group"] else _NEVER
+        clock = words.get("clock_pattern", r"\d{1,2}:[0-5]\d")
+        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in words else _NEVER
         return "|".join(
             (
                 r"(?<![\w.])(?P<date>\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{4})(?![\w/])",
@@ -251,24 +266,6 @@ class _NumberReader:
                 rf"(?<!\w)(?P<rank>{rank})",
                 number,
             )
-        )
-
-    def _number_pattern(self) -> str:
-        words = self.words
-        group = re.escape(words.get("group", ",") + _GROUP_SIGNS)
-        point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
-        units = "|".join(map(re.escape, words.get("units", ()))) or _NEVER
-        signs, currencies = (_SIGNS, _CURRENCIES) if words else ("\0", "\0")
-        return (
-            r"(?P<code>(?<!\w)[^\W\d_]+\.?)?"
-            rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
-            rf"(?:(?P<currency>[{currencies}])\s?)?"
-            rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
-            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
-            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
-            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
-            rf"(?:\s?(?P<unit>{units})(?!\w))?"
-            r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
         )
 
     def read(self, match: re.Match[str]) -> str:
