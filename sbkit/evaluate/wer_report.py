@@ -160,7 +160,14 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     normalized = normalized_of(scored)
     if normalized:
         line += f"; normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}"
-        line += _describe_word_counts(scored, normalized)
+        before, after = (
+            sum(len(utterance.reference.split()) for utterance in utterances)
+            for utterances in (scored, normalized)
+        )
+        # Whisper's normalizer splits many words of some languages at signs of vowels.
+        if all_have_word_boundaries(scored) and abs(after - before) > MAX_CHANGED_WORDS * before:
+            counts = f"the normalizer makes {after} words of {before}"
+            line += f" ({counts}, so the WER counts other words)"
     greedy = greedy_of(scored)
     if greedy:
         line += f"; greedily {_describe_rates(greedy)}"
@@ -170,19 +177,6 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     if confidence is not None:
         line += f"; confidence {confidence}"
     return line
-
-
-def _describe_word_counts(
-    scored: Sequence[ScoredUtterance], normalized: Sequence[ScoredUtterance]
-) -> str:
-    """Note a normalizer that splits or joins many words, as Whisper's does at signs of vowels."""
-    before, after = (
-        sum(len(utterance.reference.split()) for utterance in utterances)
-        for utterances in (scored, normalized)
-    )
-    if not all_have_word_boundaries(scored) or abs(after - before) <= MAX_CHANGED_WORDS * before:
-        return ""
-    return f" (the normalizer makes {after} words of {before}, so the WER counts other words)"
 
 
 def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
