@@ -209,7 +209,17 @@ def _assemble(
     """Join the training splits, and exclude utterances that are too short or too long."""
     train = concatenate_datasets([split.dataset for split in prepared["train"].values()])
     if not len(train):
-        raise _empty_train_error(knobs, prepared["train"].values())
+        excluded = [row for split in prepared["train"].values() for row in split.excluded]
+        reasons = {row.reason for row in excluded}
+        if reasons == {EMPTY}:
+            raise DataError(
+                f"All {len(excluded)} sentences of train are empty after normalization for "
+                f"`language: {knobs['language']}`. Correct the column `sentence`, or `language`."
+            )
+        raise DataError(
+            f"The training set is empty: all {len(excluded)} rows are left out "
+            f"({', '.join(sorted(reasons)) or 'there are none'}). Correct the data."
+        )
     if mix:
         counts = [len(split.dataset) for split in prepared["train"].values()]
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
@@ -230,21 +240,6 @@ def _assemble(
         fingerprints={name: split.fingerprint for name, split in splits.items()},
         mix=mix,
         filtered={name: split.filtered for name, split in splits.items()},
-    )
-
-
-def _empty_train_error(knobs: KnobValues, parts: Iterable[PreparedSplit]) -> DataError:
-    """Return an error that says why every row of train is excluded."""
-    excluded = [row for part in parts for row in part.excluded]
-    reasons = {row.reason for row in excluded}
-    if reasons == {EMPTY}:
-        return DataError(
-            f"All {len(excluded)} sentences of train are empty after normalization for "
-            f"`language: {knobs['language']}`. Correct the column `sentence`, or `language`."
-        )
-    return DataError(
-        f"The training set is empty: all {len(excluded)} rows are left out "
-        f"({', '.join(sorted(reasons)) or 'there are none'}). Correct the data."
     )
 
 

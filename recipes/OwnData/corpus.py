@@ -242,17 +242,13 @@ def _absolute_paths(key: str, value: object) -> tuple[str, ...]:
     sources: Sequence[object] = value if isinstance(value, list | tuple) else [value]
     if not sources or not all(isinstance(x, str | Path) and str(x) for x in sources):
         raise ConfigError(f"`{key}` must be a file or a list of files, but is {value!r}. {EXAMPLE}")
-    names = chain.from_iterable(expand_ranges(str(source)) for source in sources)
-    return tuple(_absolute_path(key, name) for name in names)
-
-
-def _absolute_path(key: str, source: str) -> str:
-    if "://" in source:
-        return source
-    try:
-        return str(Path(source).expanduser().absolute())
-    except RuntimeError as error:
-        raise ConfigError(
-            f"`{key}`: {source} begins with ~, but this machine has no such user. Write the whole "
-            "path."
-        ) from error
+    paths: list[str] = []
+    for name in chain.from_iterable(expand_ranges(str(source)) for source in sources):
+        try:
+            paths.append(name if "://" in name else str(Path(name).expanduser().absolute()))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"`{key}`: {name} begins with ~, but this machine has no such user. Write the "
+                "whole path."
+            ) from error
+    return tuple(paths)

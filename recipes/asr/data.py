@@ -40,26 +40,24 @@ logger = logging.getLogger(__name__)
 
 def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
     """Open or make the tokenizer in the run folder, then the language models of the decoder."""
+    earlier = None
+    if (source := knobs.get("init_from")) is not None:
+        file = Path(source) / TOKENIZER_FILE
+        table = text_table(knobs["language"], knobs.get("text"))
+        # A model that writes texts of another form, such as without capitals, has other tokens.
+        if file.exists() and text_table_of(file.parent) == table:
+            earlier = file
     tokenizer = ensure_tokenizer(
         model_file=Path(knobs["output_folder"]) / TOKENIZER_FILE,
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
         texts=lambda: read_column(splits.train, "text"),
         tags=check_tag_names(knobs.get("keep_tags")),
-        earlier=_find_earlier_tokenizer(knobs),
+        earlier=earlier,
     )
     if "word_lm_order" in knobs:
         prepare_language_models(knobs, splits, tokenizer)
     return tokenizer
-
-
-def _find_earlier_tokenizer(knobs: Mapping[str, Any]) -> Path | None:
-    """Return the tokenizer of `init_from`, if its model writes texts of the declared form."""
-    if (source := knobs.get("init_from")) is None:
-        return None
-    file = Path(source) / TOKENIZER_FILE
-    table = text_table(knobs["language"], knobs.get("text"))
-    return file if file.exists() and text_table_of(file.parent) == table else None
 
 
 def make_asr_loaders(
@@ -164,25 +162,25 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     for text in lm_text.texts:
         next(read_sentences([text], table, knobs), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
-    fingerprints = [key for name, key in splits.fingerprints.items() if name not in evaluated]
+    if not lm_text.source:  # the transcripts are the text
+        keys = [key for name, key in splits.fingerprints.items() if name not in evaluated]
+        lm_text = lm_text._replace(source=" ".join(keys))
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
 
     def texts() -> Iterable[str]:
-        files = lm_text.texts
-        if files:
-            return read_sentences(files, table, knobs)
+        if lm_text.texts:
+            return read_sentences(lm_text.texts, table, knobs)
         return read_column(splits.train, "text")
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
         file,
-        source=lm_text.source or " ".join(fingerprints),
-        orders={WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
+        lm_text,
+        {WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
         texts=texts,
         tokenizer=tokenizer,
         table=table,
         plain_words=knobs.get("decoder_type") != "graph",
-        arpa=lm_text.arpa,
         held_out=held_out if lm_text.texts else {},
     )
     if not messages:  # the run folder has the models

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from datasets import Dataset
 from speechbrain import Stage
 from torch import Tensor
 
@@ -128,14 +127,8 @@ def prepare_labeled(knobs: KnobValues) -> Splits:
         named[name] = split.select(labeled) if len(ids) else split
         labels = read_column(named[name], column)
         fingerprints[f"{name}, {column}"] = hashlib.sha256("\0".join(labels).encode()).hexdigest()
-    _check_known_labels(named, column)
-    return replace(splits.with_named(named), excluded=excluded, fingerprints=fingerprints)
-
-
-def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
-    """Check that train has every label of the validation and test sets."""
-    classes = dict.fromkeys(read_column(splits["train"], column))
-    for name, split in splits.items():
+    classes = dict.fromkeys(read_column(named["train"], column))
+    for name, split in named.items():
         for row, label in enumerate(read_column(split, column)):
             if label not in classes:
                 raise DataError(
@@ -143,6 +136,7 @@ def _check_known_labels(splits: Mapping[str, Dataset], column: str) -> None:
                     f"{len(classes)} classes of the training set "
                     f"({listed(classes, max_names=MAX_LISTED_LABELS)}). Correct it, or take it out."
                 )
+    return replace(splits.with_named(named), excluded=excluded, fingerprints=fingerprints)
 
 
 def prepare_labels(knobs: KnobValues, splits: Splits) -> ClassLabels:

@@ -6,7 +6,6 @@ of a window, N lags, K candidates.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +140,12 @@ def prepare_spoken(knobs: KnobValues) -> Splits:
         lambda split: read_texts(split["sentence"][:], language, symbol_type),
         identity=[COLUMNS_VERSION, symbol_type, language],
     )
-    pitch = partial(_track_pitch, rate=rate, frame=frame)
-    return with_column(splits, PITCH, pitch, identity=[COLUMNS_VERSION, rate, frame])
 
+    def pitches(split: Dataset) -> Iterator[str]:
+        for row in read_rows(split, range(len(split))):
+            yield " ".join(f"{hertz:.0f}" for hertz in track_pitch(row["audio"], rate, frame))
 
-def _track_pitch(split: Dataset, rate: int, frame: int) -> Iterator[str]:
-    for row in read_rows(split, range(len(split))):
-        yield " ".join(f"{hertz:.0f}" for hertz in track_pitch(row["audio"], rate, frame))
+    return with_column(splits, PITCH, pitches, identity=[COLUMNS_VERSION, rate, frame])
 
 
 def prepare_symbols(knobs: KnobValues, splits: Splits) -> ClassLabels:
@@ -194,7 +192,13 @@ class SpokenCollate:
             trimmed.append({**row, "audio": row["audio"][start:end], "samples": end - start})
             hertz = np.array(row[PITCH].split(), np.float32)
             pitches.append(torch.from_numpy(hertz[start // self.frame : -(-end // self.frame)]))
-        ids = [torch.tensor(self._encode(row[SYMBOLS])) for row in rows]
+        trained = set(self.symbols.names)
+        ids = [
+            torch.tensor(
+                [self.symbols.encode(s) for s in to_symbols(row[SYMBOLS]) if s in trained] or [0]
+            )
+            for row in rows
+        ]
         octaves = [
             torch.from_numpy(interpolate(pitch.numpy()) / REFERENCE_HZ).log2() for pitch in pitches
         ]
@@ -205,11 +209,6 @@ class SpokenCollate:
             octaves=pad_sequence(octaves, batch_first=True),
             voiced=pad_sequence(pitches, batch_first=True) > 0,
         )
-
-    def _encode(self, text: str) -> list[int]:
-        trained = set(self.symbols.names)
-        ids = [self.symbols.encode(symbol) for symbol in to_symbols(text) if symbol in trained]
-        return ids or [0]
 
     def _trim(self, samples: Samples) -> tuple[int, int]:
         """Return the start of speech, at a whole frame, and its end, in samples."""

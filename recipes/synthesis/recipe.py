@@ -110,16 +110,21 @@ class SynthesisBrain(Brain):
             target = model.mel_decoder.normalize(raw) * mask
         symbol_mask = length_mask(batch.symbol_lengths, batch.symbols.shape[1], raw.device)
         text_mask = symbol_mask.unsqueeze(2).float()
-        aligned = self._align(batch, target, frames)
+        scores, durations = model.align(batch.symbols, batch.symbol_lengths, target, frames)
+        limit = self.hparams.longest_symbol * self.hparams.sample_rate
+        is_pause = self._is_pause[batch.symbols]
+        is_misaligned = find_misaligned(
+            durations, batch.symbol_lengths, is_pause, limit / model.features.frame_samples
+        )
+        index = frame_index(durations, scores.shape[1])
+        aligned = Aligned(scores, durations, index, is_misaligned)
         octaves = pad(batch.octaves, (0, raw.shape[1] - batch.octaves.shape[1]))
         pitch_and_energy = (octaves * mask[:, :, 0], target.mean(2))
-        variances = torch.stack(
-            [mean_by_symbol(x, aligned.index, aligned.durations) for x in pitch_and_energy], 2
-        )
+        variances = torch.stack([mean_by_symbol(x, index, durations) for x in pitch_and_energy], 2)
         states = model.text_encoder(batch.symbols, text_mask)
         log_durations, predicted = model.adaptor.predict(states, text_mask)
         used = variances if stage is Stage.TRAIN else predicted
-        frame_states = expand(model.adaptor(states, used, text_mask), aligned.index)
+        frame_states = expand(model.adaptor(states, used, text_mask), index)
         segment, decoded, lengths = self._vocode(audio, raw, frames, stage)
         distance = mel_distance(model.features, decoded, segment, lengths)
         features = model.mel_decoder(frame_states, mask) * mask
@@ -144,16 +149,6 @@ class SynthesisBrain(Brain):
             distance=distance * model.features.frame_samples / lengths.to(distance.device),
             examples=examples,
         )
-
-    def _align(self, batch: SpokenBatch, features: Tensor, frames: Tensor) -> Aligned:
-        scores, durations = self.network.align(
-            batch.symbols, batch.symbol_lengths, features, frames
-        )
-        knobs = self.hparams
-        limit = knobs.longest_symbol * knobs.sample_rate / self.network.features.frame_samples
-        is_pause = self._is_pause[batch.symbols]
-        is_misaligned = find_misaligned(durations, batch.symbol_lengths, is_pause, limit)
-        return Aligned(scores, durations, frame_index(durations, scores.shape[1]), is_misaligned)
 
     def _vocode(
         self, audio: Tensor, features: Tensor, frames: Tensor, stage: Stage

@@ -11,7 +11,7 @@ Legend: B utterances, S samples, W or U windows of 20 ms, K colors, N samples of
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,6 @@ from sbkit.audio.augment import color
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import SHORT_PAUSE_SECONDS, WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.checksums import read_checksums
-from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
@@ -54,17 +53,15 @@ def prepare_speech(knobs: KnobValues) -> Splits:
     recognizer.task.require_prediction("text", command="transcribe")
     splits = prepare_transcripts(knobs)
     rate = knobs["sample_rate"]
-    align = partial(_align, rate=rate, recognizer=recognizer)
+
+    def align(split: Dataset) -> Iterator[str]:
+        for row in read_rows(split, range(len(split))):
+            (words,) = recognizer.align([row["audio"]], [row["text"]])
+            speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
+            edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS_PER_SECOND
+            yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
+
     return with_column(splits, SPEECH, align, identity=[rate, weights])
-
-
-def _align(split: Dataset, rate: int, recognizer: Bundle) -> Iterator[str]:
-    """Yield the value of the column `speech` for each row."""
-    for row in read_rows(split, range(len(split))):
-        (words,) = recognizer.align([row["audio"]], [row["text"]])
-        speech = np.pad(find_speech(row["audio"], rate, words).astype(np.int8), 1)
-        edges = np.flatnonzero(np.diff(speech)).reshape(-1, 2) / WINDOWS_PER_SECOND
-        yield " ".join(f"{start:.2f}-{end:.2f}" for start, end in edges)
 
 
 def speech_of(row: Row, sample_rate: int) -> Windows:

@@ -138,23 +138,18 @@ def speed_perturb(
     for group, clips, clip_lengths in zip(
         speed_groups, torch.split(audio, sizes), torch.split(lengths, sizes), strict=True
     ):
-        changed, changed_lengths = _change_speed(
-            clips[:, : group.max_samples], clip_lengths, group.speed_percent
-        )
-        new_clips.append(changed)
-        new_lengths.append(changed_lengths)
+        percent = group.speed_percent
+        clips = clips[:, : group.max_samples].float()
+        if percent != 100:
+            clips = make_resampler(percent, audio.device)(clips)
+            clip_lengths = torch.div(clip_lengths * 100, percent, rounding_mode="floor")
+            mask = length_mask(clip_lengths, clips.shape[1], clips.device)
+            clips = clips * mask  # the filter rings past the end
+        new_clips.append(clips)
+        new_lengths.append(clip_lengths)
     max_samples = max(clips.shape[1] for clips in new_clips)
     padded = [pad(clips, (0, max_samples - clips.shape[1])) for clips in new_clips]
     return torch.cat(padded), torch.cat(new_lengths)
-
-
-def _change_speed(audio: Tensor, lengths: Tensor, percent: int) -> tuple[Tensor, Tensor]:
-    if percent == 100:
-        return audio.float(), lengths
-    resampled = make_resampler(percent, audio.device)(audio.float())
-    lengths = torch.div(lengths * 100, percent, rounding_mode="floor")
-    mask = length_mask(lengths, resampled.shape[1], resampled.device)
-    return resampled * mask, lengths  # the filter rings past the end
 
 
 @lru_cache

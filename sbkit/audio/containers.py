@@ -142,16 +142,11 @@ def _read_chunks(file: BinaryIO, name: str, chunk_format: ChunkFormat, start: by
                 share = 0.0 if is_streamed else size / max(present, 1)
                 return Header(declared_share=share, is_chunked=True)
             if id != MP4_AUDIO and is_mp4:
-                num_samples += _count_samples(file.read(size))
+                counts = (match[1] or match[2] for match in _SAMPLE_COUNT.finditer(file.read(size)))
+                num_samples += sum(int.from_bytes(count, "big") for count in counts)
         if (size > present and (is_mp4 or not is_sound_found)) or num_samples > file_bytes:
-            raise cut_short(name)  # FFmpeg would allocate what is declared
+            raise cut_short(name)  # FFmpeg would allocate what is declared: 24 bytes a sample
     return Header(is_pcm_wav, is_chunked=True)
-
-
-def _count_samples(tables: bytes) -> int:
-    """Count the samples that the tables of an MP4 declare; FFmpeg allocates 24 bytes for each."""
-    counts = (match[1] or match[2] for match in _SAMPLE_COUNT.finditer(tables))
-    return sum(int.from_bytes(count, "big") for count in counts)
 
 
 def _walk(file: BinaryIO, chunk_format: ChunkFormat) -> Iterator[tuple[bytes, int, int]]:

@@ -187,7 +187,8 @@ class _PacketReader(_Reader):
             num_samples = block_frames = first_skipped = 0
             form: _Form | None = None
             for frames, new_samples, skipped in self._decode(container, stream, decoder):
-                new_form = _form(frames[0])
+                layout = frames[0].layout
+                new_form = (frames[0].rate, layout.nb_channels, layout.name, frames[0].format.name)
                 if new_form != form:
                     if pending:
                         yield self._join(pending, first_skipped, stream)
@@ -273,18 +274,14 @@ class _PacketReader(_Reader):
         if container.format.name in FORMATS_WITH_FILE_DURATION:
             seconds = max(seconds, packets.file_end)
         tolerance = LOSSY_TOLERANCE / stream.rate if stream.codec.lossy else ROUNDING
-        self._check_length(seconds, self._declared_seconds(container, stream), tolerance)
-        if num_errors > 1 or has_failed:  # a truncated packet is one error
-            raise _damaged(self.name, packets.seconds)
-
-    def _check_length(self, seconds: float, declared: float, tolerance: float) -> None:
-        """Compare the seconds that were read with those that the file declares."""
         share = self.header.declared_share
-        declared = declared if share else 0.0
+        declared = self._declared_seconds(container, stream) if share else 0.0
         if seconds + tolerance < declared or seconds + ROUNDING < seconds * share:
             raise cut_short(self.name, max(declared, seconds * share), seconds)
         if not seconds:
             raise cut_short(self.name) if share > 1 else _no_samples(self.name)
+        if num_errors > 1 or has_failed:  # a truncated packet is one error
+            raise _damaged(self.name, packets.seconds)
 
     def _declared_seconds(self, container: "InputContainer", stream: "AudioStream") -> float:
         if self.header.mp3_frames:
@@ -408,11 +405,6 @@ def _decoder_of(stream: "AudioStream") -> "AudioCodecContext":
     if stream.codec.lossless:
         decoder.options = {"err_detect": "crccheck+explode"}
     return decoder
-
-
-def _form(frame: "AudioFrame") -> _Form:
-    layout = frame.layout
-    return frame.rate, layout.nb_channels, layout.name, frame.format.name
 
 
 def _no_samples(name: str) -> AudioError:

@@ -64,11 +64,7 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
             findings.append(failure)
     # A likely cause would repeat the error at its place.
     findings = [f for f in findings if f.check != "causes" or f.where not in reported]
-    return _without_repeats(findings)
-
-
-def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
-    """Keep one finding of each problem at each place: an error rather than a note."""
+    # Of equal problems at one place, an error is kept rather than a note.
     unique: dict[tuple[str, str], Finding] = {}
     for finding in findings:
         first = unique.setdefault((finding.where, finding.problem), finding)

@@ -294,17 +294,16 @@ class RealSteps:
         parts = [self.load(longest_first[: count * num_rows], loader) for count in (1, 2)]
         run(parts[0])  # makes gradients and optimizer states
         free_bytes = available_memory()
-        one_part, two_parts = (self._measure_growth(part, run) for part in parts)
+        growths: list[int] = []  # of a step, in bytes beyond those that are held
+        for part in parts:
+            self.reset_peak()
+            held_bytes = self.peak_bytes
+            run(part)
+            growths.append(self.peak_bytes - held_bytes)
+        one_part, two_parts = growths
         needed_bytes = one_part + (len(micro_batch) / num_rows - 1) * (two_parts - one_part)
         if needed_bytes > free_bytes:
             raise torch.OutOfMemoryError(f"{needed_bytes:.0f} of {free_bytes} bytes")
-
-    def _measure_growth(self, batch: Batch, run: Callable[[Batch], object]) -> int:
-        """Return the bytes that a step takes beyond those that are held."""
-        self.reset_peak()
-        held_bytes = self.peak_bytes
-        run(batch)
-        return self.peak_bytes - held_bytes
 
     def reset_peak(self) -> None:
         """Make `peak_bytes` count from now on."""

@@ -315,7 +315,19 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
     )
     yield from _check_split_column(planned)
     for shared in facts["shared"]:
-        yield from _check_shared(planned, shared, is_one_speaker=facts["speakers"] == 1)
+        noun = COLUMN_NOUNS.get(shared["column"])
+        first, second = shared["splits"]
+        count = shared["values"]
+        is_only_speaker = noun == "speaker" and facts["speakers"] == 1  # who must be in all splits
+        if noun and count and not is_only_speaker:
+            yield planned.finding(
+                "data_folder",
+                problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "
+                f"{'is' if count == 1 else 'are'} in {first} too, so its score measures memory: "
+                f"{listed(shared['examples'], max_names=MAX_LISTED_IDS)}",
+                fix=f"Keep each {noun} in one split.",
+                stops=(noun, first) == ("clip", TRAIN) and count > MAX_SHARED_SHARE * shared["of"],
+            )
 
 
 def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
@@ -341,29 +353,27 @@ def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
                 )
 
 
-def _check_shared(planned: PlannedRun, shared: Facts, *, is_one_speaker: bool) -> Iterator[Finding]:
-    """Find values of a column in two splits; a single speaker cannot be kept in one."""
-    noun = COLUMN_NOUNS.get(shared["column"])
-    first, second = shared["splits"]
-    count = shared["values"]
-    if noun and count and not (noun == "speaker" and is_one_speaker):
-        yield planned.finding(
-            "data_folder",
-            problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "
-            f"{'is' if count == 1 else 'are'} in {first} too, so its score measures memory: "
-            f"{listed(shared['examples'], max_names=MAX_LISTED_IDS)}",
-            fix=f"Keep each {noun} in one split.",
-            stops=(noun, first) == ("clip", TRAIN) and count > MAX_SHARED_SHARE * shared["of"],
-        )
-
-
 def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
     """Find dropped, replaced and unusual characters of transcripts, each kind once."""
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
         by_kind[change["kind"]].append(change)
-    if REPLACED in by_kind:
-        yield from _check_letters(planned, by_kind[REPLACED], splits)
+    if replacements := by_kind.get(REPLACED):  # of letters, by the text table of the language
+        replaced = sum((Counter(change["counts"]) for change in replacements), Counter[str]())
+        count = replaced.total()
+        share = count / sum(split["letters"] for split in splits)
+        languages = languages_with(replaced)
+        stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
+        yield planned.finding(
+            "language",
+            problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
+            f"transcripts ({share:.2%}): {_describe_changes(replacements)}",
+            fix=f"Languages whose tables have these letters: {listed(languages)}. Pass "
+            f"--language={languages[0]}, or write the transcripts in the letters to train on."
+            if stops
+            else "Nothing needs to be done about loan words, and spellings that the table unifies.",
+            stops=stops,
+        )
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
@@ -377,27 +387,6 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
     written, trained = (changes[0][side][:MAX_SHOWN_TEXT] for side in ("written", "trained"))
     example = f"{written!r} is trained as {trained!r}"
     return f"{listed(items, max_names=MAX_LISTED_CHARACTERS)} ({example})"
-
-
-def _check_letters(
-    planned: PlannedRun, changes: Sequence[Facts], splits: Sequence[Facts]
-) -> Iterator[Finding]:
-    """Find letters that the text table of the language replaced."""
-    replaced = sum((Counter(change["counts"]) for change in changes), Counter[str]())
-    count = replaced.total()
-    share = count / sum(split["letters"] for split in splits)
-    languages = languages_with(replaced)
-    stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
-    yield planned.finding(
-        "language",
-        problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
-        f"transcripts ({share:.2%}): {_describe_changes(changes)}",
-        fix=f"Languages whose tables have these letters: {listed(languages)}. Pass "
-        f"--language={languages[0]}, or write the transcripts in the letters to train on."
-        if stops
-        else "Nothing needs to be done about loan words, and spellings that the table unifies.",
-        stops=stops,
-    )
 
 
 def check_channels(planned: PlannedRun) -> Iterator[Finding]:

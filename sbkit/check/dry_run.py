@@ -255,10 +255,14 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
     used = run.trained | unused_parameters(planned.make_cpu_brain())
     dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
     groups: dict[tuple[str | int, bool], list[Keys]] = {}
-    for keys, part in _largest_dead(planned, dead):
-        modules = part.modules() if isinstance(part, nn.Module) else ()
-        was_called = not modules or any(id(module) in run.called for module in modules)
-        groups.setdefault((keys[0], was_called), []).append(keys)
+    # A module comes before its parts, so the largest modules with only dead parameters are named.
+    for keys, part in reachable(planned):
+        inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
+        if inside and inside <= dead:
+            dead -= inside
+            modules = part.modules() if isinstance(part, nn.Module) else ()
+            was_called = not modules or any(id(module) in run.called for module in modules)
+            groups.setdefault((keys[0], was_called), []).append(keys)
     for (_, was_called), paths in groups.items():
         verb = "does not reach the loss" if was_called else "is never run"
         yield planned.finding(
@@ -268,16 +272,6 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
             fix="Use it in the recipe, or take it out of the YAML. If a knob turns it off, list it "
             "in `unused_modules` of the Brain.",
         )
-
-
-def _largest_dead(planned: PlannedRun, dead: set[int]) -> Iterator[tuple[Keys, object]]:
-    """Yield the largest modules with only dead parameters, then the parameters left."""
-    remaining = set(dead)
-    for keys, part in reachable(planned):
-        inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
-        if inside and inside <= remaining:
-            remaining -= inside
-            yield keys, part
 
 
 def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:

@@ -16,7 +16,6 @@ from logging import Logger
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sbkit.base.messages import listed, plural
@@ -74,8 +73,18 @@ def _children(parent: object) -> Iterator[tuple[str | int, object]]:
 
 def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
-    objects = dict(reachable(planned))
-    for path, size in _count_unowned(planned).items():
+    reached = reachable(planned)
+    objects = dict(reached)
+    model = planned.require_model()
+    owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
+    owned_paths = {path for path, part in reached if id(part) in owned_ids}
+    module_paths = {path for path, part in reached if isinstance(part, nn.Module)}
+    unowned_sizes = Counter[Keys]()  # of the parameters outside, by the path that is reported
+    for path, parameter in reached:
+        if isinstance(parameter, nn.Parameter) and path not in owned_paths:
+            reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
+            unowned_sizes[reported] += parameter.numel()
+    for path, size in unowned_sizes.items():
         name = dotted(path)
         is_in_yaml = path[0] in planned.document.root
         if is_in_yaml and not isinstance(objects[path], list | tuple | dict):
@@ -89,7 +98,7 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
             "ModuleList: they would stay on the CPU, in no optimizer and in no checkpoint",
             fix=fix,
         )
-    for part_id, count in Counter(map(id, planned.require_model())).items():
+    for part_id, count in Counter(map(id, model)).items():
         if count > 1:
             path = next(path for path, part in objects.items() if id(part) == part_id)
             yield planned.finding(
@@ -97,21 +106,6 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
                 problem=f"The list of `model` holds `{dotted(path)}` {count} times",
                 fix="Take all but one out of the list.",
             )
-
-
-def _count_unowned(planned: PlannedRun) -> Counter[Keys]:
-    """Count the values of the parameters outside the ModuleList, by the path that is reported."""
-    model = planned.require_model()
-    objects = reachable(planned)
-    owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
-    owned_paths = {path for path, part in objects if id(part) in owned_ids}
-    module_paths = {path for path, part in objects if isinstance(part, nn.Module)}
-    unowned_sizes = Counter[Keys]()
-    for path, parameter in objects:
-        if isinstance(parameter, nn.Parameter) and path not in owned_paths:
-            reported = _path_to_report(path, owned_paths, module_paths - owned_paths)
-            unowned_sizes[reported] += parameter.numel()
-    return unowned_sizes
 
 
 def _path_to_report(path: Keys, owned_paths: Set[Keys], unowned_modules: Set[Keys]) -> Keys:
@@ -152,13 +146,8 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
                 problem=f"{problem} {_describe_tensors(planned, parameters)}",
                 fix="Give each parameter of `model` to one group of one optimizer, and no others.",
             )
-    yield from _find_unsaved(planned, optimizers)
-
-
-def _find_unsaved(planned: PlannedRun, optimizers: list[Optimizer]) -> Iterator[Finding]:
-    """Find what no checkpoint would have: tensors of the model, the epoch, an optimizer's state."""
+    # A checkpoint must have the tensors of the model, the epoch, and the optimizers' states.
     checkpointer = planned.make_cpu_brain().checkpointer
-    model = planned.require_model()
     recoverables: dict[str, object] = getattr(checkpointer, "recoverables", {})
     modules = [part for part in recoverables.values() if isinstance(part, nn.Module)]
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}

@@ -124,7 +124,7 @@ class ClipDecoder:
         decoder = self.decoder
         aligner = self.aligner
         if clip.phrases and isinstance(decoder, BeamDecoder):
-            decoder = self._cached_with_phrases(clip.phrases)
+            decoder = self._with_phrases(clip.phrases)
             aligner = replace(aligner, hotwords=decoder.hotwords)
         if clip.nbest and isinstance(decoder, GreedyDecoder):  # it finds one text only
             beam: Sequence[Hypothesis] = self._search_without_models.nbest(clip.log_probs)
@@ -169,13 +169,13 @@ class ClipDecoder:
         return BeamDecoder(tokenizer=self.aligner.tokenizer, language_models=models)
 
     @cached_property
-    def _cached_with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
+    def _with_phrases(self) -> Callable[[tuple[str, ...]], BeamDecoder]:
         """A cache that ends with this decoder."""
-        return lru_cache(MAX_HOTWORD_DECODERS)(self._with_phrases)
-
-    def _with_phrases(self, phrases: tuple[str, ...]) -> BeamDecoder:
-        assert isinstance(self.decoder, BeamDecoder)
-        return self.decoder.with_hotwords([*self.decoder.phrases, *phrases])
+        decoder = self.decoder
+        assert isinstance(decoder, BeamDecoder)
+        return lru_cache(MAX_HOTWORD_DECODERS)(
+            lambda phrases: decoder.with_hotwords([*decoder.phrases, *phrases])
+        )
 
 
 _decoder_of_process: ClipDecoder  # in each process of the pool

@@ -81,15 +81,6 @@ def make_graph(
     grammar = _grammar(word_lm, lm_weight, word_bonus, unknown_word_score)
     kaldifst.arcsort(grammar, sort_type="ilabel")
     sentences = kaldifst.compose(lexicon, grammar)
-    _determinize(kaldifst, sentences)
-    kaldifst.minimize_encoded(sentences)
-    kaldifst.arcsort(sentences, sort_type="ilabel")
-    topology = _topology(arcs.tokens, tokenizer.vocabulary.blank, marks)
-    kaldifst.arcsort(topology, sort_type="olabel")
-    return kaldifst.compose(topology, sentences)
-
-
-def _determinize(kaldifst: Any, sentences: Any) -> None:
     num_states = sentences.num_states
     try:
         is_cut_short = kaldifst.determinize_star(
@@ -102,6 +93,11 @@ def _determinize(kaldifst: Any, sentences: Any) -> None:
             f"The decoding graph of this language model grows beyond {MAX_GROWTH} times its "
             f"{num_states} states. Use a language model of a lower order, or the decoder beam."
         )
+    kaldifst.minimize_encoded(sentences)
+    kaldifst.arcsort(sentences, sort_type="ilabel")
+    topology = _topology(arcs.tokens, tokenizer.vocabulary.blank, marks)
+    kaldifst.arcsort(topology, sort_type="olabel")
+    return kaldifst.compose(topology, sentences)
 
 
 def _compile(start: int, arcs: Iterable[Arc], finals: Iterable[tuple[int, float]]) -> Any:

@@ -145,38 +145,34 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
 
     Features and prior are fixed, so cross-validation only measures the fit.
     """
-    labeled = sorted((words for words in labeled if words.right), key=_sort_key)
+
+    def sort_key(words: LabeledWords) -> tuple[str, list[list[float]]]:
+        return words.text, [values.tolist() for values in words.features.values()]
+
+    labeled = sorted((words for words in labeled if words.right), key=sort_key)
     lengths = [len(words.right) for words in labeled]
     right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
     names = [name for name in FEATURES if labeled and name in labeled[0].features]
     features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
-    fitted, predicted = _fit_and_predict(
-        features, right, np.repeat(np.arange(len(labeled)), lengths)
-    )
-    if fitted.confidence is None:
-        return fitted
+    indices = np.arange(len(labeled))
+    of_words, predicted = _fit_and_predict(features, right, np.repeat(indices, lengths))
+    if of_words.confidence is None:
+        return of_words
     # The words of other audio are less certain than those that a confidence was fitted to, so
     # utterances are fitted to predictions.
-    parts = np.split(predicted, np.cumsum(lengths)[:-1])
-    return replace(fitted, utterances=_fit_utterances(labeled, [part.tolist() for part in parts]))
-
-
-def _fit_utterances(
-    labeled: Sequence[LabeledWords], word_confidences: Sequence[Sequence[float]]
-) -> FittedConfidence:
+    word_confidences = [part.tolist() for part in np.split(predicted, np.cumsum(lengths)[:-1])]
     rows = [
         utterance_features(confidences, words.share)
         for words, confidences in zip(labeled, word_confidences, strict=True)
     ]
     features = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     errors = np.array([words.errors for words in labeled])
-    indices = np.arange(len(rows))
-    fitted, predicted = _fit_and_predict(features, errors == 0, indices, unit="utterances")
-    if fitted.confidence is None:
-        return fitted
-    wrong_words = np.array([len(part) - sum(part) for part in word_confidences])
-    extra = (errors.sum() - (1 - predicted).sum()) / ((1 - predicted) @ wrong_words)
-    return replace(fitted, extra_errors=round(max(0.0, float(extra)), 4))
+    of_texts, predicted = _fit_and_predict(features, errors == 0, indices, unit="utterances")
+    if of_texts.confidence is not None:
+        wrong_words = np.array([len(part) - sum(part) for part in word_confidences])
+        extra = (errors.sum() - (1 - predicted).sum()) / ((1 - predicted) @ wrong_words)
+        of_texts = replace(of_texts, extra_errors=round(max(0.0, float(extra)), 4))
+    return replace(of_words, utterances=of_texts)
 
 
 def _fit_and_predict(
@@ -198,10 +194,6 @@ def _fit_and_predict(
     is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
     fitted = _fit(features, right) if is_useful else None
     return FittedConfidence(fitted, calibration, len(right), num_right, unit), predicted
-
-
-def _sort_key(labeled: LabeledWords) -> tuple[str, list[list[float]]]:
-    return labeled.text, [values.tolist() for values in labeled.features.values()]
 
 
 def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:

@@ -95,9 +95,10 @@ def search_weights(
     Raises DataError if the validation sets are empty.
     """
     names = decoder.used_weights
-    if _drops_word_model(decoder, by_words=by_words):
+    # If a language does not separate words, a model of words knows only whole sentences.
+    if not by_words and "token" in names:
         names = [name for name in names if name not in WORD_WEIGHTS]
-    points = np.stack([_halton(NUM_TRIALS, base) for base in HALTON_BASES[: len(names)]], 1)
+    points = np.stack([_halton(base) for base in HALTON_BASES[: len(names)]], 1)
     ranges = decoder.weight_ranges
     quick_decoder = decoder.make_quick()
     trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
@@ -151,14 +152,6 @@ def error_of(errors: TextErrors, *, by_words: bool) -> float:
     return errors.cer + (errors.wer if by_words else 0)
 
 
-def _drops_word_model(decoder: LanguageModelDecoder, *, by_words: bool) -> bool:
-    """Check whether to decode with the model of tokens only.
-
-    If a language does not separate words, a model of words knows only whole sentences.
-    """
-    return not by_words and "token" in decoder.used_weights
-
-
 def _weights_at(
     names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
 ) -> DecoderWeights:
@@ -170,10 +163,11 @@ def _weights_at(
     return DecoderWeights(**values)
 
 
-def _halton(count: int, base: int) -> Float64s:
+def _halton(base: int) -> Float64s:
     """Return the first numbers of Halton's sequence, which fill the unit interval evenly."""
     units = float(base) ** np.arange(7)  # more digits than NUM_TRIALS has in base 2
-    numbers: Float64s = (np.arange(1, count + 1)[:, None] // units % base / units / base).sum(1)
+    indices = np.arange(1, NUM_TRIALS + 1)[:, None]
+    numbers: Float64s = (indices // units % base / units / base).sum(1)
     return numbers
 
 

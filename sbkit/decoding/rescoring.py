@@ -37,19 +37,16 @@ class AttentionScorer:
         """Return ln p(tokens, eos | audio) of each sequence."""
         unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
         if unscored:
-            self._scores |= zip(unscored, self._compute(unscored), strict=True)
+            lengths = np.array([len(tokens) for tokens in unscored])
+            padded = np.full((len(unscored), lengths.max() + 1), self._eos)  # (N, L + 1)
+            for row, tokens in zip(padded, unscored, strict=True):
+                row[: len(tokens)] = tokens
+            log_probs = self._log_probs(padded[:, :-1])  # (N, L + 1, V)
+            token_scores = np.take_along_axis(log_probs, padded[:, :, None], axis=2).squeeze(2)
+            is_counted = np.arange(padded.shape[1]) <= lengths[:, None]  # tokens and the first eos
+            scores = np.where(is_counted, token_scores, 0.0).sum(1).tolist()
+            self._scores |= zip(unscored, scores, strict=True)
         return [self._scores[tokens] for tokens in sequences]
-
-    def _compute(self, sequences: Sequence[Tokens]) -> list[float]:
-        lengths = np.array([len(tokens) for tokens in sequences])
-        padded = np.full((len(sequences), lengths.max() + 1), self._eos)  # (N, L + 1)
-        for row, tokens in zip(padded, sequences, strict=True):
-            row[: len(tokens)] = tokens
-        log_probs = self._log_probs(padded[:, :-1])  # (N, L + 1, V)
-        token_scores = np.take_along_axis(log_probs, padded[:, :, None], axis=2).squeeze(2)
-        is_counted = np.arange(padded.shape[1]) <= lengths[:, None]  # the tokens and the first eos
-        scores: list[float] = np.where(is_counted, token_scores, 0.0).sum(1).tolist()
-        return scores
 
 
 def rescore(

@@ -136,19 +136,15 @@ def segment(
         token = utterances[len(aligned)][-1]
         is_token = log_probs[last + 1 : after, token] > log_probs[last + 1 : after, states.blank]
         end_frame = last + 1 + int(np.logical_and.accumulate(is_token).sum())
-        score = _score(emissions[first:end_frame])
+        width = min(SCORE_FRAMES, end_frame - first)
+        sums = np.concatenate([[0.0], np.cumsum(emissions[first:end_frame], dtype=np.float64)])
+        score = float((sums[width:] - sums[:-width]).min() / width)
         if sum(token not in silent for token in utterances[len(aligned)]) == 1:  # found anywhere
             around = [*range(max(0, first - PAUSE_FRAMES), first)]
             around += range(end_frame, min(len(log_probs), end_frame + PAUSE_FRAMES))
             score = min([score, *log_probs[around][:, list(silent)].max(1).tolist()])
         aligned.append(AlignedUtterance(first, end_frame, score))
     return aligned
-
-
-def _score(emissions: Float32s) -> float:
-    width = min(SCORE_FRAMES, len(emissions))
-    sums = np.concatenate([[0.0], np.cumsum(emissions, dtype=np.float64)])
-    return float((sums[width:] - sums[:-width]).min() / width)
 
 
 def _run_forward(

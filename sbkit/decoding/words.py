@@ -321,15 +321,13 @@ class WordAligner:
             return self._in_seconds(self._align(log_probs, tokens, beam), samples)
         extracted = self.extract_features(log_probs, tokens, beam)
         words = self._in_seconds(extracted.words, samples)
-        pairs = zip(words, self.confidence(extracted.features), strict=True)
+        marks = "".join(self.tokenizer.marks)
         return tuple(
-            word if self._is_hotword(word.text) else replace(word, confidence=confidence)
-            for word, confidence in pairs
+            word
+            if self.hotwords & {word.text, word.text.strip(marks)}
+            else replace(word, confidence=confidence)
+            for word, confidence in zip(words, self.confidence(extracted.features), strict=True)
         )
-
-    def _is_hotword(self, word: str) -> bool:
-        without_marks = word.strip("".join(self.tokenizer.marks))
-        return not self.hotwords.isdisjoint((word, without_marks))
 
     def extract_features(
         self, log_probs: LogProbs, tokens: Sequence[int], beam: Sequence[Hypothesis] = ()

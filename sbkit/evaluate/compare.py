@@ -19,7 +19,7 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 from sbkit.base.errors import DataError
-from sbkit.evaluate.intervals import Grouping, Interval, group_by_speaker, interval_of
+from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import RunResults, read_clips, read_results
 from sbkit.evaluate.settings import SETTINGS, describe_settings, differing_settings, read_records
@@ -130,20 +130,28 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
         for of_runs in zip(*(run.utterances for run in runs), strict=True)
     ]
     grouping = group_by_speaker([utterance.id for utterance in best.utterances], speakers)
+    rows: list[FigureDict] = []
+    for letter, run in zip(_letters(len(runs)), runs, strict=True):
+        is_best = run.num_errors == best.num_errors
+        row: FigureDict = {"letter": letter, "run": run.name, "is_best": is_best}
+        above_best: FigureDict = {}
+        for rate in rates:
+            counts = run.counts(rate)
+            total = run.total(rate)
+            interval = interval_of(counts, grouping)
+            row[rate] = {"rate": total.rate, "errors": total.errors, "interval": asdict(interval)}
+            if run is not best:
+                interval = interval_of(counts, grouping, minus=best.counts(rate))
+                difference = total.rate - best.total(rate).rate
+                above_best[rate] = {"difference": difference, "interval": asdict(interval)}
+        if above_best:
+            row["above_best"] = above_best
+        rows.append(row)
     return {
         "utterances": len(best.utterances),
         "normalized": is_normalized,
         **{UNIT_OF_RATE[rate]: best.total(rate).reference_length for rate in rates},
-        "rows": [
-            {
-                "letter": letter,
-                "run": run.name,
-                "is_best": run.num_errors == best.num_errors,
-                **_rates(run, rates, grouping),
-                **({} if run is best else {"above_best": _above(run, best, rates, grouping)}),
-            }
-            for letter, run in zip(_letters(len(runs)), runs, strict=True)
-        ],
+        "rows": rows,
         "changed": _most_changed(*runs) if len(runs) == 2 else [],
     }
 
@@ -163,30 +171,6 @@ def _require_same_references(name: str, run: ComparedRun, best: ComparedRun) -> 
         f"{min(changed or run_ids | best_ids)}. Score both on the same data: sbkit score RUN DATA "
         "--out DIR."
     )
-
-
-def _rates(run: ComparedRun, rates: Sequence[str], grouping: Grouping) -> FigureDict:
-    return {
-        rate: {
-            "rate": run.total(rate).rate,
-            "errors": run.total(rate).errors,
-            "interval": asdict(interval_of(run.counts(rate), grouping)),
-        }
-        for rate in rates
-    }
-
-
-def _above(
-    run: ComparedRun, best: ComparedRun, rates: Sequence[str], grouping: Grouping
-) -> FigureDict:
-    """Return how far the rates of a run are above the best run's."""
-    return {
-        rate: {
-            "difference": run.total(rate).rate - best.total(rate).rate,
-            "interval": asdict(interval_of(run.counts(rate), grouping, minus=best.counts(rate))),
-        }
-        for rate in rates
-    }
 
 
 def _most_changed(a: ComparedRun, b: ComparedRun) -> list[FigureDict]:
@@ -257,18 +241,6 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def _as_compared(results: RunResults, compared: FigureDict) -> RunResults:
-    """Return results with the texts and the rates that were compared."""
-    names = [name for name, figures in compared.items() if figures["normalized"]]
-    test = {name: results.test[name].get("normalized", results.test[name]) for name in names}
-    utterances = {
-        name: ComparedRun("", results.utterances[name]).normalized().utterances for name in names
-    }
-    return replace(
-        results, test={**results.test, **test}, utterances={**results.utterances, **utterances}
-    )
-
-
 def write_comparison(file: Path, comparison: FigureDict) -> None:
     """Write the page of two runs, with the clips from the report of one of them."""
     folders = [*map(Path, comparison["runs"])]
@@ -278,9 +250,13 @@ def write_comparison(file: Path, comparison: FigureDict) -> None:
         of_set = stored_clips.get(name, {})
         return {id: of_set[id] for id in ids if id in of_set}
 
-    write_report(
-        file,
-        [_as_compared(read_results(folder), comparison["test"]) for folder in folders],
-        clips=clips,
-        compared=comparison["test"],
-    )
+    runs: list[RunResults] = []
+    for folder in folders:
+        results = read_results(folder)
+        test, utterances = {**results.test}, {**results.utterances}
+        for name, figures in comparison["test"].items():
+            if figures["normalized"]:  # the page shows the texts and rates that were compared
+                test[name] = test[name].get("normalized", test[name])
+                utterances[name] = ComparedRun("", utterances[name]).normalized().utterances
+        runs.append(replace(results, test=test, utterances=utterances))
+    write_report(file, runs, clips=clips, compared=comparison["test"])

@@ -9,7 +9,7 @@ speakers with individual rates, intervals over 2, 5, 10, 20 and 60 speakers cont
 in 51, 84, 90, 93 and 94 %.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,17 +107,13 @@ def rate_interval(
     np.add.at(unit_counts, unit_of, np.stack([errors, totals], axis=1))
     ends: Sequence[float | None] = (None, None)
     if len(names) > 1 and totals.any():
-        rates = np.concatenate([*_resample(unit_counts, draws, seed)])
-        ends = np.quantile(rates, (0.025, 0.975)).tolist()
+        random = np.random.default_rng(seed)
+        unit_errors, unit_totals = unit_counts.T.copy()
+        step = max(1, UNITS_AT_ONCE // len(names))
+        rates: list[Float64s] = []
+        for first in range(0, draws, step):
+            drawn = random.integers(len(names), size=(min(step, draws - first), len(names)))
+            drawn_totals = np.maximum(unit_totals.take(drawn).sum(1), 1)  # references may be empty
+            rates.append(unit_errors.take(drawn).sum(1) / drawn_totals)
+        ends = np.quantile(np.concatenate(rates), (0.025, 0.975)).tolist()
     return Interval(low=ends[0], high=ends[1], unit=grouping.unit, unit_count=len(names))
-
-
-def _resample(unit_counts: Counts, draws: int, seed: int) -> Iterator[Float64s]:
-    """Yield the rates of all draws in blocks; a draw of empty references divides by one."""
-    random = np.random.default_rng(seed)
-    num_units = len(unit_counts)
-    errors, totals = unit_counts.T.copy()
-    step = max(1, UNITS_AT_ONCE // num_units)
-    for first in range(0, draws, step):
-        drawn = random.integers(num_units, size=(min(step, draws - first), num_units))
-        yield errors.take(drawn).sum(1) / np.maximum(totals.take(drawn).sum(1), 1)

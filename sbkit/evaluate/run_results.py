@@ -73,7 +73,13 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
 
     Raises BundleError if there are no figures, DataError if the utterances cannot be read.
     """
-    test = _read_figures(folder) if test is None else test
+    if test is None:
+        summary = folder / SUMMARY
+        if not summary.exists():
+            raise BundleError(
+                f"{folder} has no {SUMMARY}. Finish the run, or: sbkit score RUN DATA --out DIR."
+            )
+        test = dict(json.loads(summary.read_bytes())["test"])
     files = {name: utterances_file(folder, name) for name in test}
     data_report = folder / DATA_REPORT
     return RunResults(
@@ -83,15 +89,6 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
         log=read_log(folder / LOG_FILE),
         data=json.loads(data_report.read_bytes()) if data_report.exists() else None,
     )
-
-
-def _read_figures(folder: Path) -> Mapping[str, FigureDict]:
-    if not (folder / SUMMARY).exists():
-        raise BundleError(
-            f"{folder} has no {SUMMARY}. Finish the run, or: sbkit score RUN DATA --out DIR."
-        )
-    test: Mapping[str, FigureDict] = json.loads((folder / SUMMARY).read_bytes())["test"]
-    return test
 
 
 def read_clips(page: Path) -> dict[str, dict[str, str]]:

@@ -12,10 +12,7 @@ from sbkit.evaluate.wer import FigureDict
 
 SETTINGS = "values"  # in RUN_CONFIG_FILE and SUMMARY: the values of a YAML by dotted path
 OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
-COMPUTED_PREFIXES = (
-    "<",
-    "!apply:",
-)  # the beginnings of paths in the run folder, and of computed values
+COMPUTED_PREFIXES = ("<", "!apply:")  # of paths in the run folder, and of computed values
 
 Settings = Mapping[str, Any]
 

@@ -67,7 +67,12 @@ def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -
     table.unlink(missing_ok=True)  # of an earlier test
     suspects = suspicious_transcripts(scored)
     if suspects:
-        _write_suspects(table, suspects)
+        lines = ["id\tCER\tconfidence\treference\thypothesis"]
+        for utterance in suspects:
+            rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
+            texts = (utterance.reference, utterance.hypothesis)
+            lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
+        write_text_atomically(table, "\n".join(lines) + "\n")
         ids = listed(printable(utterance.id) for utterance in suspects)
         notes.append(
             f"{plural(len(suspects), 'transcript')} may be wrong, since the model hears another "
@@ -100,15 +105,6 @@ def mean_confidence(utterance: ScoredUtterance) -> float:
     """Return the mean confidence of the recognized words; 0 without confidences."""
     confidences = [word.confidence for word in utterance.words if word.confidence is not None]
     return sum(confidences) / max(len(confidences), 1)
-
-
-def _write_suspects(path: Path, suspects: Iterable[ScoredUtterance]) -> None:
-    lines = ["id\tCER\tconfidence\treference\thypothesis"]
-    for utterance in suspects:
-        rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
-        texts = (utterance.reference, utterance.hypothesis)
-        lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
-    write_text_atomically(path, "\n".join(lines) + "\n")
 
 
 # ---- for people
@@ -164,7 +160,14 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     normalized = normalized_of(scored)
     if normalized:
         line += f"; normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}"
-        line += _describe_word_counts(scored, normalized)
+        before, after = (
+            sum(len(utterance.reference.split()) for utterance in utterances)
+            for utterances in (scored, normalized)
+        )
+        # Whisper's normalizer splits many words of some languages at signs of vowels.
+        if all_have_word_boundaries(scored) and abs(after - before) > MAX_CHANGED_WORDS * before:
+            counts = f"the normalizer makes {after} words of {before}"
+            line += f" ({counts}, so the WER counts other words)"
     greedy = greedy_of(scored)
     if greedy:
         line += f"; greedily {_describe_rates(greedy)}"
@@ -174,19 +177,6 @@ def describe_results(scored: Sequence[ScoredUtterance]) -> str:
     if confidence is not None:
         line += f"; confidence {confidence}"
     return line
-
-
-def _describe_word_counts(
-    scored: Sequence[ScoredUtterance], normalized: Sequence[ScoredUtterance]
-) -> str:
-    """Note a normalizer that splits or joins many words, as Whisper's does at signs of vowels."""
-    before, after = (
-        sum(len(utterance.reference.split()) for utterance in utterances)
-        for utterances in (scored, normalized)
-    )
-    if not all_have_word_boundaries(scored) or abs(after - before) <= MAX_CHANGED_WORDS * before:
-        return ""
-    return f" (the normalizer makes {after} words of {before}, so the WER counts other words)"
 
 
 def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:

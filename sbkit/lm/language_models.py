@@ -171,24 +171,21 @@ def _make_model(arrays: Mapping[str, Array], name: str, order: int) -> NgramMode
         raise ValueError(f"the words of {name} do not match its unigrams")
     num_contexts = 1
     for n, grams in enumerate(all_grams, start=1):
-        if not _is_valid(grams, num_contexts * len(words)):
+        keys = grams.keys
+        columns = (grams.log_probs, grams.backoffs)
+        is_valid = (
+            keys.dtype == np.int64
+            and keys.ndim == 1
+            and all(column.dtype == np.float32 and column.shape == keys.shape for column in columns)
+            # Keys increase from 0 to below the number of contexts times that of words.
+            and (np.diff(keys, prepend=-1, append=num_contexts * len(words)) > 0).all()
+            and np.isfinite(columns).all()
+            and (grams.log_probs <= 0).all()
+        )
+        if not is_valid:
             raise ValueError(f"the {n}-grams of {name} are damaged")
         num_contexts = len(grams)
     return NgramModel(words, all_grams)
-
-
-def _is_valid(grams: Grams, size: int) -> bool:
-    """Check that keys increase from 0 to below ``size``, and that log-probabilities are valid."""
-    keys = grams.keys
-    columns = (grams.log_probs, grams.backoffs)
-    return bool(
-        keys.dtype == np.int64
-        and keys.ndim == 1
-        and all(column.dtype == np.float32 and column.shape == keys.shape for column in columns)
-        and (np.diff(keys, prepend=-1, append=size) > 0).all()
-        and np.isfinite(columns).all()
-        and (grams.log_probs <= 0).all()
-    )
 
 
 def load_language_models(
@@ -218,29 +215,27 @@ def digest_of(tokenizer: Tokenizer) -> str:
 
 def ensure_language_models(
     file: Path,
-    *,
-    source: str,
+    lm_text: LmText,
     orders: Mapping[str, int],
+    *,
     texts: Callable[[], Iterable[str]],
     tokenizer: Tokenizer,
     table: Orthography | None = None,
     plain_words: bool = False,
-    arpa: Path | None = None,
     held_out: Mapping[str, Iterable[str]] = MappingProxyType({}),
 ) -> list[str]:
     """Train the language models of a run, unless the file has them; return messages about them.
 
     Args:
         file: the file of both models.
-        source: identifies the sentences.
+        lm_text: its source identifies the sentences. An ARPA file replaces one model: the model of
+            tokens if one of its words has a `▁`, else the model of words.
         orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
         texts: returns the normalized sentences to train on.
         tokenizer: spells the sentences.
         table: the text table of the sentences, if it keeps case or punctuation.
         plain_words: whether the model of words then has neither, so that "Line," and "line" are one
             word; a decoding graph writes the words of its model, so it needs them as written.
-        arpa: an ARPA file that replaces one model: the model of tokens if one of its words has a
-            `▁`, else the model of words.
         held_out: the normalized sentences of splits, by name. They are left out of the texts.
 
     Raises:
@@ -249,7 +244,8 @@ def ensure_language_models(
     word_table = table.plain if plain_words and table and not table.is_plain else None
     to_plain = _plain_normalizer(table)
     excluded = set(map(to_plain, chain.from_iterable(held_out.values())))
-    source += hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
+    source = lm_text.source + digest
     metadata = {
         "made_of": f"{source} {orders[WORDS]} {orders[TOKENS]}{' plain' * bool(word_table)}",
         "tokenizer": digest_of(tokenizer),
@@ -258,6 +254,7 @@ def ensure_language_models(
     with suppress(SbkitError):  # if there is no file, or it is damaged
         if metadata.items() <= load(file)[1].items():
             return []
+    arpa = lm_text.arpa
     models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer, word_table)
     messages = [f"language model of {name}: {arpa}" for name in models]
     all_sentences = [text for text in texts() if text.strip()]
@@ -269,30 +266,21 @@ def ensure_language_models(
             raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
         messages.append(f"lm_text: {left_out}")
     spelling_notes = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
-    missing_orders = {name: n for name, n in orders.items() if n and name not in models}
-    for name, trained in _train_models(missing_orders, sentences, tokenizer, word_table).items():
-        models[name] = replace(trained.model, table=word_table if name == WORDS else None)
-        messages.append(_describe(name, trained))
-    if WORDS in models and models[WORDS].table is not None:
-        messages.append("words of the language model: without case and punctuation")
-    seen = draw_hashes(map(to_plain, sentences)) if models and arpa is None else None
-    save(models, file, metadata=metadata, seen=seen)
-    return messages + spelling_notes
-
-
-def _train_models(
-    orders: Mapping[str, int],
-    sentences: Sequence[str],
-    tokenizer: Tokenizer,
-    word_table: Orthography | None,
-) -> dict[str, TrainedNgrams]:
-    """Train a model of words, of tokens or both, as ``orders`` names them."""
     to_words = _normalizer(word_table)
     splitters: dict[str, Callable[[str], list[str]]] = {
         WORDS: lambda text: to_words(text).split(),
         TOKENS: partial(_to_pieces, tokenizer=tokenizer),
     }
-    return {name: train(map(splitters[name], sentences), order=n) for name, n in orders.items()}
+    for name, order in orders.items():
+        if order and name not in models:
+            trained = train(map(splitters[name], sentences), order=order)
+            models[name] = replace(trained.model, table=word_table if name == WORDS else None)
+            messages.append(_describe(name, trained))
+    if WORDS in models and models[WORDS].table is not None:
+        messages.append("words of the language model: without case and punctuation")
+    seen = draw_hashes(map(to_plain, sentences)) if models and arpa is None else None
+    save(models, file, metadata=metadata, seen=seen)
+    return messages + spelling_notes
 
 
 def _normalizer(table: Orthography | None) -> Callable[[str], str]:
@@ -332,8 +320,8 @@ def replace_language_models(
         return [f"language model: {lm_text.arpa}"]
     return ensure_language_models(
         file,
-        source=lm_text.source,
-        orders=orders,
+        lm_text,
+        orders,
         texts=texts,
         tokenizer=tokenizer,
         table=table,

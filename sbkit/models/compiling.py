@@ -29,7 +29,11 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     """
     lists = (m if isinstance(m, nn.ModuleList) else [m] for m in modules)
     all_blocks = (block for part in chain.from_iterable(lists) for block in find_blocks(part))
-    blocks = [block for block in all_blocks if not _has_only_torch_modules(block)]
+    blocks = [
+        block
+        for block in all_blocks  # one with only modules of torch is not worth compiling
+        if not all(type(m).__module__.startswith("torch.") for m in block.modules())
+    ]
     set_recompile_limit(MAX_VARIANTS)
     if device.type == "cpu":
         # torch 2.11 compiles the strides of the first batch into the gradient of its attention, so
@@ -41,11 +45,6 @@ def compile_blocks(modules: Iterable[nn.Module], device: torch.device) -> Counte
     counts = Counter(type(block).__name__ for block in blocks)
     logger.info(f"compiling {', '.join(f'{n} {name}' for name, n in counts.items()) or 'nothing'}")
     return counts
-
-
-def _has_only_torch_modules(block: nn.Module) -> bool:
-    """Return whether all modules of a block are torch's, which are not worth compiling."""
-    return all(type(m).__module__.startswith("torch.") for m in block.modules())
 
 
 def find_blocks(part: nn.Module) -> Iterator[nn.Module]:

@@ -116,7 +116,8 @@ class ConvFrontEnd(nn.Module):
         new_past: list[Tensor] = []
         x = self.normalize(features)
         for index, conv in enumerate(self.convs):
-            x = _mask_padding(nn.functional.silu(x) if index else x, lengths)
+            x = nn.functional.silu(x) if index else x
+            x = x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
             if past_inputs is not None:
                 x = torch.cat([past_inputs[index], x], 1)
                 new_past.append(last_frames(x, PAST_FRAMES))
@@ -129,10 +130,6 @@ class ConvFrontEnd(nn.Module):
         for _ in self.convs:
             lengths = _halve(lengths)
         return lengths
-
-
-def _mask_padding(x: Tensor, lengths: Tensor) -> Tensor:
-    return x * length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)
 
 
 def _halve(lengths: Tensor) -> Tensor:

@@ -62,23 +62,17 @@ def score_texts(
     ]
     if normalizer is None:
         return scored
-    return [
-        replace(utterance, normalized=_normalize(utterance, sentence, normalizer))
-        for utterance, sentence in zip(scored, sentences, strict=True)
-    ]
-
-
-def _normalize(
-    utterance: ScoredUtterance, sentence: str, normalizer: Normalizer
-) -> ScoredUtterance:
-    """Return an utterance whose texts a normalizer wrote; it has no timed words."""
-    return replace(
-        utterance,
-        reference=normalizer.normalize(sentence),
-        hypothesis=normalizer.normalize(utterance.hypothesis),
-        words=(),
-        normalizer=str(normalizer),
-    )
+    both_written: list[ScoredUtterance] = []
+    for utterance, sentence in zip(scored, sentences, strict=True):
+        normalized = replace(
+            utterance,
+            reference=normalizer.normalize(sentence),
+            hypothesis=normalizer.normalize(utterance.hypothesis),
+            words=(),  # their times are those of the other text
+            normalizer=str(normalizer),
+        )
+        both_written.append(replace(utterance, normalized=normalized))
+    return both_written
 
 
 def transcribe_rows(

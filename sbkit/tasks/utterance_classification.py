@@ -81,23 +81,15 @@ def report_classes(
     rows = [("id", "right", "found"), *(result[:3] for result in results)]
     lines = ["\t".join(" ".join(field.split()) for field in row) for row in rows]
     write_text_atomically(folder / f"answers_{name}.tsv", "\n".join(lines) + "\n")
-    confusion = count_confusion(results, labels.names)
-    write_confusion(folder / f"confusion_{name}.tsv", confusion, labels.names)
-    write_picture(folder / f"confusion_{name}.png", lambda: draw_confusion(confusion, labels.names))
-    return accuracy_figures(results)
-
-
-def count_confusion(results: Sequence[Classified], names: Sequence[str]) -> Confusion:
-    """Count the predictions for each class."""
+    classes = labels.names
     pairs = Counter((result.target, result.predicted) for result in results)
-    return np.array([[pairs[target, predicted] for predicted in names] for target in names])
-
-
-def write_confusion(file: Path, confusion: Confusion, names: Sequence[str]) -> None:
-    """Write a TSV: the true class in the first column, the predictions in the others."""
-    rows = ([name, *map(str, row.tolist())] for name, row in zip(names, confusion, strict=True))
-    lines = ["\t".join(row) + "\n" for row in (["right / found", *names], *rows)]
-    write_text_atomically(file, "".join(lines))
+    confusion = np.array([[pairs[target, answer] for answer in classes] for target in classes])
+    table = [["right / found", *classes]]
+    table += [[target, *map(str, row)] for target, row in zip(classes, confusion, strict=True)]
+    content = "".join("\t".join(row) + "\n" for row in table)
+    write_text_atomically(folder / f"confusion_{name}.tsv", content)
+    write_picture(folder / f"confusion_{name}.png", lambda: draw_confusion(confusion, classes))
+    return accuracy_figures(results)
 
 
 def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:

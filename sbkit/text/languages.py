@@ -41,16 +41,11 @@ yi yid yiddish, yo yor yoruba, za zha zhuang, zh zho chi cmn chinese mandarin, z
 """
 
 
-def _read_codes() -> dict[str, str]:
-    """Return the two-letter code of each three-letter code and English name."""
-    two_letter_of: dict[str, str] = {}
-    for codes in _CODES.split(","):
-        two_letter_code, *others = codes.split()
-        two_letter_of |= dict.fromkeys(others, two_letter_code)
-    return two_letter_of
-
-
-_TWO_LETTER_OF = _read_codes()
+_TWO_LETTER_OF = {  # by three-letter code and English name
+    other: two_letter_code
+    for two_letter_code, *others in map(str.split, _CODES.split(","))
+    for other in others
+}
 TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
 
 # A language, then a script, a region and variants: de, sv-SE, zh-Hant-TW, rm-sursilv.

@@ -337,15 +337,11 @@ def attach_marks(words: Iterable[str], punctuation: str, joiners: str = "") -> l
         if any(parts[::2]):  # the letters between the marks
             attached.append(opening + word)
             opening = ""
-        elif all(map(_is_opening, word)):
+        elif all(c in _OPENING_MARKS or unicodedata.category(c) in ("Ps", "Pi") for c in word):
             opening += word
         elif attached:
             attached[-1] += word
     return [re.sub(f"({marks})\\1+(?={marks}*$)", r"\1", word) for word in attached]
-
-
-def _is_opening(mark: str) -> bool:
-    return mark in _OPENING_MARKS or unicodedata.category(mark) in ("Ps", "Pi")
 
 
 def join_segments(texts: Iterable[str]) -> str:

@@ -36,7 +36,16 @@ class Tokenizer:
                 follow_links=True,
             )
         self.content = content
-        self._processor = _load(self.model_file, self.content)
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.load_from_serialized_proto(content)
+            for id in range(self._processor.get_piece_size()):
+                self.piece(id)  # a token that is not UTF-8 would raise while decoding
+        except (RuntimeError, ValueError) as error:
+            raise BundleError(
+                f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
+                f"({error}). Remove it to train it again, or restore it."
+            ) from error
         self.vocabulary = Vocabulary(
             size=self._processor.get_piece_size(),
             blank=self._processor.pad_id(),
@@ -132,47 +141,19 @@ def ensure_tokenizer(
             f"`token_type` must be one of {', '.join(TOKEN_TYPES)}, but is {kind!r}. Choose one."
         )
     if not model_file.exists():
-        content = _read_earlier(earlier, kind, vocab_size, texts, tags)
+        content = None
+        if earlier is not None:
+            tokenizer = Tokenizer(model_file=earlier)
+            is_declared = (tokenizer.kind, {*tokenizer.tags}) == (kind, {*tags})
+            has_size = vocab_size in (None, tokenizer.vocab_size)
+            if is_declared and has_size and tokenizer.spells(texts()):
+                content = tokenizer.content
         model_file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes_atomically(model_file, content or _train(kind, vocab_size, texts(), tags))
     return Tokenizer(model_file=model_file)
 
 
-def _read_earlier(
-    file: Path | None,
-    kind: str,
-    vocab_size: int | None,
-    texts: Callable[[], Iterable[str]],
-    tags: Sequence[str],
-) -> bytes | None:
-    """Return the content of a tokenizer; None if there is no file, or it is not as declared."""
-    if file is None:
-        return None
-    tokenizer = Tokenizer(model_file=file)
-    is_declared = (tokenizer.kind, {*tokenizer.tags}) == (kind, {*tags})
-    has_size = vocab_size in (None, tokenizer.vocab_size)
-    return tokenizer.content if is_declared and has_size and tokenizer.spells(texts()) else None
-
-
-def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
-    """Return the number of tokens to train; raise ConfigError if `vocab_size` does not suit."""
-    size = characters + 4  # special tokens
-    if kind == "char" and vocab_size not in (None, size):
-        raise ConfigError(
-            f"`vocab_size` must be null for `token_type: char`, but is {vocab_size}. The training "
-            f"text has {size} tokens, including four special ones. Leave it null."
-        )
-    if kind != "char" and vocab_size is None:
-        raise ConfigError(
-            f"`vocab_size` must be a number for `token_type: {kind}`, but is null. "
-            "Try --vocab_size=500."
-        )
-    return vocab_size or size
-
-
-def _train(
-    kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str] = ()
-) -> bytes:
+def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequence[str]) -> bytes:
     """Train on normalized texts, in one thread, so that equal texts give equal models."""
     lines = [text for text in texts if text]
     for tag in tags:
@@ -186,7 +167,18 @@ def _train(
             "A tokenizer needs training text, but there is none. Check the `sentence` column of "
             "train.tsv and --language."
         )
-    vocab_size = _size(kind, vocab_size, characters=len(characters) + len(tags))
+    char_size = len(characters) + len(tags) + 4  # special tokens
+    if kind == "char" and vocab_size not in (None, char_size):
+        raise ConfigError(
+            f"`vocab_size` must be null for `token_type: char`, but is {vocab_size}. The training "
+            f"text has {char_size} tokens, including four special ones. Leave it null."
+        )
+    if kind != "char" and vocab_size is None:
+        raise ConfigError(
+            f"`vocab_size` must be a number for `token_type: {kind}`, but is null. "
+            "Try --vocab_size=500."
+        )
+    vocab_size = vocab_size or char_size
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -216,17 +208,3 @@ def _train(
             f"tokens could not be trained: {reason}. Choose another size."
         ) from error
     return model.getvalue()
-
-
-def _load(model_file: Path, content: bytes) -> sentencepiece.SentencePieceProcessor:
-    try:
-        processor = sentencepiece.SentencePieceProcessor()
-        processor.load_from_serialized_proto(content)
-        for id in range(processor.get_piece_size()):
-            processor.id_to_piece(id)  # a token that is not UTF-8 would raise while decoding
-        return processor
-    except (RuntimeError, ValueError) as error:
-        raise BundleError(
-            f"The tokenizer must be a sentencepiece model, but {model_file} cannot be read "
-            f"({error}). Remove it to train it again, or restore it."
-        ) from error

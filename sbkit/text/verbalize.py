@@ -33,10 +33,6 @@ _GROUP_SIGNS = (
 _CURRENCIES = "$€£₽"
 _SIGNS = "+\N{MINUS SIGN}\N{EN DASH}-"  # last, so that "-" makes no range in a character class
 _NEVER = "(?!)"  # matches nothing
-_CLOCKS = {
-    "de": r"\d{1,2}:[0-5]\d(?:\s?Uhr\b)?|\d{1,2}\.[0-5]\d\s?Uhr\b",
-    "fr": r"\d{1,2}:[0-5]\d|\d{1,2}\s?h\s?[0-5]\d",
-}
 
 Note = Callable[[str, str], object]  # called with a part of the text and its words
 
@@ -146,7 +142,7 @@ def _expand(code: str, note: Note, match: re.Match[str]) -> str:
     next_start = following[1] if following else ""
     before_capital = next_start[:1].isupper()
     if match["initials"]:
-        is_pronoun = written == "I." and code == "en" and "." not in next_start
+        is_pronoun = written == spoken_words(code).get("pronoun") and "." not in next_start
         is_initial = written.isupper() and before_capital and not is_pronoun
         return written.replace(".", "") if is_initial or written.count(".") > 1 else written
     short = re.sub(r"\.\s(?=\w)", ".", written)
@@ -237,12 +233,27 @@ class _NumberReader:
 
         A single pass tries them all, so that nothing is read twice or noted half-read.
         """
-        number = rf"(?P<number>{self._number_pattern()})|(?P<digits>\d+)"
-        if not self.words:
+        words = self.words
+        group = re.escape(words.get("group", ",") + _GROUP_SIGNS)
+        point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
+        units = "|".join(map(re.escape, words.get("units", ()))) or _NEVER
+        signs, currencies = (_SIGNS, _CURRENCIES) if words else ("\0", "\0")
+        number = (
+            r"(?P<number>(?P<code>(?<!\w)[^\W\d_]+\.?)?"
+            rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
+            rf"(?:(?P<currency>[{currencies}])\s?)?"
+            rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
+            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
+            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
+            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
+            rf"(?:\s?(?P<unit>{units})(?!\w))?"
+            r"(?=(?:\s(?P<noun>[^\W\d_]+))?))|(?P<digits>\d+)"
+        )
+        if not words:
             return number
-        grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in self.words["group"] else _NEVER
-        clock = _CLOCKS.get(self.language, r"\d{1,2}:[0-5]\d")
-        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in self.words else _NEVER
+        grouped = r"\d{1,3}(?:\.\d{3})+(?!\.?\d)" if "." in words["group"] else _NEVER
+        clock = words.get("clock_pattern", r"\d{1,2}:[0-5]\d")
+        rank = r"\d{1,3}\.(?=\s(?P<ranked>[^\W\d_]+))" if "articles" in words else _NEVER
         return "|".join(
             (
                 r"(?<![\w.])(?P<date>\d{4}-\d\d-\d\d|\d{1,2}[./]\d{1,2}[./]\d{4})(?![\w/])",
@@ -255,24 +266,6 @@ class _NumberReader:
                 rf"(?<!\w)(?P<rank>{rank})",
                 number,
             )
-        )
-
-    def _number_pattern(self) -> str:
-        words = self.words
-        group = re.escape(words.get("group", ",") + _GROUP_SIGNS)
-        point = "[.]" if words.get("decimal", ".") == "." else "[.,]"
-        units = "|".join(map(re.escape, words.get("units", ()))) or _NEVER
-        signs, currencies = (_SIGNS, _CURRENCIES) if words else ("\0", "\0")
-        return (
-            r"(?P<code>(?<!\w)[^\W\d_]+\.?)?"
-            rf"(?P<sign>(?<![^\s(\"«„'])[{signs}](?=[\d.,{currencies}]))?"
-            rf"(?:(?P<currency>[{currencies}])\s?)?"
-            rf"(?=\d|(?<![^\s({currencies}{signs}]){point}\d)"
-            rf"(?P<whole>\d{{1,3}}(?P<group>[{group}])\d{{3}}(?:(?P=group)\d{{3}})*(?!\d)|\d++)?+"
-            rf"(?:(?P<point>{point})(?P<decimals>\d++))?(?<=\d)(?!\.\d)"
-            rf"(?:(?P<ordinal>{words.get('ordinals', _NEVER)})(?!\w))?"
-            rf"(?:\s?(?P<unit>{units})(?!\w))?"
-            r"(?=(?:\s(?P<noun>[^\W\d_]+))?)"
         )
 
     def read(self, match: re.Match[str]) -> str:
@@ -292,22 +285,23 @@ class _NumberReader:
     def _read_date(self, match: re.Match[str]) -> str:
         numbers = [int(digits) for digits in re.findall(r"\d+", match[0])]
         year, month, day = numbers if numbers[0] > 31 else numbers[::-1]
-        if self.language == "en" and "/" in match[0] and day <= 12:
+        if self.words.get("month_first") and "/" in match[0] and day <= 12:
             month, day = day, month
         if not (0 < month <= 12 and 0 < day <= 31):
             return " ".join(self._whole(str(number)) for number in numbers)
-        in_russian = self.language == "ru"
+        inflection = self.words.get("date_year")
         return str(self.words["date"]).format(
             day=self._day(day, _word_before(match)),
             month=self.months[month - 1],
-            year=self._ordinal(year, case="g") if in_russian else self._whole(str(year)),
+            year=self._ordinal(year, **inflection) if inflection else self._whole(str(year)),
         )
 
     def _day(self, day: int, before: str) -> str:
         """Write the day of a month, given the word before it."""
-        if self.language == "de":
+        if "articles" in self.words:
             return self._rank(day, before)
-        if self.language in ("en", "ru") or (self.language in ("fr", "it") and day == 1):
+        ordinal_days = self.words.get("ordinal_days")
+        if ordinal_days == "all" or (ordinal_days == "first" and day == 1):
             return self._ordinal(day, **self.words.get("day", {}))
         return self._cardinal(str(day))
 
@@ -338,7 +332,7 @@ class _NumberReader:
         if not 0 < over < under <= 10:
             return " ".join(map(self._whole, match[0].split("/")))
         singular, plural = self.words["fractions"].split(", ")[under - 2].split()
-        gender = "f" if self.language == "ru" else "m"
+        gender = self.words.get("fraction_gender", "m")
         return f"{self._cardinal(str(over), gender)} {singular if over == 1 else plural}"
 
     def _read_range(self, match: re.Match[str]) -> str:
@@ -397,8 +391,8 @@ class _NumberReader:
         """Write a number of things: "two cents", "un millón de euros"."""
         of = self.words.get("of", "") if number and number % 10**6 == 0 else ""
         name = self._form(number, forms)
-        if self.language == "fr" and of and name[0] in "aeiouh":
-            of = "d'"
+        if of and name[0] in "aeiouh":
+            of = self.words.get("elided_of", of)
         return f"{self._cardinal(str(number), self._gender(forms[0]))} {of}{name}"
 
     def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:

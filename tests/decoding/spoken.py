@@ -8,7 +8,7 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.sample import ValidationUtterance
-from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models
+from sbkit.lm.language_models import TOKENS, WORDS, LmText, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 TEXTS = [
@@ -41,11 +41,10 @@ def train_models(
     """Train language models of some orders in a file, and return the messages about them."""
     return ensure_language_models(
         file,
-        source=source,
-        orders={WORDS: words, TOKENS: tokens},
+        LmText([], arpa, source),
+        {WORDS: words, TOKENS: tokens},
         texts=lambda: texts,
         tokenizer=tokenizer,
-        arpa=arpa,
     )
 
 

@@ -166,7 +166,7 @@ def test_decoders_with_hotwords_are_freed_with_their_decoder(decoder: ClipDecode
     clip = DecoderInput(log_probs=log_probs, samples=STEP, phrases=("lam",))
     closed = ClipDecoder(decoder.decoder, decoder.aligner)  # type: ignore[arg-type]
     closed.decode(clip, with_times=False)
-    reference = weakref.ref(closed._cached_with_phrases(("lam",)))
+    reference = weakref.ref(closed._with_phrases(("lam",)))
     assert reference() is not None
     del closed
     gc.collect()

@@ -12,7 +12,13 @@ from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.language_models import TOKENS, WORDS, ensure_language_models, load_language_models
+from sbkit.lm.language_models import (
+    TOKENS,
+    WORDS,
+    LmText,
+    ensure_language_models,
+    load_language_models,
+)
 from sbkit.lm.ngram import NgramModel
 from sbkit.lm.seen import describe_seen
 from sbkit.text.normalization import orthography, text_table
@@ -35,13 +41,12 @@ def word_model(
     file = tokenizer.model_file.with_name("lm.safetensors")
     ensure_language_models(
         file,
-        source=f"{arpa}",
-        orders={WORDS: 2, TOKENS: 3},
+        LmText([], arpa, f"{arpa}"),
+        {WORDS: 2, TOKENS: 3},
         texts=lambda: [*WRITTEN, "Press one."],
         tokenizer=tokenizer,
         table=TABLE,
         plain_words=plain_words,
-        arpa=arpa,
         held_out={"test": ["Press, one?"]},
     )
     model = load_language_models(file, tokenizer).words

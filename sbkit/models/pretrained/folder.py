@@ -217,8 +217,16 @@ def read_settings(folder: Path) -> Config:
             f"`pretrained` must be a folder with {CONFIG}, but {folder} has none. Pass a folder "
             "written by save_pretrained or a download."
         )
+    processor = read_json(folder, PROCESSOR) or {}  # where transformers 5 writes the features
+    features = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
+    if "sampling_rate" not in features:
+        raise BundleError(
+            f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it, or save the "
+            "feature extractor of the model into the folder."
+        )
     encoder_settings = settings.get("encoder_config") or {}  # in a model with a head
-    settings = {**settings, **encoder_settings, **_feature_settings(folder)}
+    settings = {**settings, **encoder_settings, **features}
+    settings = {**settings, "sample_rate": features["sampling_rate"]}
     config = complete_config(settings, source_file=str(folder / CONFIG))
     if config.get("feat_extract_norm") == "group":
         # The norm undoes any level, but not its epsilon: quiet clips would become fainter features.
@@ -277,18 +285,6 @@ def _requirement(key: str, default: object, value: object) -> tuple[str, bool]:
         return f"a list, each {SIZE}", is_met
     allowed = SIZE if isinstance(default, int) else NON_NEGATIVE
     return str(allowed), value in allowed
-
-
-def _feature_settings(folder: Path) -> Config:
-    """Read the settings of the features, which transformers 5 writes to the processor's file."""
-    processor = read_json(folder, PROCESSOR) or {}
-    settings = read_json(folder, PREPROCESSOR) or processor.get("feature_extractor") or {}
-    if "sampling_rate" not in settings:
-        raise BundleError(
-            f"{folder} has no {PREPROCESSOR} with a sampling_rate. Download it, or save the "
-            "feature extractor of the model into the folder."
-        )
-    return {**settings, "sample_rate": settings["sampling_rate"]}
 
 
 def _read_license(folder: Path) -> str:
