@@ -93,8 +93,8 @@ def check_before_training(setup: RunSetup) -> None:
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
         raise ConfigError(
-            f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or pass "
-            "--check=False."
+            f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or set "
+            "`check: False`."
         )
 
 

@@ -328,5 +328,5 @@ def _require_shared_memory(knobs: KnobValues) -> None:
         raise ConfigError(
             f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory for "
             f"{BATCHES_AHEAD} batches each, but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
-            "it (in Docker: --shm-size), or lower --num_workers."
+            "it (in Docker: --shm-size), or lower `num_workers`."
         )

@@ -149,7 +149,7 @@ class AsrModel(AcousticModel):
         if self.seq_lin is None:
             raise ConfigError(
                 "The attention decoder needs `seq_lin`, but the YAML has none. Add it, or use CTC "
-                "only: train with --ctc_weight=1.0, decode with attention_rescoring: False."
+                "only: train with `ctc_weight: 1.0`, decode with `attention_rescoring: False`."
             )
         return self.seq_lin(decoded)
 

@@ -165,7 +165,7 @@ def _size(kind: str, vocab_size: int | None, *, characters: int) -> int:
     if kind != "char" and vocab_size is None:
         raise ConfigError(
             f"`vocab_size` must be a number for `token_type: {kind}`, but is null. "
-            "Try --vocab_size=500."
+            "Try `vocab_size: 500`."
         )
     return vocab_size or size
 
@@ -184,7 +184,7 @@ def _train(
     if not characters:
         raise ConfigError(
             "A tokenizer needs training text, but there is none. Check the `sentence` column of "
-            "train.tsv and --language."
+            "train.tsv and `language`."
         )
     vocab_size = _size(kind, vocab_size, characters=len(characters) + len(tags))
     model = io.BytesIO()
