@@ -44,6 +44,8 @@ QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> list[Finding]:
     """Run the checks, and return each finding once; the errors of the setup come last.
 
+    planned: a `PlannedRun`, which `Run.check()` makes for you.
+
     If a value is out of its range, nothing is built, and only the checks of values run: the others
     would report consequences of that value.
     """

@@ -87,6 +87,11 @@ class PlannedRun(RunSetup):
     """A run that leaves no trace in its folder, ``run_folder``.
 
     target: the machine to check for, such as cuda:8; by default this one.
+
+    >>> with PlannedRun(Path("hparams/ctc.yaml"), {"lr": 25.0}) as planned:  # doctest: +SKIP
+    ...     for finding in check_planned_run(planned):
+    ...         print(finding)
+    override of lr: error: Two steps at a learning rate of 25 raise the loss ...
     """
 
     def __init__(

@@ -238,7 +238,11 @@ class Loaders:
 def make_loaders(
     splits: Splits, knobs: KnobValues, *, collate: Collate, placement: Placement
 ) -> Loaders:
-    """Plan the batches of every split; shuffle_shards, concat_prob and speeds are optional keys."""
+    """Plan the batches of every split; shuffle_shards, concat_prob and speeds are optional keys.
+
+    knobs: of the YAML, such as `batch_seconds`, `eval_batch_seconds` and `num_workers`.
+    collate: makes a `Batch` of rows, by `collate_audio` and with the labels of the recipe.
+    """
     if knobs["num_workers"] > 0:
         _require_shared_memory(knobs)
     common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}

@@ -26,9 +26,9 @@ PRECISIONS_BY_DEVICE_TYPE = {  # keyed by device type; fp16 needs a GradScaler, 
 
 @dataclass(frozen=True)
 class Placement:
-    """The device and precision of a model, a supported pair.
+    """The device and precision (fp32, bf16 or fp16) of a model, a supported pair.
 
-    >>> resolve("cpu", "bf16")
+    >>> Placement(torch.device("cpu"), "bf16")
     Placement(device=device(type='cpu'), precision='bf16')
     """
 

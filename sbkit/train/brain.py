@@ -135,6 +135,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     ) -> None:
         """Make the modules, the step and the evaluation.
 
+        Args:
+            modules: by name, as attributes of `self.modules`. They are moved to the device.
+            opt_class: makes the optimizer from the parameters; None for a Brain that only
+                evaluates, or makes its optimizers in `init_optimizers`.
+            hparams: the values of the YAML, as attributes of `self.hparams`.
+            run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
+            checkpointer: saves each epoch; None to save nothing.
+
         Raises:
             ConfigError: an option or hook of SpeechBrain's has no effect here.
             DeviceError: this machine has no such device, or not this precision on it.
