@@ -98,7 +98,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
     Attributes:
-        loaders: loaders of the run, if a `RunSetup` made the Brain.
+        loaders: loaders of the run, if `Run.make_brain` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
