@@ -137,7 +137,7 @@ def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
     line = FILE_AND_LINE.search(message)
     places = _places_of_keys(error, planned)
     declared = planned.place(*(["data_folder"] if isinstance(error, DataError) else []))
-    where = line[0] if line else next(iter(places), error.where or declared)
+    where = line[0] if line else error.where or next(iter(places), declared)
     return Finding(
         check=check, where=where, problem=message.removeprefix(f"{error_file}: ").rstrip(".")
     )
