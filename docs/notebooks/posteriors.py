@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from matplotlib import pyplot
 
 from sbkit import Run, Transcriber
@@ -32,10 +31,10 @@ CLIP = 2  # its row in the validation set
 # With this warm-up, the rate rises as in long runs.
 run = Run("hparams/ctc.yaml", {"warmup_fraction": 0.5, **OVERRIDES})
 run.train()
-history = pd.DataFrame(run.history)
+epochs = run.history
 _, axis = pyplot.subplots(figsize=(8, 3), layout="constrained")
 for key, label in {"blank_frames": "blank frames", "CER": "character error rate"}.items():
-    axis.plot(history["epoch"], 100 * history[key], label=label)
+    axis.plot([e["epoch"] for e in epochs], [100 * e[key] for e in epochs], label=label)
 axis.set(title="Validation set by epoch", xlabel="epoch", ylabel="%", ylim=(0, 105))
 axis.legend()
 pyplot.show()
@@ -50,7 +49,7 @@ pyplot.show()
 row = next(iter(run.make_loaders().valid.values())).dataset[CLIP]
 clip, rate = row["audio"], run.knobs["sample_rate"]
 with Transcriber.load(run.folder / "bundle", decoder="greedy") as recognizer:
-    ((_, encoded),) = recognizer.encode(clip, rate)
+    ((segment, encoded),) = recognizer.encode(clip, rate)
     print(f"reference  {row['text']}\ngreedy     {recognizer.transcribe(clip, rate).text}")
     tokenizer, step = recognizer.tokenizer, recognizer.frame_seconds
 best, blank = encoded.log_probs.argmax(1), tokenizer.vocabulary.blank  # (U,)
