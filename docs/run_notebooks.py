@@ -1,7 +1,7 @@
 """Run the notebooks of docs/notebooks/, and write what they print and draw for their pages.
 
-    python -m docs.run_notebooks data                          runs only this one
-    SBKIT_RUN=RUN python -m docs.run_notebooks decoding        with a run of `hparams/ctc.yaml`
+    python -m docs.run_notebooks data            runs only this one
+    python -m docs.run_notebooks decoding        after `python train.py hparams/ctc.yaml`
 
 The texts are written beside the notebook, as JSON, and the pictures into docs/pictures/. Look at
 both before you commit them.

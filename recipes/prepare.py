@@ -99,8 +99,8 @@ def corpus_of(knobs: KnobValues) -> Corpus:
         "data_folder must be a release of Common Voice (train.tsv, dev.tsv, test.tsv and clips/, "
         "or ss-corpus-LANGUAGE.tsv and audios/) or LibriSpeech (train-clean-100/SPEAKER/CHAPTER/"
         "*.trans.txt), a .tar.gz of one, a folder of `lhotse prepare`, or a folder or URL of "
-        f"shards (sbkit-shards.json), but {data_folder} {state}. Pass "
-        "--data_folder=FOLDER of one, or --manifest train=FILE --manifest dev=FILE."
+        f"shards (sbkit-shards.json), but {data_folder} {state}. Name "
+        "the folder of one, or tables as `manifest: {train: FILE, dev: FILE}`."
     )
 
 
@@ -164,8 +164,8 @@ def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
     if isinstance(manifest, TableFolders):
         raise DataError(
             f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of it first, sbkit prepare YAML --shards FOLDER, and pass "
-            "--data_folder=FOLDER."
+            "shards of it first, sbkit prepare YAML --shards FOLDER, and name "
+            "FOLDER as `data_folder`."
         )
     return manifest
 

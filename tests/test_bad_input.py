@@ -48,10 +48,10 @@ def change_row(release: Path, split: str, row: int, **values: str) -> str:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["--d_modle=64"], ["--d_modle", "`d_model`"]),
+        (["--d_modle=64"], ["`d_modle`", "`d_model`"]),
         (["--token_type=bpe"], ["`vocab_size`", "null"]),
         (["--ctc_lin.out_features=7"], ["`ctc_lin`", "but the tokenizer has ", "has 7"]),
-        (["--attention_rescoring=rescore"], ["`--attention_rescoring` must be true or false"]),
+        (["--attention_rescoring=rescore"], ["`attention_rescoring` must be true or false"]),
         (["--batch_seconds=1"], ["`batch_seconds`", "1"]),
         (["--min_seconds=30"], ["`min_seconds`", "30", "None of the 16"]),
     ],

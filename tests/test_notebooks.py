@@ -1,6 +1,6 @@
 """The notebooks of docs/notebooks/ run as scripts, on a small corpus."""
 
-import runpy
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,7 @@ import matplotlib
 import pytest
 from matplotlib import pyplot
 
+from sbkit.config import parse_overrides
 from tests.runs import ROOT, TINY, Workplace
 
 MAX_LINES = 90
@@ -28,9 +29,13 @@ def _in_checkout(monkeypatch: pytest.MonkeyPatch, workplace: Workplace) -> Itera
     pyplot.close("all")
 
 
-def run_notebook(name: str) -> list[str]:
-    """Run a notebook; return the titles of what it draws."""
-    runpy.run_path(str(ROOT / f"docs/notebooks/{name}.py"), run_name="__main__")
+def run_notebook(name: str, constant: str, value: object) -> list[str]:
+    """Run a notebook with another value of a constant; return the titles of what it draws."""
+    notebook = ROOT / f"docs/notebooks/{name}.py"
+    line, text = f"{constant} = {value!r}", notebook.read_text("utf-8")
+    source, count = re.subn(rf"(?m)^{constant} = .+$", lambda _: line, text)
+    assert count == 1
+    exec(compile(source, notebook, "exec"), {"__name__": "__main__"})
     figures = map(pyplot.figure, pyplot.get_fignums())
     return [axis.get_title() for figure in figures for axis in figure.axes]
 
@@ -54,12 +59,11 @@ def test_notebook_of_data_runs(
     drawn: list[str],
     workplace: Workplace,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, *options = workplace.arguments(tmp_path / "run", tiny=SMALL)
-    monkeypatch.setenv("SBKIT_OPTIONS", " ".join(options))
-    assert run_notebook(name)[: len(drawn)] == drawn
+    overrides = parse_overrides(options)
+    assert run_notebook(name, "OVERRIDES", overrides)[: len(drawn)] == drawn
     assert printed in capsys.readouterr().out
 
 
@@ -67,14 +71,13 @@ def test_notebook_of_data_runs(
 def test_notebook_of_a_run_compares_four_decoders(
     workplace: Workplace,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     models = ("--word_lm_order=2", "--token_lm_order=3", "--number_of_epochs=1")
     assert workplace.train_here(tmp_path / "run", *models) == 0
     capsys.readouterr()
-    monkeypatch.setenv("SBKIT_RUN", str(tmp_path / "run"))
-    assert run_notebook("decoding") == ["Words with their confidences"]
+    run = str(tmp_path / "run")
+    assert run_notebook("decoding", "RUN", run) == ["Words with their confidences"]
     lines = capsys.readouterr().out.split("wrong words\n")[1].splitlines()
     decoders = [line[:9].strip() for line in lines]
     assert decoders == ["greedy", "beam", "own text", "hotwords"]

@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import datasets
+import nbformat
 import pytest
 import soundfile
+from nbclient import NotebookClient
 
 from sbkit.base import errors
 from sbkit.commands.cli import run as sbkit
@@ -317,6 +319,35 @@ def test_commands_run_in_order(
         assert [line.split()[0] for line in lines[1:5:2]] == ["talk.mp3", "call.wav"]
         assert [line.split()[0] for line in lines[5:7]] == ["talk.mp3", "call.wav"]
         assert lines[7:] == ["gone.wav failed"]
+
+
+INTERRUPT = """
+import os, signal
+def interrupt(brain, *_):
+    if brain.optimizer_step == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+AsrBrain.on_fit_batch_start = interrupt
+"""
+
+
+@pytest.mark.slow(90)
+def test_python_page_runs_in_a_kernel(trained: Path) -> None:
+    options = (*TINY_ENGLISH, "--number_of_epochs=1", "--check=False", "--base=hparams/ctc.yaml")
+    values = dict(option.removeprefix("--").split("=") for option in options)
+    values["manifest"] = "{train: train.csv, dev: dev.csv, test: test.csv}"
+    lines = [f"{key}: {value}" for key, value in values.items()]
+    (trained / "small.yaml").write_text("\n".join(lines))
+    page = (GUIDE / "python.md").read_text("utf-8").replace("hparams/ctc.yaml", "small.yaml")
+    notebook = nbformat.v4.new_notebook()
+    for block in blocks(page, "python"):
+        if "def fit" in block:
+            (trained / "sweep.py").write_text(block)
+            continue
+        source = INTERRUPT + block if "except KeyboardInterrupt" in block else block
+        notebook.cells.append(nbformat.v4.new_code_cell(source))
+    NotebookClient(notebook, resources={"metadata": {"path": str(trained)}}).execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.outputs)
+    assert "Stopped at step 2; checkpoint saved." in printed
 
 
 @pytest.mark.slow

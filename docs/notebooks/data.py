@@ -14,26 +14,25 @@ import numpy as np
 import torch
 from matplotlib import pyplot
 
+from sbkit import Run
 from sbkit.audio import AddNoise, SpeedGroup, speed_perturb, write_wav
-from sbkit.config import parse_overrides
-from sbkit.train import RunSetup
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
-OPTIONS = os.environ.get("SBKIT_OPTIONS", "--output_folder=results/notebook-data")
+OVERRIDES = {"output_folder": "results/notebook-data"}
 CLIP = 7  # its row in the training set
 
 # %% [markdown]
-# The run prepares the data that its YAML declares. Without options, it fetches the default corpus.
-# To see your own data, set `SBKIT_OPTIONS` to the options of your training.
+# The run prepares the data that its YAML declares: the default corpus, which it fetches. To see
+# data of your own, add your overrides, such as `"data_folder": "/data/cv-corpus-22.0/fr"`.
 
 # %%
-setup = RunSetup(Path("hparams/ctc.yaml"), parse_overrides(OPTIONS.split()))
-parts = setup.build_hparams()
-row, rate = setup.make_loaders().train.dataset[CLIP], setup.knobs["sample_rate"]
+run = Run("hparams/ctc.yaml", OVERRIDES)
+parts = run.build_hparams()
+row, rate = run.make_loaders().train.dataset[CLIP], run.knobs["sample_rate"]
 clip = row["audio"]
-write_wav(setup.folder / "clip.wav", clip, rate)
-print(f"{row['id']}: {len(clip) / rate:.2f} s. Listen to {setup.folder / 'clip.wav'}")
+write_wav(run.folder / "clip.wav", clip, rate)
+print(f"{row['id']}: {len(clip) / rate:.2f} s. Listen to {run.folder / 'clip.wav'}")
 
 # %% [markdown]
 # ## Transcript
@@ -76,10 +75,10 @@ for speed in (90, 110):
     played = speed_perturb(audio, samples, [SpeedGroup(speed, 1, len(clip))])
     views[f"Speed {speed} %"] = fbank(*played)[0]
 views["Masks of SpecAugment"] = parts["spec_augment"](features, frames)
-(setup.folder / "noise").mkdir(exist_ok=True)
+(run.folder / "noise").mkdir(exist_ok=True)
 white = np.random.default_rng(0).normal(scale=1000, size=rate).astype(np.int16)
-write_wav(setup.folder / "noise/white.wav", white, rate)
-add_noise = AddNoise(folder=str(setup.folder / "noise"), snr_db=(10, 10), prob=1, sample_rate=rate)
+write_wav(run.folder / "noise/white.wav", white, rate)
+add_noise = AddNoise(folder=str(run.folder / "noise"), snr_db=(10, 10), prob=1, sample_rate=rate)
 views["White noise, 10 dB below the speech"] = fbank(*add_noise(audio, samples))[0]
 _, axes = pyplot.subplots(len(views), figsize=(8, 7), sharex=True, layout="constrained")
 for axis, (title, view) in zip(axes, views.items(), strict=True):

@@ -14,15 +14,14 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
+from sbkit import Run
 from sbkit.evaluate import TextErrors, count_errors
-from sbkit.export import exported_bundle
 from sbkit.lm import LanguageModels, train
 from sbkit.runtime import load_bundle
-from sbkit.train import RunSetup
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))
-RUN = Path(os.environ.get("SBKIT_RUN", "results/ctc/en/3407"))
+RUN = "results/ctc/en/3407"
 NUM_CLIPS = 8
 HOTWORDS = ["circuits", "as dialed"]
 OWN_TEXT = """the circuits are busy
@@ -36,9 +35,9 @@ call forwarding is activated
 # The bundle of a run has its model and its decoder. The clips are the first of its test set.
 
 # %%
-with exported_bundle(RUN) as folder:
-    bundle = load_bundle(folder)
-loaders = RunSetup(RUN / "hyperparams.yaml", {}).make_loaders()
+run = Run.open(RUN)
+bundle = load_bundle(run.folder / "bundle")
+loaders = run.make_loaders()
 ((name, test),) = loaders.splits.test.items()
 rows = [loaders.test[name].dataset[index] for index in range(min(NUM_CLIPS, len(test)))]
 clips = [row["audio"] for row in rows]

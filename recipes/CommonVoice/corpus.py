@@ -133,8 +133,8 @@ def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
     if missing and (all_tables or len(missing) < len(tags)):
         present = ", ".join(table.name for table in all_tables) or "tables of other languages"
         raise DataError(
-            f"data_folder: {folder} has no {TABLE_NAME.format(missing[0])}, but {present}. Pass "
-            "--language=LANGUAGE with the language in its name."
+            f"data_folder: {folder} has no {TABLE_NAME.format(missing[0])}, but {present}. Set "
+            "`language` to the one in its name."
         )
     return {tag: table for tag, table in tables.items() if table is not None}
 
@@ -156,7 +156,7 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     """Return the folder with the TSVs: ``data_folder``, or the folder of the language in it."""
     check_language(language)  # it becomes the name of a folder
     tsvs = ", ".join(f"{split}.tsv" for split in splits or RELEASE_SPLITS)
-    advice = f"Pass --data_folder=FOLDER of a Common Voice release, with {tsvs} and clips/."
+    advice = f"Name the folder of a Common Voice release, with {tsvs} and clips/."
     release = unpack_corpus(data_folder)
     if not release.is_dir():
         raise DataError(f"data_folder: {release} is not a folder. {advice}")
@@ -168,7 +168,7 @@ def find_release(data_folder: str | Path | None, language: str, splits: Sequence
     if missing:
         if available := _split_names(release):  # a delta release has no train, dev or test
             names = ", ".join(sorted(available))
-            advice += f" Or choose among its splits, {names}, with --splits."
+            advice += f" Or choose among its splits, {names}, with `splits`."
         raise DataError(f"data_folder: {release} has no {', '.join(missing)}. {advice}")
     return release
 

@@ -46,8 +46,8 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split, with the column word_times; fetch the corpus if it is missing."""
     if language_tags(knobs["language"]) != (LANGUAGE,):
         raise ConfigError(
-            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}. Pass "
-            f"--language={LANGUAGE}."
+            f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}. Set "
+            f"`language: {LANGUAGE}`."
         )
     release = prepare_festvox(cache_folder=default_cache())
     return read_release(release / f"{split}.tsv", TableOptions.from_knobs(knobs, LANGUAGE))

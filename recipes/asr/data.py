@@ -74,7 +74,7 @@ def make_asr_loaders(
             "CTC needs a frame for each token of a transcript, but all "
             f"{plural(num_listed, 'transcript')} of train have more tokens than frames of "
             f"{frame_milliseconds:g} ms (`token_type` is {hparams['token_type']}; {left_out.id}: "
-            f"{left_out.detail}). Use longer tokens (--token_type=bpe, a larger --vocab_size), or "
+            f"{left_out.detail}). Use longer tokens (`token_type: bpe`, a larger `vocab_size`), or "
             "let the encoder keep more frames."
         )
     require_utterances_to_fit(splits, hparams)
@@ -118,8 +118,8 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
         raise DataError(
             f"The decoder is fitted to the utterances of {' and '.join(splits.valid)}, but "
             f"{plural(len(samples), 'recording')} there are all longer than `eval_batch_seconds`. "
-            "Cut them into utterances, for example by `sbkit segment`, or decode greedily: "
-            "--word_lm_order=0 --token_lm_order=0"
+            "Cut them into utterances, for example by `sbkit segment`, or decode greedily, "
+            "with `word_lm_order: 0` and `token_lm_order: 0`."
         )
 
 
@@ -154,8 +154,8 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     """
     if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
         raise ConfigError(
-            "`decoder_type: graph` needs a language model of words, but `word_lm_order` is 0. Pass "
-            "--word_lm_order=3, or --decoder_type=beam."
+            "`decoder_type: graph` needs a language model of words, but `word_lm_order` is 0. Set "
+            "`word_lm_order: 3`, or `decoder_type: beam`."
         )
     lm_text = LmText.from_knob(knobs.get("lm_text"))
     table = text_table(knobs["language"], knobs.get("text"))

@@ -53,7 +53,7 @@ AugmentFeatures = Callable[[Tensor, Tensor], Tensor]  # (B, T, M), (B,) -> (B, T
 
 @dataclass(frozen=True, slots=True)
 class SpeedGroup:
-    """Consecutive utterances that are played at one speed."""
+    """Consecutive utterances of a batch that are played at one speed."""
 
     speed_percent: int  # 100 is the natural speed
     num_utterances: int
@@ -129,6 +129,12 @@ def speed_perturb(
 
     Resampling changes tempo and pitch together (Ko et al. 2015). The host knows all new lengths, so
     it never waits for the device.
+
+    speed_groups: of all utterances, in their order.
+
+    >>> audio, lengths = torch.zeros(1, 8000), torch.tensor([8000])
+    >>> speed_perturb(audio, lengths, [SpeedGroup(80, num_utterances=1, max_samples=8000)])[1]
+    tensor([10000])
     """
     if all(group.speed_percent == 100 for group in speed_groups):
         return audio, lengths
@@ -213,7 +219,8 @@ class AddNoise(_FolderAugmentation):
     sample of its file and repeats as needed. The result is float in the scale of int16, and is not
     clipped.
 
-    snr_db: the lowest and the highest ratio.
+    folder: of recordings of noise, in any format; those in folders below it count.
+    snr_db: the lowest and the highest ratio, in dB.
     """
 
     def __init__(
@@ -321,6 +328,9 @@ class AddReverb(_FolderAugmentation):
 
     The direct sound keeps its position and the utterance its power. The reverberation past the end
     of an utterance is cut off. Source: Ko et al. 2017.
+
+    folder: of recorded impulse responses, in any format; those in folders below it count.
+    prob: the share of utterances that are convolved.
     """
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

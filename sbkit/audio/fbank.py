@@ -38,6 +38,7 @@ class Fbank(nn.Module):
     The module has no tensors, since window and filters follow from the definition. So nothing can
     be left behind on another device or be missing from a checkpoint.
 
+    audio: float, in the scale of int16.
     level: `utterance` or `running` removes the level of each utterance, or of its frames so far
         (`sbkit/audio/level_norm.py`); `none` keeps it, as Kaldi does.
 

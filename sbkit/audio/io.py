@@ -97,6 +97,7 @@ def read_audio(
 ) -> Samples:
     """Read a file of any format and rate as (S,) int16.
 
+    sample_rate: of the result, in Hz.
     mixer: makes one channel; None: all channels are mixed.
 
     Raises:

@@ -67,7 +67,7 @@ def find_batch_seconds(
     if target is not None:
         raise ConfigError(
             f"`{BATCH_SECONDS}: {AUTO}` is found by trying steps on this machine, but --target "
-            f"names another machine. Pass --{BATCH_SECONDS}=NUMBER."
+            f"names another machine. Set `{BATCH_SECONDS}` to a number."
         )
     setup = RunSetup(yaml_file, overrides, recipe=recipe)
     overrides = setup.overrides
@@ -107,7 +107,7 @@ def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBa
     if device.type != "cuda":
         raise DeviceError(
             f"`{BATCH_SECONDS}: {AUTO}` does not work on {device}, because its free memory is not "
-            f"known. Pass --{BATCH_SECONDS}=NUMBER."
+            f"known. Set `{BATCH_SECONDS}` to a number."
         )
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return find_fitting_on_gpu(planned, batches, max_seconds=max_seconds, free_bytes=free_bytes)
@@ -141,8 +141,8 @@ def find_fitting_on_gpu(
     if fitting is None:
         raise DeviceError(
             f"A step with only the longest utterance ({batches.longest_seconds:.1f} s) does not "
-            f"fit into {_gib(MEMORY_SHARE * free_bytes)} GiB. Lower --max_seconds, take a smaller "
-            "model, or set --precision=bf16 if the device has it."
+            f"fit into {_gib(MEMORY_SHARE * free_bytes)} GiB. Lower `max_seconds`, take a smaller "
+            "model, or set `precision: bf16` if the device has it."
         )
     return fitting
 

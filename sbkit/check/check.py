@@ -44,6 +44,8 @@ QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> list[Finding]:
     """Run the checks, and return each finding once; the errors of the setup come last.
 
+    planned: a `PlannedRun`, which `Run.check()` makes for you.
+
     If a value is out of its range, nothing is built, and only the checks of values run: the others
     would report consequences of that value.
     """
@@ -89,8 +91,8 @@ def check_before_training(setup: RunSetup) -> None:
     if errors:
         print(*errors, sep="\n", file=sys.stderr)
         raise ConfigError(
-            f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or pass "
-            "--check=False."
+            f"`sbkit check` found {len(errors)} errors, printed above. Fix them, or set "
+            "`check: False`."
         )
 
 
@@ -131,7 +133,7 @@ def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
     line = FILE_AND_LINE.search(message)
     places = _places_of_keys(error, planned)
     declared = planned.place(*(["data_folder"] if isinstance(error, DataError) else []))
-    where = line[0] if line else next(iter(places), error.where or declared)
+    where = line[0] if line else error.where or next(iter(places), declared)
     return Finding(
         check=check, where=where, problem=message.removeprefix(f"{error_file}: ").rstrip(".")
     )

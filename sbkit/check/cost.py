@@ -97,7 +97,7 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
             problem=f"{cost.num_checkpoints:,} checkpoints of {_megabytes(cost.checkpoint_bytes)} "
             f"need {_megabytes(missing_bytes)} more in {folder}, where {_megabytes(free_bytes)} "
             "are free: the run would end with a full disk",
-            fix="Choose an --output_folder with room, or lower --average_checkpoints.",
+            fix="Choose an `output_folder` with room, or lower `average_checkpoints`.",
         )
 
 

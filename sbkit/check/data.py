@@ -64,11 +64,11 @@ MAX_LISTED_CHARACTERS = 10
 FIXES = {  # of kinds of changes: the key that decides, and what to do
     DIGITS: (
         "text",
-        "Write numbers as they are spoken, or pass --text='{numbers: spell}', which reads "
+        "Write numbers as they are spoken, or set `text: {numbers: spell}`, which reads "
         f"{', '.join(languages_with_numbers())}.",
     ),
     SYMBOLS: ("language", "Write symbols that are read aloud as words."),
-    TAGS: ("keep_tags", "Pass --keep_tags='[NAME]' for those that the model shall write."),
+    TAGS: ("keep_tags", "Set `keep_tags: [NAME]` for those that the model shall write."),
     OTHER_SCRIPTS: (
         "language",
         "Replace letters that only look like others, and write foreign words as they are spoken.",
@@ -166,7 +166,7 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         fix="Nothing needs to be done about so few: they count as errors."
         if is_rare
         else "Correct these transcripts. If train has many of them, choose another "
-        "--output_folder: a new tokenizer is trained there.",
+        "`output_folder`: a new tokenizer is trained there.",
     )
     yield from _finding_of_rows(
         planned,
@@ -179,7 +179,7 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         yield planned.finding(
             "data_folder",
             problem=f"All {len(texts):,} transcripts of train are {texts[0][:MAX_SHOWN_TEXT]!r}",
-            fix="Check the column of the transcripts, --text_column.",
+            fix="Check the column of the transcripts, `text_column`.",
             stops=False,
         )
 
@@ -209,7 +209,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         fix="Lower the fastest of `speeds`."
         if fits_unchanged
         else "Check that each transcript belongs to its clip. If most do, use longer tokens "
-        "(--token_type=bpe, a larger --vocab_size), or let the encoder keep more frames. These "
+        "(`token_type: bpe`, a larger `vocab_size`), or let the encoder keep more frames. These "
         "utterances are left out of training, and count as errors elsewhere.",
         stops=num_too_short > MAX_UNALIGNED_SHARE * num_utterances,
     )
@@ -230,7 +230,7 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
             {TRAIN: np.flatnonzero(frames < length)},
             key="mask_time_length",
             problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
-            fix="Lower --mask_time_length, or leave it: they are trained on as they are.",
+            fix="Lower `mask_time_length`, or leave it: they are trained on as they are.",
         )
     hidden = planned.knobs["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
@@ -238,7 +238,7 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
             "mask_channel_length",
             problem=f"A mask of {width} channels is wider than the encoder ({hidden}), so no "
             "channel is masked",
-            fix="Lower --mask_channel_length, or pass --mask_channel_prob=0.",
+            fix="Lower `mask_channel_length`, or set `mask_channel_prob: 0`.",
             stops=False,
         )
 
@@ -274,8 +274,8 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
         key="max_seconds",
         problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
         "those of train with the slowest of `speeds`",
-        fix=f"Train without them (--max_seconds={seconds * slowest - joined_seconds:g}), and "
-        f"evaluate longer recordings in segments (--eval_batch_seconds={seconds:g}).",
+        fix=f"Train without them (`max_seconds: {seconds * slowest - joined_seconds:g}`), and "
+        f"evaluate longer recordings in segments (`eval_batch_seconds: {seconds:g}`).",
         stops=True,
     )
 
@@ -348,7 +348,8 @@ def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
                     "data_folder",
                     problem=f"{name} has rows whose column `{column}` names another split: "
                     f"{listed(misplaced)}",
-                    fix="Pass --manifest all=FILE, which follows the column, or rename it.",
+                    fix="Name the table as `manifest: {all: FILE}`, which follows the column, or "
+                    "rename it.",
                     stops=False,
                 )
 

@@ -92,7 +92,7 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
         if dead_parts:
             fix = "Let them reach the loss: look for detach(), no_grad() and NumPy in forward()."
     if planned.knobs.get("dropout", 0) > MAX_DROPOUT:
-        fix = f"Lower --dropout, which hides {planned.knobs['dropout']:.0%} of the model. {fix}"
+        fix = f"Lower `dropout`, which hides {planned.knobs['dropout']:.0%} of the model. {fix}"
     planned.results[LEARNING_TEST] = LearningTest(
         outcome=outcome, description=description, losses=losses, values=values
     )
@@ -193,7 +193,7 @@ class Learner:
             return "", ""
         rate = self._optimizers[0].defaults["lr"]
         return f"the learning rate is {describe_ratio(1 / factor)}", (
-            f"Try --lr={factor * rate:.2g}, which takes the loss to {swept[factor]:.3g} in "
+            f"Try `lr: {factor * rate:.2g}`, which takes the loss to {swept[factor]:.3g} in "
             f"{plural(num_steps, 'step')}, where this rate takes it to {own_loss:.3g}."
         )
 

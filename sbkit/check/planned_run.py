@@ -43,7 +43,7 @@ class Finding:
     """One difference between what is declared and what would take effect.
 
     Attributes:
-        where: FILE:LINE, or --KEY of the command line.
+        where: FILE:LINE, or "override of KEY".
         problem: a sentence without its period.
         fix: advice; empty if the problem includes it.
         stops: the run is not started (an error); otherwise the finding is a note.
@@ -87,6 +87,11 @@ class PlannedRun(RunSetup):
     """A run that leaves no trace in its folder, ``run_folder``.
 
     target: the machine to check for, such as cuda:8; by default this one.
+
+    >>> with PlannedRun(Path("hparams/ctc.yaml"), {"lr": 25.0}) as planned:  # doctest: +SKIP
+    ...     for finding in check_planned_run(planned):
+    ...         print(finding)
+    override of lr: error: Two steps at a learning rate of 25 raise the loss ...
     """
 
     def __init__(
@@ -220,7 +225,7 @@ class PlannedRun(RunSetup):
     # -- findings and their places -------------------------------------------------------------
 
     def place(self, *keys: str | int) -> str:
-        """Return --KEY if the command line has the key, else FILE:LINE."""
+        """Return "override of KEY" if the key is overridden, else FILE:LINE."""
         if keys == ("data_folder",) and self.knobs.get("manifest"):
             keys = ("manifest",)  # which is read instead
         override: object = self.user_overrides
@@ -231,7 +236,7 @@ class PlannedRun(RunSetup):
             override = override[key]
             declared = declared.get(key) if isinstance(declared, Mapping) else None
             if not (isinstance(override, Mapping) and declared):
-                return f"--{dotted(keys[:depth])}"
+                return f"override of {dotted(keys[:depth])}"
         return self.document.place(keys)
 
     def finding(

@@ -166,7 +166,7 @@ def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
             FREEZE,
             problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "
             "nor `init_from` names others",
-            fix="Pass --init_from=RUN, or let these parts learn.",
+            fix="Name a run as `init_from`, or let these parts learn.",
             stops=False,
         )
     num_steps = len(planned.require_sampler().steps()) * planned.knobs["number_of_epochs"]
@@ -211,7 +211,7 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
             "batch_seconds",
             problem=f"An epoch has too few steps to learn from: with batches of {batch_seconds:g} "
             f"s, its {seconds:,.0f} s of train make {len(steps)}, fewer than {MIN_STEPS}",
-            fix="Lower --batch_seconds.",
+            fix="Lower `batch_seconds`.",
             stops=False,
         )
     num_empty = sum(max(micro_batches_per_step - len(step), 0) for step in steps)
@@ -223,7 +223,7 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
             f"{plural(num_processes, 'process', 'processes')} with "
             f"{plural(planned.accumulation, 'micro-batch', 'micro-batches')} each compute "
             f"{empty_share:.0%} of the micro-batches for nothing, because they are empty",
-            fix="Raise --batch_seconds, lower --grad_accumulation_factor, or start fewer "
+            fix="Raise `batch_seconds`, lower `grad_accumulation_factor`, or start fewer "
             "processes.",
             stops=False,
         )

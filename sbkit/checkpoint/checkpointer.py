@@ -86,7 +86,7 @@ class AveragedCheckpoints:
 
     @staticmethod
     def read(folder: Path | str) -> "AveragedCheckpoints | None":
-        """Read the choice; None if none was made."""
+        """Read the choice in the folder `checkpoints` of a run; None if none was made."""
         file = Path(folder, AVERAGED_FILE)
         if not file.is_file():
             return None

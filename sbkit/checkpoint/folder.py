@@ -43,7 +43,7 @@ def lock_folder(folder: Path) -> None:
         os.close(descriptor)
         raise ConfigError(
             f"Only one run at a time may save to {folder}, but another one is training there. Wait "
-            "for it, stop it, or choose another --output_folder."
+            "for it, stop it, or choose another `output_folder`."
         )
     if not _locked:
         os.register_at_fork(after_in_child=_close_inherited_locks)

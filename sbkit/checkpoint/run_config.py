@@ -155,7 +155,7 @@ class RunConfig:
             names = listed(refused, max_names=MAX_LISTED_DIFFERENCES, separator="; ")
             raise ConfigError(
                 f"The run in {folder} was begun with another configuration: {count} ({names}). "
-                "Give the values that it began with, or choose another --output_folder for a new "
+                "Give the values that it began with, or choose another `output_folder` for a new "
                 "run."
             )
         changes = self.changes(before)
@@ -262,7 +262,7 @@ def read_run_tree(run: Path) -> CommentedMap:
 def read_run_config(folder: Path | str) -> RunConfig:
     """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
     file = Path(folder, RUN_CONFIG_FILE)
-    fix = "Put it back, or choose another --output_folder for a new run."
+    fix = "Put it back, or choose another `output_folder` for a new run."
     with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
         record = json.loads(file.read_text(encoding="utf-8"))
         return RunConfig(record["values"], record["data"], record["labels"])

@@ -198,7 +198,7 @@ def restore_declared(
             raise ConfigError(
                 f"The optimizer in {checkpoint} was saved with {listed(sorted(removed))}, but is "
                 f"declared with {listed(sorted(added))}. Use the YAML that it was trained with, or "
-                "another --output_folder."
+                "another `output_folder`."
             )
         scheduled = SCHEDULED | CYCLED if "base_momentum" in group else SCHEDULED
         unchanged = {"params", *scheduled}

@@ -320,7 +320,7 @@ def resolve_references(document: Document, *, needs_values: bool = True) -> Comm
         where = f"`{dotted(keys)}: {tag_of(node)} {text_of(node)}` ({document.place(keys)})"
         if tag_of(node) == PLACEHOLDER_TAG:
             if needs_values:
-                raise ConfigError(f"{where} needs a value. Pass --{dotted(keys)}=...")
+                raise ConfigError(f"{where} needs a value. Override it.")
             return None
         value = _follow(root, node, where) if tag_of(node) in REFERENCE_TAGS else node
         if isinstance(value, str) and value.startswith("~/"):  # shells do not expand it after `=`

@@ -173,12 +173,22 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
 
 
 def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
-    """Read the root-level values that take effect and contain no object."""
+    """Read the root-level values that take effect and contain no object.
+
+    overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
+    """
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
 def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
-    """Check the ranges of all values, and build everything that the file declares."""
+    """Check the ranges of all values, and build everything that the file declares.
+
+    overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
+    Returns the values and objects by their keys in the YAML.
+
+    >>> load_hparams(Path("hparams/ctc.yaml"), {})["compute_features"]  # doctest: +SKIP
+    Fbank()
+    """
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
     with clean_ruamel():

@@ -259,7 +259,7 @@ def _replace(
         return
     if tag_of(node) in REFERENCE_TAGS:
         raise ConfigError(
-            f"`--{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
+            f"`{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
             f"({document.place(keys)}). Override the keys of {text_of(node)}."
         )
     if isinstance(node, Container) and (node or tag_of(node)):
@@ -290,7 +290,7 @@ def _existing_key(document: Document, parent: Container, keys: Keys) -> str | in
         advice = "Correct it, or add it in the YAML."
     where = f" under `{dotted(keys[:-1])}`" if len(keys) > 1 else ""
     raise ConfigError(
-        f"`--{dotted(keys)}` overrides nothing: {document.path} has no such key{where}. {advice}"
+        f"`{dotted(keys)}` overrides nothing: {document.path} has no such key{where}. {advice}"
     )
 
 
@@ -300,8 +300,8 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
         return _plain(value)  # the type is not known before the object is built
     if tag_of(default):
         raise ConfigError(
-            f"`--{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
-            f"Override an argument, as in --{dotted(keys)}.argument=value, or edit the YAML."
+            f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
+            f"Override an argument, such as `{dotted(keys)}.NAME`, or edit the YAML."
         )
     allowed_word = NON_NUMERIC_CHOICES.get(str(keys[-1]))
     if allowed_word is not None:
@@ -322,7 +322,7 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     except (TypeError, ValueError) as error:
         expected = "a plain value" if _type_of(value) is object else _type_name(default)
         raise ConfigError(
-            f"`--{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
+            f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
             f"({_type_name(value)})."
         ) from error
 

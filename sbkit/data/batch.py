@@ -238,7 +238,11 @@ class Loaders:
 def make_loaders(
     splits: Splits, knobs: KnobValues, *, collate: Collate, placement: Placement
 ) -> Loaders:
-    """Plan the batches of every split; shuffle_shards, concat_prob and speeds are optional keys."""
+    """Plan the batches of every split; shuffle_shards, concat_prob and speeds are optional keys.
+
+    knobs: of the YAML, such as `batch_seconds`, `eval_batch_seconds` and `num_workers`.
+    collate: makes a `Batch` of rows, by `collate_audio` and with the labels of the recipe.
+    """
     if knobs["num_workers"] > 0:
         _require_shared_memory(knobs)
     common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
@@ -328,5 +332,5 @@ def _require_shared_memory(knobs: KnobValues) -> None:
         raise ConfigError(
             f"{num_workers} workers need {needed / 1e6:.0f} MB of shared memory for "
             f"{BATCHES_AHEAD} batches each, but {SHARED_MEMORY} has {free / 1e6:.0f} MB. Enlarge "
-            "it (in Docker: --shm-size), or lower --num_workers."
+            "it (in Docker: --shm-size), or lower `num_workers`."
         )

@@ -359,8 +359,7 @@ def unpack_corpus(data_folder: str | Path | None) -> Path:
     """
     if not data_folder:
         raise DataError(
-            "This corpus is read from a folder, but `data_folder` names none. Pass "
-            "--data_folder=FOLDER."
+            "This corpus is read from a folder, but `data_folder` names none. Name the folder."
         )
     corpus = Path(data_folder).expanduser().absolute()
     if not is_archive(corpus):
@@ -428,7 +427,7 @@ def _extract_member(
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise DataError(
             f"{archive} cannot be unpacked, because it has a file and a folder of the same name, "
-            f"at {name!r}. Unpack it by hand, and pass --data_folder=FOLDER."
+            f"at {name!r}. Unpack it by hand, and name the folder as `data_folder`."
         ) from error
     return True
 

@@ -21,7 +21,7 @@ from sbkit.data.corpus import USUAL_SPLITS, KnobValues
 from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
-PASS_A_RELEASE = "Pass the folder of a Common Voice release as --data_folder instead."
+PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
 RELEASE_VERSION = 1  # raise it if the same packages would give another release
 
 

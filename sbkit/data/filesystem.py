@@ -164,7 +164,7 @@ def disk_errors_as_data_errors(location: Path | str) -> Iterator[None]:
             raise DataError(
                 f"The disk of {location} is full. Free space with `sbkit cache prune` or by hand, "
                 "let SBKIT_CACHE name a folder on another disk, or keep less with "
-                "--audio_store=flac or lazy. Finished work is kept; the same command resumes it."
+                "`audio_store: flac` or `lazy`. Finished work is kept; the same command resumes it."
             ) from error
         if error.errno in NOT_WRITABLE_ERRORS:
             raise DataError(

@@ -40,8 +40,8 @@ def parse_where(where: object) -> Where:
     """
     if not isinstance(where, Mapping | None):
         raise ConfigError(
-            f"`where` must map columns to values, but is {where!r}. Write where: {{variant: "
-            "pt-BR}, or pass --where 'variant=pt-BR'."
+            f"`where` must map columns to values, but is {where!r}. Write `where: "
+            "{variant: pt-BR}`."
         )
     values_by_column: dict[str, tuple[str, ...]] = {}
     for column, value in (where or {}).items():

@@ -305,5 +305,5 @@ def check_locale(manifest: Manifest, language: str) -> None:
         locale = max(foreign, key=foreign.__getitem__)
         raise DataError(
             f"`language` is {language}, but {foreign[locale]} of {counts.total()} rows of the "
-            f"manifest have the locale {locale}. Pass --language={locale}."
+            f"manifest have the locale {locale}. Set `language: {locale}`."
         )

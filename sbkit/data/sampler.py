@@ -385,7 +385,7 @@ def split_batch(step: MicroBatch, parts: int) -> list[MicroBatch]:
 def _check_capacity(samples: Lengths, batch_seconds: float, sample_rate: int) -> None:
     if len(samples) == 0:
         raise DataError(
-            "The training set is empty. Check --data_folder, min_seconds and max_seconds."
+            "The training set is empty. Check `data_folder`, `min_seconds` and `max_seconds`."
         )
     longest = int(np.argmax(samples))
     seconds = samples_to_seconds(int(samples[longest]), sample_rate)

@@ -104,7 +104,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
     if index.sample_rate != knobs["sample_rate"]:
         raise ConfigError(
             f"`sample_rate` is {knobs['sample_rate']}, but the shards in {storage.url} have "
-            f"{index.sample_rate} Hz. Pass --sample_rate={index.sample_rate}, or prepare shards "
+            f"{index.sample_rate} Hz. Set `sample_rate: {index.sample_rate}`, or prepare shards "
             "at that rate."
         )
     names = index.splits[split]
@@ -240,7 +240,7 @@ def write_shards(
     if options.store not in STORE_SIZES:
         raise ConfigError(
             f"Shards contain the audio, so `audio_store` must be pcm or flac, but is "
-            f"{options.store}. Pass --audio_store=flac."
+            f"{options.store}. Set `audio_store: flac`."
         )
     with disk_errors_as_data_errors(storage.url), TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -223,7 +223,7 @@ def _to_table(
             if name in text_columns:
                 raise DataError(
                     f"The column {name} of {file} holds bytes that are not UTF-8 text ({error}). "
-                    "Convert it to strings, or name another column with --text_column."
+                    "Convert it to strings, or name another column as `text_column`."
                 ) from error
             if plain_name(name) not in SPEAKER_COLUMNS:
                 continue  # a column of other data, such as pictures, is left out

@@ -293,8 +293,8 @@ def _wrong_encoding(file: Path, encoding: str | None) -> DataError:
     guess = charset_normalizer.from_bytes(foreign_lines[:SAMPLE_BYTES]).best()
     name = "cp1252" if guess is None else guess.encoding
     return DataError(
-        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. If it is {name}, pass "
-        f"--encoding={name}; spreadsheets of Western Europe have cp1252.",
+        f"{file}: line {number} is not {encoding.removesuffix('-sig')} text. If it is {name}, set "
+        f"`encoding: {name}`; spreadsheets of Western Europe have cp1252.",
         where=f"{file}:{number}",
     )
 
@@ -573,7 +573,7 @@ def require_text_column(table: Table, name: str | None) -> str:
         raise DataError(
             f"{table.file}: the {text} of row {number} is {str(value)[:60]!r}, of the type "
             f"{type(value).__name__}, but a transcript is a text. Write it in quotes, or name "
-            "another column with --text_column.",
+            "another column as `text_column`.",
             where=str(table.file),
         )
     return text
@@ -593,9 +593,9 @@ def _require_column(table: Table, name: str | None, usual: Sequence[str], key: s
         return column
     raise DataError(
         f"{table.file} has none of the columns {', '.join([name] if name else usual)}; its first "
-        f"line names {listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column with "
-        f"--{key}, or add a header."
-        + " For data without transcripts, pass --text_column=False."
+        f"line names {listed(columns, max_names=MAX_LISTED_COLUMNS)}. Name another column as "
+        f"`{key}`, or add a header."
+        + " For data without transcripts, set `text_column: False`."
         * (key == "text_column"),
         where=str(table.file),
     )
@@ -732,7 +732,7 @@ def locate(folder: Path, name: str, data_root: str | None = None) -> str | Exclu
     name = name.removeprefix("file://")
     if name.startswith(DATA_ROOT):
         if data_root is None:
-            return Excluded("", f"no {DATA_ROOT}", f"{name}: pass --data_folder=FOLDER")
+            return Excluded("", f"no {DATA_ROOT}", f"{name}: name the folder as `data_folder`")
         name = str(Path(data_root).absolute()) + name.removeprefix(DATA_ROOT)
     if not name:
         return Excluded("", "no path", "the field of the path is empty")

@@ -181,7 +181,7 @@ def _read_texts(sample: Sample, options: TableOptions) -> Row | Excluded:
         return row
     columns = find_columns([*row], options.text_column, TEXT_COLUMNS)
     if not columns and "txt" not in sample:
-        detail = "neither .txt nor .json has a text; for none at all, pass --text_column=False"
+        detail = "neither .txt nor .json has a text; for none at all, set `text_column: False`"
         return Excluded(name, "no transcript", detail)
     for column in columns:
         if not (isinstance(values[column], str) or is_missing(values[column])):

@@ -33,6 +33,11 @@ BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords,
 class BeamDecoder(LanguageModelDecoder):
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
+    language_models: `LanguageModels`, or their file, which is loaded when it is first needed.
+    beam_size: the number of hypotheses.
+    weights: `DecoderWeights`; None to have them fitted to the validation sets after training.
+    attention_rescoring: whether the attention decoder's score is added to the hypotheses.
+
     >>> import numpy as np, tempfile
     >>> from pathlib import Path
     >>> from sbkit.lm.language_models import LanguageModels

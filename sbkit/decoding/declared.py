@@ -20,7 +20,7 @@ def make_decoder(
     """Make a decoder with language models.
 
     decoder_type: "beam" for prefix beam search, "graph" for the best path through a decoding graph.
-    settings: the arguments of a `LanguageModelDecoder`.
+    settings: the arguments of `BeamDecoder` or `GraphDecoder`.
     Raises ConfigError if one of them is invalid.
     """
     if decoder_type not in [*DECODERS]:  # a list cannot be looked up

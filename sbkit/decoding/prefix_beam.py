@@ -211,6 +211,8 @@ class PrefixBeamSearch:
     `decode` takes a whole clip. A stream takes `start`, `advance` for each part and `finish`, with
     the same results wherever it is cut.
 
+    settings: `sbkit.decoding.prefix_beam.BeamSettings`.
+
     >>> import numpy as np
     >>> search = PrefixBeamSearch(settings=BeamSettings(vocab_size=3))
     >>> frames = np.log(np.array([[0.4, 0.5, 0.1], [0.5, 0.4, 0.1]]))

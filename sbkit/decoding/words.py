@@ -295,6 +295,12 @@ class WordAligner:
         confidence: None for words without confidences.
         hotwords: words that get no confidence, because the confidence was fitted to words that were
             decoded without hotwords.
+
+    >>> aligner = WordAligner(  # doctest: +SKIP
+    ...     tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000
+    ... )
+    >>> aligner.align(log_probs, tokenizer.encode("hello"), samples=16_000)  # doctest: +SKIP
+    (Word(text='hello', start=0.12, end=0.48, confidence=None),)
     """
 
     tokenizer: Tokenizer

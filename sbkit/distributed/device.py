@@ -26,9 +26,9 @@ PRECISIONS_BY_DEVICE_TYPE = {  # keyed by device type; fp16 needs a GradScaler, 
 
 @dataclass(frozen=True)
 class Placement:
-    """The device and precision of a model, a supported pair.
+    """The device and precision (fp32, bf16 or fp16) of a model, a supported pair.
 
-    >>> resolve("cpu", "bf16")
+    >>> Placement(torch.device("cpu"), "bf16")
     Placement(device=device(type='cpu'), precision='bf16')
     """
 
@@ -145,7 +145,7 @@ def check_precision(device_type: str, precision: str, *, key: str = "precision")
     if precision not in supported:
         raise DeviceError(
             f"`{key}` on {device_type} must be one of {', '.join(supported)}, but is {precision}. "
-            f"Use --{key}=bf16, or another device."
+            f"Use `{key}: bf16`, or another device."
         )
 
 
@@ -163,7 +163,7 @@ def find_device(device: torch.device, count: DeviceCounter = count_local_devices
     if device.index not in (None, local_rank) and local_ranks > 1:
         raise ConfigError(
             f"`device` is {device}, but torchrun starts {local_ranks} processes, each of which "
-            f"takes its own device. Write --device={device.type}."
+            f"takes its own device. Write `device: {device.type}`."
         )
     index = local_rank if device.index is None else device.index
     if index >= (num_devices := count(device.type)):
@@ -171,6 +171,6 @@ def find_device(device: torch.device, count: DeviceCounter = count_local_devices
         devices = {0: "no device", 1: "1 device"}.get(num_devices, f"{num_devices} devices")
         raise DeviceError(
             f"`device` is {device.type}:{index}, but {machine} {devices} of that type. Use "
-            "--device=cpu, or fewer processes."
+            "`device: cpu`, or fewer processes."
         )
     return torch.device(device.type) if device.type == "mps" else torch.device(device.type, index)

@@ -72,6 +72,8 @@ class ComparedRun(NamedTuple):
 def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
     """Compare two or more runs on every common test set; return plain data.
 
+    folders: of runs, or of `sbkit score --out`; each has a `summary.json`.
+
     Raises DataError if the runs have no common test set, or its references differ.
     """
     runs = [*map(Path, folders)]

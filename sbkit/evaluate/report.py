@@ -66,7 +66,8 @@ def write_report(
 
     Args:
         file: the page.
-        runs: the results; two runs must have the same references (`sbkit/evaluate/compare.py`).
+        runs: as `sbkit.evaluate.run_results.read_results` returns them; two runs must have the
+            same references (`sbkit/evaluate/compare.py`).
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
         known_words: the page lists the words of the references that are not among them.

@@ -201,6 +201,9 @@ def count_errors(reference: str, hypothesis: str) -> TextErrors:
 
     White space separates words, and any run of it counts as one space. Characters are code points,
     spaces included, as in jiwer: "ab" for "a b" has one deletion in three.
+
+    >>> count_errors("all circuits are busy", "all circuit busy").wer
+    0.5
     """
     reference_words = reference.split()
     hypothesis_words = hypothesis.split()

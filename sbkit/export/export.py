@@ -88,7 +88,8 @@ def export_run(
         run: the run folder. A run that has not ended has no bundle yet: its best checkpoint is
             exported, and decodes greedily.
         out: the new bundle; replaces an earlier bundle.
-        formats: names of further formats, each compared with the trained model.
+        formats: of onnx, torch, sherpa-onnx, huggingface, speechbrain and hub (all that the hub
+            shows); each is compared with the trained model.
         license: for the model card.
         grid: the batches that formats are compared on.
         user_modules: the modules that `--import` names. They define parts of the model, or its
@@ -137,7 +138,11 @@ def export_run(
 def exported_bundle(
     model: Path | str, user_modules: frozenset[str] = frozenset()
 ) -> Iterator[Path]:
-    """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run."""
+    """Yield the folder of a bundle, of the bundle of a run, or of a temporary one of a run.
+
+    >>> with exported_bundle("results/ctc/en/3407") as folder:  # doctest: +SKIP
+    ...     bundle = load_bundle(folder)
+    """
     model = Path(model)
     if (model / CONFIG_FILE).exists() or not (model / RUN_YAML).is_file():
         yield model

@@ -438,7 +438,7 @@ def _read_arpa_model(
         option = f"{name[:-1]}_lm_order"
         raise ConfigError(
             f"{file} is a {model.order}-gram model of {name}, but `{option}` is {orders[name]}. "
-            f"Pass --{option}={model.order}."
+            f"Set `{option}: {model.order}`."
         )
     if num_spelled <= MIN_SPELLED_SHARE * len(words):
         raise DataError(

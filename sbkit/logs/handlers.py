@@ -35,6 +35,9 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
     """Show messages while a command runs: warnings on standard error, others on standard output.
 
     to_stderr: all on standard error, because standard output holds the command's result.
+
+    >>> with log_to_screen():  # doctest: +SKIP
+    ...     brain.fit(epochs, loaders.train, loaders.valid)
     """
     root = logging.getLogger()
     handler = ScreenHandler(to_stderr=to_stderr)

@@ -95,7 +95,8 @@ class SplitFigures(Figures):
 def read_log(path: Path | str) -> list[Record]:
     """Read a run's records, skipping a line that a killed run left incomplete.
 
-    A missing file is an empty log.
+    path: the `train_log.jsonl` of a run; a missing file is an empty log. The `kind` of a record is
+        "step" or "epoch", among others. `Run.history` has those of epochs.
     """
     path = Path(path)
     if not path.exists():

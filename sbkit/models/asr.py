@@ -41,6 +41,9 @@ class AsrModel(AcousticModel):
     Parts may be sbkit's, SpeechBrain's or the user's. The encoder is either ``encoder``, or
     ``compute_features``, ``CNN`` and ``Transformer``. Without ``seq_lin`` the model does CTC only;
     without ``linear_stack``, ``ctc_lin`` reads the encoder directly.
+
+    model: the ModuleList that owns the parameters of all parts.
+    ctc_lin, seq_lin: linear layers (D -> V), of CTC and of the attention decoder.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class AsrModel(AcousticModel):
         if self.seq_lin is None:
             raise ConfigError(
                 "The attention decoder needs `seq_lin`, but the YAML has none. Add it, or use CTC "
-                "only: train with --ctc_weight=1.0, decode with attention_rescoring: False."
+                "only: train with `ctc_weight: 1.0`, decode with `attention_rescoring: False`."
             )
         return self.seq_lin(decoded)
 

@@ -162,7 +162,7 @@ class GlobalNorm(nn.Module):
         if int(frames) == 0:
             raise DataError(
                 "The mean of the features cannot be measured: the training set has no clip of at "
-                "least 25 ms. Check --data_folder and min_seconds."
+                "least 25 ms. Check `data_folder` and `min_seconds`."
             )
         mean, mean_square = sums / frames
         std = (mean_square - mean.square()).clamp(min=0).sqrt()

@@ -436,7 +436,7 @@ class Backbone(PartAdapter):
             raise ConfigError(
                 f"{type(self.module).__name__} in `{self.NAME}` has no decode(tokens, states, "
                 "lengths), the attention decoder. Add it, or use CTC only: train with "
-                "--ctc_weight=1.0, decode with attention_rescoring: False."
+                "`ctc_weight: 1.0`, decode with `attention_rescoring: False`."
             )
         if self._pad_option:
             frame_lengths = frame_lengths.to(states.device, non_blocking=True)

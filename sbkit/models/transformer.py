@@ -181,7 +181,8 @@ class Transformer(nn.Module):
         if not self.decoder:
             raise ConfigError(
                 "The Transformer has no attention decoder: `num_decoder_layers` is 0. Raise it, or "
-                "use CTC only: train with --ctc_weight=1.0, decode with attention_rescoring: False."
+                "use CTC only: train with `ctc_weight: 1.0`, decode with `attention_rescoring: "
+                "False`."
             )
         mask = length_mask(lengths, states.shape[1], states.device)
         x = self.dropout(self.embedding(tokens))

@@ -53,13 +53,14 @@ logger = logging.getLogger(__name__)
 class Run(RunSetup):
     """A YAML with its overrides, which trains, and whose results can be read.
 
-    >>> run = Run("hparams/ctc.yaml", {"lr": 1e-3, "Transformer.dropout": 0.2})
-    >>> run.knobs["lr"]
-    0.001
-    >>> run.train(), run.scores["test"]["WER"]  # doctest: +SKIP
+    >>> run = Run("hparams/ctc.yaml", {"lr": 1e-3, "output_folder": "runs/a"})  # doctest: +SKIP
+    >>> run.train()  # doctest: +SKIP
+    >>> run.scores["test"]["WER"]  # doctest: +SKIP
+    0.242
 
     Attributes:
         knobs: the plain values of the YAML, which cannot be changed any more.
+        folder: where the run writes, the value of `output_folder`.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Run(RunSetup):
             recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
                 `replace(ASR, brain=MyBrain)`.
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
-                YAML's `manifest`; `store_rows` says which.
+                YAML's `manifest`: mappings, a DataFrame or a `datasets.Dataset`, with the columns
+                of a table, such as `path` and `sentence`. Audio is a path, or a mapping with
+                `array` and `sampling_rate`.
             title: the first line of the run's log; by default this call.
 
         Raises:
@@ -156,7 +159,8 @@ class Run(RunSetup):
     def tune(self, **options: Any) -> None:
         """Fit another decoder to the validation sets, and keep it if it is better.
 
-        options: those of `sbkit.run.tuning.TuningOptions`, such as `lm_text="talks.txt"`.
+        options: `lm_text="talks.txt"`, `word_lm_order=3`, `beam_size=64` and the others of
+            `sbkit.run.tuning.TuningOptions`.
         """
         tune(self.folder, TuningOptions(**options))
 
@@ -165,7 +169,9 @@ class Run(RunSetup):
     ) -> ParityReports:
         """Copy the bundle of the run, with a model card and further formats; return their reports.
 
-        Args and Raises as in `sbkit.export.export_run`.
+        out: the folder to write; an earlier bundle there is replaced.
+        formats: such as `["onnx", "sherpa-onnx"]`; for the others, and Raises, see
+            `sbkit.export.export_run`.
         """
         bundle = self.folder / BUNDLE
         modules = modules_of_bundle(bundle) if bundle.exists() else frozenset[str]()

@@ -39,6 +39,10 @@ class Codec(GraphModel):
 
     frame: the number of samples of a frame.
     fingerprint: identifies the codec in the header of files of codes.
+
+    >>> codec = Codec("my-codec", device="cpu")  # doctest: +SKIP
+    >>> codec.decode(codec.encode("talk.wav"))  # doctest: +SKIP
+    array([0, 1, -2, ...], dtype=int16)
     """
 
     command: ClassVar[str] = "encode"
@@ -46,9 +50,10 @@ class Codec(GraphModel):
     def __init__(
         self, folder: Path | str, *, step_seconds: float = STEP_SECONDS, **options: Any
     ) -> None:
-        """Open a bundle as `GraphModel` does.
+        """Open a bundle.
 
         step_seconds: the audio of a step, without its context.
+        options: `device`, `runtime` and `precision`, as for `Transcriber.load`.
         """
         super().__init__(folder, **options)
         settings, rate = self.settings, self.sample_rate

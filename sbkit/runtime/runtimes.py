@@ -59,7 +59,7 @@ def open_model(
     streaming: StreamingUse = "no",
     user_modules: frozenset[str] = frozenset(),
 ) -> ThreadedBundle:
-    """Read a bundle, and make its model in a `ModelThread`.
+    """Read a bundle, and make its model in a thread of its own; close it by `bundle.model.close()`.
 
     device, runtime, precision, compile, user_modules: as for `Transcriber.load`.
     streaming: whether the model runs chunk by chunk: "no", "only", or "also" (if the bundle has a

@@ -37,6 +37,11 @@ class BundleScorer:
 
     Raises:
         ConfigError: the task's bundles cannot be scored, or an option does not fit it.
+
+    >>> scorer = BundleScorer(load_bundle("my-model"))  # doctest: +SKIP
+    >>> scored = scorer.score("test", run.prepare_splits().test["test"])  # doctest: +SKIP
+    >>> total_errors(scored.results).wer  # doctest: +SKIP
+    0.242
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class BundleScorer:
     ) -> ScoredSet:
         """Score a test set on all ranks, the shortest clips first; rows without label are left out.
 
+        rows: of a prepared split.
         ping: called before each batch; if it returns True, the other batches are left out.
         max_batches: of each rank, to debug; None for all.
 

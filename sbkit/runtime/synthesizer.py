@@ -42,7 +42,13 @@ class Reading(NamedTuple):
 
 
 class Synthesizer(GraphModel):
-    """A TTS model, opened from a bundle; language: the language tag of the texts it reads."""
+    """A TTS model, opened from a bundle; language: the language tag of the texts it reads.
+
+    options: `device`, `runtime` and `precision`, as for `Transcriber.load`.
+
+    >>> voice = Synthesizer("my-voice", device="cpu")  # doctest: +SKIP
+    >>> write_wav("hello.wav", voice.speak("Good morning."), voice.sample_rate)  # doctest: +SKIP
+    """
 
     command: ClassVar[str] = "speak"
 

@@ -34,6 +34,8 @@ class TestReport:
     """Write the results of test sets into a folder, one set after the other.
 
     Args:
+        folder: gets the files of each set, `summary.json` and `report.html`.
+        task: of the model; its scorer describes the results.
         metrics: those of the task, and perhaps some of a recipe's own Brain.
         measure: returns their values.
         labels: of the model.

@@ -402,10 +402,15 @@ def load_bundle(
     """Load a bundle with its model in torch.
 
     user_modules: the user's modules that the bundle may import.
+    placement: where the model runs, by default on the CPU in fp32.
 
     Raises:
         SbkitError: a file is missing or damaged, or belongs to another model; or the model does not
             run as the placement says.
+
+    >>> bundle = load_bundle("my-model")  # doctest: +SKIP
+    >>> bundle.transcribe([read_audio("talk.mp3", bundle.config.sample_rate)])  # doctest: +SKIP
+    ['hello there']
     """
     folder = Path(folder).absolute()
     contents = read_bundle(folder, with_weights=True, user_modules=user_modules)

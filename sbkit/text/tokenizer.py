@@ -165,7 +165,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
     if not characters:
         raise ConfigError(
             "A tokenizer needs training text, but there is none. Check the `sentence` column of "
-            "train.tsv and --language."
+            "train.tsv and `language`."
         )
     char_size = len(characters) + len(tags) + 4  # special tokens
     if kind == "char" and vocab_size not in (None, char_size):
@@ -176,7 +176,7 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
     if kind != "char" and vocab_size is None:
         raise ConfigError(
             f"`vocab_size` must be a number for `token_type: {kind}`, but is null. "
-            "Try --vocab_size=500."
+            "Try `vocab_size: 500`."
         )
     vocab_size = vocab_size or char_size
     model = io.BytesIO()

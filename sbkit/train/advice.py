@@ -152,29 +152,31 @@ def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]
     peak = rate * factor
     if "adam" in type(optimizer).__name__.lower() and not lowest <= peak <= highest:
         problem = f"The peak learning rate of {peak:g} is {describe_ratio(peak / usual)}"
-        yield Cause(key="lr", problem=problem, fix=f"Try --lr={usual / factor:g}.", is_evident=True)
+        yield Cause(
+            key="lr", problem=problem, fix=f"Try `lr: {usual / factor:g}`.", is_evident=True
+        )
     else:
         problem = f"The peak learning rate of {peak:g} may not suit this model"
-        yield Cause(key="lr", problem=problem, fix=f"Try --lr={rate / 3:.2g}.")
+        yield Cause(key="lr", problem=problem, fix=f"Try `lr: {rate / 3:.2g}`.")
     if peak <= highest and brain.run_share < knobs.get("warmup_fraction", 0):
         yield Cause(
             key="warmup_fraction",
             problem=f"The warm-up has only reached a rate of {optimizer.param_groups[0]['lr']:.2g}",
-            fix="Lower --warmup_fraction.",
+            fix="Lower `warmup_fraction`.",
         )
 
 
 def _find_mask_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
     share = masked_share(knobs)
-    key, options = "spec_augment", "--time_masks=0 --freq_masks=0"
+    key, values = "spec_augment", "`time_masks: 0` and `freq_masks: 0`"
     if probabilities := _mask_probabilities(knobs):
         key = next(iter(probabilities))
-        options = " ".join(f"--{name}=0" for name in probabilities)
+        values = " and ".join(f"`{name}: 0`" for name in probabilities)
     if share > 0:
         yield Cause(
             key=key,
             problem=f"The masks of training hide {share:.0%} of the features",
-            fix=f"Try {options}.",
+            fix=f"Try {values}.",
             is_evident=share > MAX_MASKED_SHARE,
         )
 
@@ -202,7 +204,7 @@ def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[
             key="token_type",
             problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
             f"hours: a token is seen {uses:.1f} times on average",
-            fix="Try --token_type=char --vocab_size=null, and another --output_folder.",
+            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
             is_evident=True,
         )
 
@@ -214,5 +216,5 @@ def _find_step_causes(brain: Brain) -> Iterator[Cause]:
         yield Cause(
             key="batch_seconds",
             problem=f"An epoch has only {plural(num_steps, 'step')}",
-            fix="Lower --batch_seconds.",
+            fix="Lower `batch_seconds`.",
         )

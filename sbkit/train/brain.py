@@ -104,7 +104,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
     Attributes:
-        loaders: loaders of the run, if a `RunSetup` made the Brain.
+        loaders: loaders of the run, if `Run.make_brain` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
         evaluator: keeps and measures the results of evaluated splits.
@@ -140,6 +140,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         checkpointer: SpeechBrainCheckpointer | None = None,
     ) -> None:
         """Make the modules, the step and the evaluation.
+
+        Args:
+            modules: by name, as attributes of `self.modules`. They are moved to the device.
+            opt_class: makes the optimizer from the parameters; None for a Brain that only
+                evaluates, or makes its optimizers in `init_optimizers`.
+            hparams: the values of the YAML, as attributes of `self.hparams`.
+            run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
+            checkpointer: saves each epoch; None to save nothing.
 
         Raises:
             ConfigError: an option or hook of SpeechBrain's has no effect here.

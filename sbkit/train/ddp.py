@@ -108,8 +108,8 @@ class DdpStep:
         if unused and self.is_shared and not self._find_unused:
             raise ConfigError(
                 "Every parameter must take part in every step while `find_unused_parameters` is "
-                f"false, but {listed(unused)} had no gradient. Pass "
-                "--find_unused_parameters=True, or freeze what does not learn."
+                f"false, but {listed(unused)} had no gradient. Set "
+                "`find_unused_parameters: True`, or freeze what does not learn."
             )
 
     def _with_reducer(self, module: nn.Module) -> DistributedDataParallel:

@@ -32,7 +32,7 @@ class EvaluationHooks:
     """Hooks that measure a recipe; without `metrics` it is measured by its loss.
 
     Attributes:
-        task: what the model predicts, and how it is scored; `RunSetup.make_brain` sets it.
+        task: what the model predicts, and how it is scored; `Run.make_brain` sets it.
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
             to the class: an instance may have a SpeechBrain recipe's own attribute of that name.
         network: the model that bundles of a run contain, of the task's `model_class`. A test

@@ -241,7 +241,7 @@ def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dic
         raise ConfigError(
             f"`sample_rate` must be the {config['sample_rate']} Hz that the encoder was trained on "
             f"(its preprocessor_config.json), but is {knobs['sample_rate']}. Take an encoder of "
-            f"that rate, or pass --sample_rate={config['sample_rate']}."
+            f"that rate, or set `sample_rate: {config['sample_rate']}`."
         )
     return {**overrides, ENCODER_CONFIG: config}
 
@@ -257,8 +257,8 @@ def _config_of_new_run(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(declared, Mapping):
             return complete_config(declared, source_file=f"`{ENCODER_CONFIG}`")
         raise ConfigError(
-            f"`{PRETRAINED}` must name the folder of a pretrained encoder, but is null. Pass "
-            f"--{PRETRAINED}=FOLDER or OWNER/NAME, or for random weights a mapping as "
+            f"`{PRETRAINED}` must name the folder of a pretrained encoder, but is null. Set "
+            f"`{PRETRAINED}` to FOLDER or OWNER/NAME, or for random weights a mapping as "
             f"`{ENCODER_CONFIG}`."
         )
     # In the YAML of a run folder.

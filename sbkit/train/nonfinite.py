@@ -129,6 +129,6 @@ def memory_errors_as_sbkit_errors(batch: Any, knob: str = "batch_seconds") -> It
         size = f" of {batch.seconds:.0f} s" if isinstance(batch, Batch) else ""
         names = f" ({listed(ids, max_names=3)})" if ids else ""
         raise SbkitError(
-            f"A batch{size}{names} does not fit into memory. Lower --{knob} or --max_seconds, "
-            "raise --grad_accumulation_factor, or use a smaller model."
+            f"A batch{size}{names} does not fit into memory. Lower `{knob}` or `max_seconds`, "
+            "raise `grad_accumulation_factor`, or use a smaller model."
         ) from error

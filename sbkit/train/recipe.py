@@ -39,6 +39,10 @@ class Recipe:
         corpus: makes the corpus that `prepare_splits` reads, from the knobs; a recipe without one
             cannot be prepared as shards.
         ranges: allowed ranges of the recipe's own numbers.
+
+    >>> from dataclasses import replace
+    >>> from recipes.asr.recipe import ASR
+    >>> replace(ASR, brain=MyBrain)  # doctest: +SKIP
     """
 
     task: Task

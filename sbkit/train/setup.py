@@ -94,7 +94,7 @@ def once(name: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Resul
 
 
 class RunSetup:
-    """A YAML with its overrides, and what has been made from them.
+    """A YAML with its overrides, and what has been made from them; `sbkit.Run` trains it.
 
     Attributes:
         knobs: the plain values of the YAML.

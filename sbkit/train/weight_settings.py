@@ -112,7 +112,7 @@ def check_same_meaning(
         missing = dict.fromkeys(difference.names[-1] for difference in undeclared)
         raise ConfigError(
             f"`init_from`: the weights of {source} were trained with other settings: {described}. "
-            f"Use their values, or declare the difference: --{DIFFERS}=[{','.join(missing)}]."
+            f"Use their values, or declare the difference: `{DIFFERS}: [{', '.join(missing)}]`."
         )
     lines = [f"{DIFFERS}: {difference}" for difference in _without_repeats(differences)]
     unused = declared.difference(*(difference.names for difference in differences))

@@ -137,7 +137,7 @@ def _is(finding: Finding, expected: Expected, document: Document) -> bool:
     place = document.place(keys) if keys[0] in document.root else expected.at
     return (
         finding.check == expected.check
-        and (finding.where.endswith(place) or finding.where == f"--{expected.at}")
+        and (finding.where.endswith(place) or finding.where == f"override of {expected.at}")
         and all(word in str(finding) for word in expected.words)
         and finding.stops == expected.stops
     )

@@ -79,8 +79,8 @@ def test_failed_step_is_reported_unless_an_error_has_its_key(planned: PlannedRun
 @pytest.mark.parametrize(
     ("error", "place"),
     [
-        (DataError("a.csv: a quotation mark", where="a.csv:3"), "a.csv:3"),
-        (DataError("5 of 9 rows of train are unusable"), "--manifest"),
+        (DataError("a.csv: no text; name a `manifest`", where="a.csv:3"), "a.csv:3"),
+        (DataError("5 of 9 rows of train are unusable"), "override of manifest"),
         (ConfigError("`lr` is odd"), "/a.yaml:1"),
     ],
 )

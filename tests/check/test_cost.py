@@ -69,8 +69,8 @@ def test_measured_steps_are_real_and_leave_no_trace(planned: PlannedRun) -> None
     ("error", "text"),
     [
         (RuntimeError("all tensors on one device"), "raised RuntimeError (all tensors on one dev"),
-        (torch.OutOfMemoryError("CUDA out of memory."), "raise --grad_accumulation_factor"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "raise --grad_accumulation_f"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "raise `grad_accumulation_factor"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "raise `grad_accumulation_f"),
     ],
 )
 def test_step_that_fails_only_on_the_device_is_found(
@@ -155,7 +155,7 @@ def test_batch_that_the_system_would_kill_for_is_found(
         steps.require_memory(largest)
     monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes - 1)
     (finding,) = check_planned_run(planned, [check_cost])
-    assert "does not fit into memory. Lower --batch_seconds" in finding.problem
+    assert "does not fit into memory. Lower `batch_seconds`" in finding.problem
 
 
 def test_full_disk_is_found(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,8 +149,8 @@ def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
     ("sentence", "language", "replaced", "advice"),
     [
         ("In beiden Händen in Kopfho\u0308he, Straße", "en", "ä", "tables have these letters: de."),
-        ("¿Cuántos niños están aquí?", "en", "á", "Pass --language=es"),
-        ("Très bien, vous êtes déjà là, ça va?", "en", "ê", "Pass --language=fr"),
+        ("¿Cuántos niños están aquí?", "en", "á", "Set `language: es`"),
+        ("Très bien, vous êtes déjà là, ça va?", "en", "ê", "Set `language: fr`"),
         ("In beiden Händen in Kopfhöhe, Straße", "de", "", ""),
         ("Ёлка и ещё решётка", "ru", "ё", "Nothing needs"),
         (f"The naïve fox has a café {LONG_TEXT}", "en", "é", "loan words"),
@@ -168,7 +168,7 @@ def test_check_data_names_the_language_of_replaced_letters(
     for finding in findings:
         assert replaced in finding.problem
         assert advice in finding.fix
-        assert finding.stops == ("--language" in finding.fix)
+        assert finding.stops == ("Set `language" in finding.fix)
 
 
 def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:

@@ -59,9 +59,9 @@ def test_wrong_rate_is_found_by_the_sweep(
         (finding,) = check_learning(planned)
         assert planned.results[LEARNING_TEST].outcome == "failed"
     assert finding.stops
-    assert finding.where == "--lr"
+    assert finding.where == "override of lr"
     assert words in finding.problem
-    rate = float(finding.fix.partition("--lr=")[2].partition(",")[0])
+    rate = float(finding.fix.partition("`lr: ")[2].partition("`")[0])
     assert suggested[0] <= rate <= suggested[1]
 
 
@@ -73,7 +73,7 @@ def test_high_dropout_is_named_and_not_the_device(
     monkeypatch.setattr(learn, "SWEPT_FACTORS", (0.1,))
     with planned_run(workplace, tmp_path / "run", *LARGER, "--dropout=0.95") as planned:
         (finding,) = check_learning(planned)
-    assert finding.fix.startswith("Lower --dropout, which hides 95% of the model.")
+    assert finding.fix.startswith("Lower `dropout`, which hides 95% of the model.")
 
 
 @pytest.mark.slow

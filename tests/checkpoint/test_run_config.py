@@ -124,7 +124,7 @@ def test_refused_changes_name_both_values(
     with pytest.raises(SbkitError) as caught:
         declare(tmp_path, **change).check_resumable(run)
     assert error in str(caught.value)
-    assert "choose another --output_folder" in str(caught.value)
+    assert "choose another `output_folder`" in str(caught.value)
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == before
 
 

@@ -22,7 +22,7 @@ from tests.runs import ROOT
         ("- 1", "must consist of `key: value` lines"),
         ("", "its root is empty"),
         ("!include:other.yaml", "its root is !include:other.yaml"),
-        ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) needs a value. Pass --a=..."),
+        ("a: !PLACEHOLDER\n", "`a: !PLACEHOLDER ` ({path}:1) needs a value. Override it."),
         ("size: 1\na: !ref <siz>", "there is no `siz`. Did you mean `size`?"),
         ("a: !ref size", "Write it in angle brackets: `!ref <key>`"),
         ("a: !ref <b>\nb: !ref <a>", "resolved later"),

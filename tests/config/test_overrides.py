@@ -141,7 +141,7 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--augment.speeds=1", "must be a list"),
         (
             "--augment.speeds=[a]",
-            "`--augment.speeds.0` must be a number, as in {path}:8, not 'a' (text)",
+            "`augment.speeds.0` must be a number, as in {path}:8, not 'a' (text)",
         ),
     ],
 )
@@ -156,4 +156,4 @@ def test_key_inside_a_plain_value_is_refused() -> None:
 
 def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:
     assert read_knobs(path, {"output_folder": path.parent})["output_folder"] == str(path.parent)
-    assert "`--limit` must be a plain value" in refusal(path, {"limit": object()})
+    assert "`limit` must be a plain value" in refusal(path, {"limit": object()})

@@ -296,7 +296,7 @@ def test_encoding_is_named_or_suspected(tmp_path: Path) -> None:
     sentences = ["as far as it is ASCII"] * 3000 + ["Привет, как дела"] * 5
     rows = [f"{n}.wav;{sentence}\n" for n, sentence in enumerate(sentences)]
     file.write_text("".join(["path;sentence\n", *rows]), encoding="cp1251")
-    with pytest.raises(SbkitError, match=r"line 3002 is not utf-8 text.*--encoding=cp1251"):
+    with pytest.raises(SbkitError, match=r"line 3002 is not utf-8 text.*`encoding: cp1251`"):
         read(file)
     assert read(file, encoding="cp1251").sentences == sentences
     with pytest.raises(SbkitError, match="`encoding`: unknown encoding: klingon"):

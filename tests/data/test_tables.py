@@ -52,7 +52,7 @@ def test_text_column_false_reads_a_table_without_transcripts(tmp_path: Path) -> 
         columns = {"Transcript": "", "language": "de"}
         assert clip == Clip("a", tmp_path / "clips/a.mp3", "", columns)
         file.write_text(content.replace("Transcript", "words"))
-        with pytest.raises(SbkitError, match="pass --text_column=False"):
+        with pytest.raises(SbkitError, match="set `text_column: False`"):
             read_release(file, TableOptions(language="en"))
 
 
@@ -78,12 +78,12 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "is empty"),
     "an empty spreadsheet": (",,\n,,\n", "is empty"),
     "only a header": ("path\tsentence\n", "a header but no rows"),
-    "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column with --t"),
+    "no sentence": ("path\twords\na.mp3\thi\n", "names path, words. Name another column as `t"),
     "no objects": ("[1]\n{\n", r"line 1 is not an object \(it is not an object with keys"),
     "a column twice": ("path\tage\tage\na.mp3\t1\t2\n", "the column age twice. Rename"),
     "Latin-1": (
         "path\tsentence\na.mp3\thi\nb.mp3\tété\n".encode("latin-1"),
-        "line 3 is not utf-8 text. If it is .*--encoding=",
+        "line 3 is not utf-8 text. If it is .*`encoding: ",
     ),
 }
 
@@ -157,5 +157,5 @@ def test_check_locale_refuses_a_manifest_of_another_language() -> None:
     check_locale(locales("de", "de-AT", ""), "de")
     check_locale(locales("", ""), "en")
     check_locale(locales("sv-SE", "sv-SE", "fi"), "sv")
-    with pytest.raises(SbkitError, match=r"is en, but 2 of 4 rows .* locale de\. Pass --l"):
+    with pytest.raises(SbkitError, match=r"is en, but 2 of 4 rows .* locale de\. Set `l"):
         check_locale(locales("fr", "de", "de", "en"), "en")

@@ -258,7 +258,7 @@ LINKS = {"link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfil
         ("no tar", r"bad.tar is damaged, or not a tar file"),
         (
             "no text",
-            r"\(1 no transcript\).*bad.tar a: .* for none at all, pass --text_column=False",
+            r"\(1 no transcript\).*bad.tar a: .* for none at all, set `text_column: False`",
         ),
         (
             "two of one name",

@@ -79,7 +79,7 @@ def test_arpa_file_of_another_order_or_spelling_is_refused(
 ) -> None:
     arpa = file.with_name("talks.arpa")
     write_arpa(train([text.split() for text in TEXTS], order=2).model, arpa)
-    with pytest.raises(SbkitError, match="2-gram model of words, .* is 3. Pass --word_lm"):
+    with pytest.raises(SbkitError, match="2-gram model of words, .* is 3. Set `word_lm"):
         train_models(file, tokenizer, [], words=3, arpa=arpa)
     write_arpa(train([text.upper().split() for text in TEXTS], order=2).model, arpa)
     with pytest.raises(SbkitError, match="spell only 0 of the 11 words of .* Train it on text"):

@@ -222,7 +222,7 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
     out = model.run(audio, samples, tokens=None, return_intermediate=False)
     assert out.states.shape == (2, 25, 16)
     assert model.unused_modules(1.0) == ()
-    with pytest.raises(SbkitError, match="LSTM .* has no decode.*--ctc_weight=1.0"):
+    with pytest.raises(SbkitError, match="LSTM .* has no decode.*`ctc_weight: 1.0`"):
         model.run(audio, samples, tokens=tokens, return_intermediate=False)
     parts |= {"Transformer": sbkit_parts()["Transformer"]}
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=VOCABULARY, **parts)
@@ -231,7 +231,7 @@ def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
     with pytest.raises(SbkitError) as decoding:  # where ctc_weight does not matter
         model.decoder_log_probs(tokens, out.states, out.frame_lengths)
     assert str(decoding.value) == str(training.value)
-    assert "decode with attention_rescoring: False" in str(decoding.value)
+    assert "decode with `attention_rescoring: False`" in str(decoding.value)
 
 
 @pytest.mark.parametrize("family", BOTH)

@@ -162,7 +162,7 @@ def test_failed_download_quotes_apt_get(tmp_path: Path, monkeypatch: pytest.Monk
     )
     install_apt(tmp_path, monkeypatch, script=script)
     words = r"apt-get failed \(W: Failed to fetch http://x  No route\)"
-    with pytest.raises(SbkitError, match=f"{words}.*as --data_folder"):
+    with pytest.raises(SbkitError, match=f"{words}.*as `data_folder"):
         prepare_prompts(language="en", cache_folder=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 

@@ -106,7 +106,7 @@ def test_empty_training_set_is_refused_with_the_reason(tmp_path: Path) -> None:
 def test_release_without_clips_is_refused(tmp_path: Path) -> None:
     release = make_release(tmp_path / "en")
     (release / "clips").rename(tmp_path / "moved")
-    with pytest.raises(SbkitError, match=r"has no clips/\. Pass --data_folder"):
+    with pytest.raises(SbkitError, match=r"has no clips/\. Name the folder"):
         prepare(data_folder=release, language="en", cache_folder=tmp_path / "cache")
 
 
@@ -238,7 +238,7 @@ def test_delta_release_needs_named_splits(tmp_path: Path) -> None:
     for split in SPLITS:
         (release / f"{split}.tsv").unlink()
     knobs = {"data_folder": release.parent, "language": "en", "splits": None}
-    missing = r"has no train\.tsv, dev\.tsv, test\.tsv.*among .*invalidated, other, .*--splits"
+    missing = r"has no train\.tsv, dev\.tsv, test\.tsv.*among .*invalidated, other, .*`splits`"
     with pytest.raises(SbkitError, match=missing):
         common_voice.splits(knobs)
     with pytest.raises(SbkitError, match=r"'test', which is not a split .*, or \[\] for none"):

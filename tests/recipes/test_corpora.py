@@ -72,7 +72,7 @@ def test_corpus_of_refuses_unknown_data(
 @pytest.mark.parametrize("name", ["CommonVoice", "LibriSpeech"])
 def test_corpus_of_a_folder_needs_data_folder(name: str) -> None:
     knobs = {"corpus": f"recipes.{name}.corpus", "data_folder": None, "language": "en"}
-    with pytest.raises(SbkitError, match="Pass --data_folder=FOLDER"):
+    with pytest.raises(SbkitError, match="names none. Name the folder"):
         corpus_of(knobs).splits(knobs)
 
 
@@ -415,7 +415,7 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("manifest", "words"),
     [
-        ({"train": "a.csv"}, "no files for dev. Add --manifest dev=FILE"),
+        ({"train": "a.csv"}, "no files for dev. Add `dev: FILE`"),
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
         ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' twice"),
         ({"train": {"a": "a"}, "dev": {"train": "b"}}, "a split called train, which is the name"),

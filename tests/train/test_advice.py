@@ -73,7 +73,7 @@ def advice_of(run: Path) -> list[str]:
     ("options", "edit", "words"),
     [
         (["--lr=1e-6"], None, "(1) The peak learning rate of 1e-06 is about 1,000 times too low."),
-        (["--lr=1.0"], None, "of 1 is about 1,000 times too high. Try --lr=0.001."),
+        (["--lr=1.0"], None, "of 1 is about 1,000 times too high. Try `lr: 0.001`."),
         # Half the clips are left out, since their new transcripts are too long for them.
         (["--batch_seconds=16"], shuffle, "(1) The transcripts do not seem to belong to their"),
         ([], with_many_tokens, "(1) The vocabulary of 300 tokens is large for"),
@@ -130,7 +130,7 @@ def test_share_of_masks_counts_all_of_them() -> None:
 def test_yaml_with_one_kind_of_mask_is_advised_on_that_kind(key: str) -> None:
     assert masked_share({key: 0.65}) == pytest.approx(0.478, abs=0.001)
     (cause,) = _find_mask_causes({key: 0.65, "mask_feature_prob": None})
-    assert (cause.key, cause.fix) == (key, f"Try --{key}=0.")
+    assert (cause.key, cause.fix) == (key, f"Try `{key}: 0`.")
 
 
 @pytest.mark.parametrize(("rate", "is_cause"), [(1e-6, True), (1.0, False)])

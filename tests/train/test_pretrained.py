@@ -186,7 +186,7 @@ def test_check_finds_utterances_without_positions(
     assert sbkit(["check", *words]) != 0
     output = capsys.readouterr().out
     assert re.search(r"error: Utterances.* longer than the 1\.6 s that .* in train", output)
-    assert "--max_seconds=1.44" in output
+    assert "`max_seconds: 1.44`" in output
 
 
 # -- refused before anything is prepared -----------------------------------------------------------

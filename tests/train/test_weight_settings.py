@@ -41,7 +41,7 @@ def test_difference_that_is_not_declared_is_an_error(
     tmp_path: Path, name: str, override: str, difference: str
 ) -> None:
     setting = re.findall(r"(\w+)=", override)[0]
-    with pytest.raises(ConfigError, match=rf"{re.escape(difference)}.*_differs=\[{setting}\]"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(difference)}.*_differs: \[{setting}\]"):
         compare(tmp_path, name, override)
     (line,) = compare(tmp_path, name, override, f"--init_from_differs=[{setting}]")
     assert difference in line
@@ -63,7 +63,7 @@ def test_other_settings_may_differ(tmp_path: Path, override: str) -> None:
 
 def test_text_table_counts_where_outputs_are_loaded(tmp_path: Path) -> None:
     for override, name in (("--text.case=keep", "case"), ("--language=ru", "language")):
-        with pytest.raises(ConfigError, match=rf"_differs=\[{name}\]"):
+        with pytest.raises(ConfigError, match=rf"_differs: \[{name}\]"):
             compare(tmp_path, "ctc", override, loaded="ctc_lin.x")
 
 

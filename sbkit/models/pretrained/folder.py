@@ -404,7 +404,7 @@ def _check_no_faults(folder: Path, faults: Mapping[str, str | None]) -> None:
     descriptions = [f"{name} ({fault})" for name, fault in faults.items() if fault]
     fix = DOWNLOAD_AGAIN
     if len(descriptions) == 1 and descriptions[0].endswith(f"{MASK_VECTOR} (missing)"):
-        fix = "Pass --mask_time_prob=0, or use a model that was trained with masks."
+        fix = "Set `mask_time_prob: 0`, or use a model that was trained with masks."
     if descriptions:
         raise BundleError(
             f"Tensors in {folder} do not match its config.json: "

@@ -147,7 +147,7 @@ MUTATIONS = [
     ),
     mutation(
         "a tokenizer of another text",
-        note("labels", "data_folder", "in train", "--output_folder"),
+        note("labels", "data_folder", "in train", "`output_folder`"),
         run=tokenizer_of(LETTERS.replace("v", "")),
     ),
     mutation(
@@ -184,14 +184,14 @@ MUTATIONS = [
     ),
     mutation(
         "a subsampling twice as wide",
-        error("alignment", "data_folder", "80 ms frames", "in train", "--token_type=bpe"),
+        error("alignment", "data_folder", "80 ms frames", "in train", "token_type: bpe"),
         note("padding", "model"),  # of convolutions without lengths
         yaml="hparams/ctc_speechbrain.yaml",
         text=(("strides: [2, 2]", "strides: [4, 2]"), ("<n_mels> // 4 *", "<n_mels> // 8 *")),
     ),
     mutation(
         "all transcripts with more characters than frames",  # Parakeet's are of 80 ms
-        error("loaders", "token_type", "all 16 transcripts", "frames of 40 ms", "--token_type=bpe"),
+        error("loaders", "token_type", "all 16 transcripts", "frames of 40 ms", "token_type: bpe"),
         release=sentences("train", six_times, num_rows=None),
     ),
     mutation(
@@ -241,7 +241,7 @@ MUTATIONS = [
     ),
     mutation(
         "a misspelled manifest on the command line",
-        error("splits", "--manifest", "trian.tsv does not exist"),
+        error("splits", "manifest", "trian.tsv does not exist"),
         options=("--data_folder=null", "--manifest", "train=trian.tsv", "--manifest", "dev=a.tsv"),
     ),
     mutation(

@@ -14,7 +14,7 @@ from tests.check.parts import StageNotes
 
 EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
-FEW_STEPS = note("batches", "--batch_seconds", "of train make 1")
+FEW_STEPS = note("batches", "batch_seconds", "of train make 1")
 CTC_LIN = "ctc_lin: !new:torch.nn.Linear\n    in_features: "
 COMPUTED_SIZE = (f"{CTC_LIN}!ref <d_model>", f"{CTC_LIN}!apply:builtins.max [!ref <d_model>, 1]")
 
@@ -150,7 +150,7 @@ RUN_FOLDER = [
     ),
     mutation(
         "checkpoints without the run configuration",
-        error("run_folder", ".yaml:1", "run_config.json must be", "Put it back"),
+        error("run_folder", "output_folder", "run_config.json must be", "Put it back"),
         run=undeclared,
     ),
     mutation(

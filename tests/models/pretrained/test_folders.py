@@ -138,7 +138,7 @@ BAD: dict[str, tuple[Change, str]] = {
     "link": (link_elsewhere, "links to .*elsewhere.safetensors, outside its folder"),
     "link loop": (link_in_a_loop, "model.safetensors is not a file, or an incomplete download"),
     "tensor missing": (rename(Q_PROJ, "x"), rf"Tensors in .* config.json: {Q_PROJ} \(missing\)"),
-    "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Pass --mask_time_prob=0"),
+    "no mask": (rename("masked_spec_embed", "x"), r"embed \(missing\). Set `mask_time_prob: 0`"),
     "not finite": (
         map_weights(lambda tensors: tensors | {Q_PROJ: tensors[Q_PROJ] / 0}),
         rf"{Q_PROJ} \(not finite\)",
