@@ -370,7 +370,7 @@ def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
             problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
             f"transcripts ({share:.2%}): {_describe_changes(replacements)}",
             fix=f"Languages whose tables have these letters: {listed(languages)}. Pass "
-            f"--language={languages[0]}, or write the transcripts in the letters to train on."
+            f"`language: {languages[0]}`, or write the transcripts in the letters to train on."
             if stops
             else "Nothing needs to be done about loan words, and spellings that the table unifies.",
             stops=stops,
