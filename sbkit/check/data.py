@@ -369,7 +369,7 @@ def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
             "language",
             problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
             f"transcripts ({share:.2%}): {_describe_changes(replacements)}",
-            fix=f"Languages whose tables have these letters: {listed(languages)}. Pass "
+            fix=f"Languages whose tables have these letters: {listed(languages)}. Set "
             f"`language: {languages[0]}`, or write the transcripts in the letters to train on."
             if stops
             else "Nothing needs to be done about loan words, and spellings that the table unifies.",
