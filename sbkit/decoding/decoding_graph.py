@@ -72,7 +72,7 @@ def make_graph(
     if tokenizer.vocab_size > MAX_TOKENS:
         raise ConfigError(
             f"A decoding graph supports at most {MAX_TOKENS} tokens, because it grows with their "
-            f"square; this tokenizer has {tokenizer.vocab_size}. Use --decoder beam."
+            f"square; this tokenizer has {tokenizer.vocab_size}. Use the decoder beam."
         )
     marks = Marks(*range(tokenizer.vocab_size + 1, tokenizer.vocab_size + 4))
     arcs = LexiconArcs(word_lm, tokenizer, lm_weight, marks)
@@ -100,7 +100,7 @@ def _determinize(kaldifst: Any, sentences: Any) -> None:
     if is_cut_short:
         raise ConfigError(
             f"The decoding graph of this language model grows beyond {MAX_GROWTH} times its "
-            f"{num_states} states. Use a language model of a lower order, or --decoder beam."
+            f"{num_states} states. Use a language model of a lower order, or the decoder beam."
         )
 
 
@@ -274,8 +274,7 @@ class GraphDecoder(LanguageModelDecoder):
         if self.attention_rescoring:
             raise ConfigError(
                 "`decoder_type: graph` finds a single hypothesis, so the attention decoder cannot "
-                "rescore. Pass --attention_rescoring=False (tune: --no-attention-rescoring), or "
-                "--decoder_type=beam."
+                "rescore. Set `attention_rescoring: False`, or `decoder_type: beam`."
             )
 
     @cached_property
@@ -285,8 +284,8 @@ class GraphDecoder(LanguageModelDecoder):
         word_lm = self.language_models.words
         if word_lm is None:
             raise ConfigError(
-                "`decoder_type: graph` needs a language model of words, but there is none. Pass "
-                "--word_lm_order=3, or --decoder_type=beam."
+                "`decoder_type: graph` needs a language model of words, but there is none. Set "
+                "`word_lm_order: 3`, or `decoder_type: beam`."
             )
         if word_lm.table is not None:
             raise ConfigError(
