@@ -404,7 +404,7 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     assert not re.search(r"model-index|% \||Formats|parity", card)
     with pytest.raises(SbkitError, match="fits the weights of language models, but there is none"):
         sbkit(["tune", str(run)])
-    with pytest.raises(SbkitError, match="`--attention-rescoring` needs a trained attention dec"):
+    with pytest.raises(SbkitError, match="`attention_rescoring` needs a trained attention dec"):
         sbkit(["tune", str(run), "--attention-rescoring", "--word-lm-order=2"])
 
 

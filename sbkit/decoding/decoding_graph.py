@@ -270,8 +270,7 @@ class GraphDecoder(LanguageModelDecoder):
         if self.attention_rescoring:
             raise ConfigError(
                 "`decoder_type: graph` finds a single hypothesis, so the attention decoder cannot "
-                "rescore. Pass --attention_rescoring=False (tune: --no-attention-rescoring), or "
-                "--decoder_type=beam."
+                "rescore. Set `attention_rescoring: False`, or `decoder_type: beam`."
             )
 
     @cached_property
@@ -281,8 +280,8 @@ class GraphDecoder(LanguageModelDecoder):
         word_lm = self.language_models.words
         if word_lm is None:
             raise ConfigError(
-                "`decoder_type: graph` needs a language model of words, but there is none. Pass "
-                "--word_lm_order=3, or --decoder_type=beam."
+                "`decoder_type: graph` needs a language model of words, but there is none. Set "
+                "`word_lm_order: 3`, or `decoder_type: beam`."
             )
         if word_lm.table is not None:
             raise ConfigError(

@@ -41,8 +41,8 @@ class FittedDecoder:
             return ""
         return (
             f"the CER of the {decoder_type} decoder, {100 * cer:.1f} %, is above that of greedy "
-            f"decoding, {100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or pass "
-            "--decoder greedy if characters matter more than words."
+            f"decoding, {100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or "
+            "choose the decoder greedy if characters matter more than words."
         )
 
     @property

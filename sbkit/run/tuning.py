@@ -137,7 +137,7 @@ def _tune(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
         else:
             logger.info(
                 f"{model} keeps its decoder, because the new one is no better. To use the new one "
-                "anyway, pass --force, or --out DIR for a bundle."
+                "anyway, set `force`, or name a new folder as `out`."
             )
 
 
@@ -226,7 +226,7 @@ def _make_decoder(
     has_attention = bundle.model.network.seq_lin is not None and knobs.get("ctc_weight", 0) < 1
     if options.attention_rescoring and not has_attention:
         raise ConfigError(
-            "`--attention-rescoring` needs a trained attention decoder, but this model has only "
+            "`attention_rescoring` needs a trained attention decoder, but this model has only "
             "CTC. Leave it out."
         )
     changes = {
@@ -242,8 +242,8 @@ def _make_decoder(
     decoder.check()
     if not decoder.used_weights:
         raise ConfigError(
-            "`sbkit tune` fits the weights of language models, but there is none. Pass "
-            "--word-lm-order 3, and for a bundle --lm-text."
+            "`sbkit tune` fits the weights of language models, but there is none. Set "
+            "`word_lm_order` to 3, and for a bundle `lm_text`."
         )
     return decoder
 
