@@ -94,7 +94,7 @@ class Run(RunSetup):
         self._title = title or f"Run({str(yaml_file)!r}, {overrides})"
         if corpus is not None:
             stored = {split: str(store_rows(rows)) for split, rows in corpus.items()}
-            overrides["manifest"] = stored
+            overrides |= {"manifest": stored, "data_folder": None, "corpus": None}
         super().__init__(yaml_file, overrides, recipe=recipe)
 
     @classmethod
@@ -104,6 +104,7 @@ class Run(RunSetup):
         overrides: Mapping[str, object] | None = None,
         *,
         recipe: Recipe | None = None,
+        corpus: Mapping[str, Any] | None = None,
     ) -> Self:
         """Open a finished or stopped run, wherever its folder lies now.
 
@@ -114,7 +115,7 @@ class Run(RunSetup):
                 f"{folder} is not a run folder, because it has no {RUN_YAML}. Name the folder "
                 "that training printed, such as results/ctc/en/3407."
             )
-        return cls(Path(folder) / RUN_YAML, overrides, recipe=recipe)
+        return cls(Path(folder) / RUN_YAML, overrides, recipe=recipe, corpus=corpus)
 
     # -- the whole run --------------------------------------------------------------------------
 
@@ -162,7 +163,8 @@ class Run(RunSetup):
         options: `lm_text="talks.txt"`, `word_lm_order=3`, `beam_size=64` and the others of
             `sbkit.run.tuning.TuningOptions`.
         """
-        tune(self.folder, TuningOptions(**options))
+        files = {name: Path(options[name]) for name in ("data", "out") if options.get(name)}
+        tune(self.folder, TuningOptions(**options | files))
 
     def export(
         self, out: Path | str, *, formats: Sequence[str] = (), license: str = UNKNOWN_LICENSE

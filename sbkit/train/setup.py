@@ -166,7 +166,7 @@ class RunSetup:
     def build_hparams(self) -> Knobs:
         """Build the objects of the YAML, with random numbers from its seed."""
         task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
-        with isolated_rng(self.choose_placement().device):
+        with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
             torch.manual_seed(self.knobs["seed"])
             hparams = load_hparams(self.yaml_file, self.overrides)
         if "sample_rate" in hparams:
