@@ -303,10 +303,12 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
 
 
 def change_config(bundle: Path, **values: object) -> None:
-    """Change values in config.json of a bundle without copies for a hub."""
-    config = read_json(bundle / CONFIG_FILE) | values
-    (bundle / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
-    write_checksums(bundle)
+    """Change values in config.json of a bundle, and of its copy for a hub if there is one."""
+    for folder in (bundle, bundle / HUB):
+        if (folder / CONFIG_FILE).exists():
+            config = read_json(folder / CONFIG_FILE) | values
+            (folder / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
+            write_checksums(folder)
 
 
 # The files of a bundle
