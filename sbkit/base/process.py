@@ -5,16 +5,15 @@ import gc
 import os
 import re
 import signal
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from sbkit.base.errors import (
     ASKED_TO_STOP,
@@ -58,23 +57,31 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     """
     # Imports make 450,000 objects that stay: scanning them took 0.9 of 5.8 s at the start.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
-    if isinstance(sys.stdout, TextIOWrapper):  # for an ASCII terminal, or undecodable file names
-        sys.stdout.reconfigure(errors="backslashreplace")
+    with drop_unwritable("stderr"):
+        if isinstance(sys.stdout, TextIOWrapper):  # an ASCII terminal, or undecodable file names
+            sys.stdout.reconfigure(errors="backslashreplace")
+        code = _run_to_exit_code(main)
+        _give_up_if_lost(sys.stdout)
+    sys.exit(code)
+
+
+def _run_to_exit_code(main: Callable[[], int | None]) -> int:
+    """Run a command, print its error if a user can fix it, and return its exit code."""
     try:
         with handle_signals(STOP_SIGNALS, _stop), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
+            return code
     except StopRequestedError as error:
         if os.environ.get("RANK", "0") == "0":
             print(error, file=sys.stderr)
-        code = ASKED_TO_STOP
+        return ASKED_TO_STOP
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = PIPE_CLOSED
+        return PIPE_CLOSED
     except OtherRankError as error:
-        code = error.code
+        return error.code
     except Exception as error:
         user_error = _as_user_error(error)
         if user_error is None:
@@ -85,9 +92,64 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
             time.sleep(OTHER_RANKS_DELAY)
         print(user_error, file=sys.stderr, flush=True)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            _report_to_torchrun(str(user_error), Path(file))
-        code = exit_code(error)
-    sys.exit(code)
+            with suppress(OSError):  # its disk is full
+                _report_to_torchrun(str(user_error), Path(file))
+        return exit_code(error)
+
+
+class _DroppingStream:
+    """Write to a stream, and drop the text that it refuses."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # the latter if the stream is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+@contextmanager
+def drop_unwritable(*names: str) -> Iterator[None]:
+    """Drop what cannot be written to a stream inside the block, instead of raising OSError.
+
+    The disk may be full, the terminal lost, the pipe or the descriptor closed.
+
+    names: of the streams that hold no result, `stdout` or `stderr`.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # a new file takes the lowest descriptor, the missing one
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+    streams = {name: getattr(sys, name) for name in names}
+    for name, stream in streams.items():
+        setattr(sys, name, _DroppingStream(stream))
+    try:
+        yield
+    finally:
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+            _give_up_if_lost(stream)
+
+
+def _give_up_if_lost(stream: TextIO) -> None:
+    """Connect an output of the process that cannot be written to /dev/null.
+
+    Otherwise Python would try once more at its end, and exit with code 120.
+    """
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        if stream in (sys.__stdout__, sys.__stderr__) and not stream.closed:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def _report_to_torchrun(message: str, file: Path) -> None:
@@ -155,19 +217,8 @@ def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) ->
         yield
 
 
-def detach_from_lost_terminal() -> None:
-    """Redirect output from a closed terminal to /dev/null: writing to it would end the process."""
-    for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream)
-            os.close(null)
-
-
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     """Raise StopRequestedError, so that resources are closed before the command ends."""
     for other in STOP_SIGNALS:  # a second signal would interrupt the cleanup
         signal.signal(other, signal.SIG_IGN)
-    if number == signal.SIGHUP:
-        detach_from_lost_terminal()
     raise StopRequestedError("Stopped outside of training; rerun the same command.")

@@ -18,6 +18,7 @@ from torch import nn
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError
 from sbkit.base.openmp import describe_waiting
+from sbkit.base.process import drop_unwritable
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training, check_planned_run
 from sbkit.check.planned_run import Finding, PlannedRun
@@ -304,6 +305,7 @@ class Run(RunSetup):
         """
         device = self.choose_placement().device
         with (
+            drop_unwritable("stdout", "stderr"),
             nullcontext() if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),

@@ -156,7 +156,8 @@ class Watchdog:
                 f"command resumes from the last checkpoint. The stack of rank {rank()}:\n",
             )
         )
-        os.write(STDERR, report.encode())
+        with suppress(OSError):  # nobody can read it
+            os.write(STDERR, report.encode())
         faulthandler.dump_traceback(STDERR)
         time.sleep(REPORT_SECONDS)
         os._exit(STALLED)
