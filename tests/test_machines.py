@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.logs.run_log import read_log
 from tests import processes
 from tests.runs import Workplace
@@ -115,8 +117,8 @@ from sbkit.data.cache import default_cache
 print(cache_dir(), default_cache())
 """
 # The right to read all files: Python and this checkout may be root's
-AS_ANOTHER_USER = "setpriv --reuid 12345 --regid 12345 --clear-groups".split()
-AS_ANOTHER_USER += "--inh-caps +dac_read_search --ambient-caps +dac_read_search".split()
+AS_ANOTHER_USER = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"]
+AS_ANOTHER_USER += ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
 
 
 @pytest.mark.slow
@@ -139,3 +141,122 @@ def test_user_that_passwd_does_not_list_has_caches(home: str | None) -> None:
         f"{folder}/torchinductor_user-12345",
         f"{folder}/sbkit-12345/sbkit",
     ]
+
+
+# File systems
+
+# Shims in the place of real disks: what a call answers there.
+LOCAL_LOCKS_OF_FOLDERS = """
+flock = fcntl.flock
+def lock_on_nfs(descriptor, operation):  # another machine does not see the lock
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        flock(descriptor, operation)
+fcntl.flock = lock_on_nfs
+"""
+NO_LOCKS = """
+def refuse_lock(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.fcntl = fcntl.flock = fcntl.lockf = refuse_lock
+"""
+NO_FSYNC_OF_FOLDERS = """
+fsync = os.fsync
+def fsync_on_cifs(descriptor):
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "Invalid argument")
+    fsync(descriptor)
+os.fsync = fsync_on_cifs
+"""
+ONE_FAILED_FSYNC = """
+fsync, failures = os.fsync, []
+def fail_once(descriptor):
+    fsync(descriptor)
+    if not failures:
+        failures.append(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+os.fsync = fail_once
+"""
+NO_RENAMED_FOLDERS = """
+rename = os.rename
+def rename_on_store(source, target, **options):
+    if os.path.isdir(source):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+    rename(source, target, **options)
+os.rename = rename_on_store
+"""
+SHIMMED = "import errno, fcntl, os, pty, stat, sys\nleader = None\n"
+
+
+@pytest.mark.parametrize(
+    ("disk", "message"),
+    [
+        (NO_LOCKS, "has no locks. Start only one run there."),
+        (NO_FSYNC_OF_FOLDERS, "epoch 2/2"),
+        (ONE_FAILED_FSYNC, "it is tried once more."),
+    ],
+)
+def test_run_does_without_what_its_disk_refuses(disk: str, message: str, tmp_path: Path) -> None:
+    process = processes.run(["-c", f"{SHIMMED}{disk}{TRAINING}", tmp_path])
+    assert process.returncode == 0, process.stderr
+    assert message in process.stdout + process.stderr
+    newest = Checkpointer(tmp_path).find_checkpoint()
+    assert newest is not None
+    assert newest.meta["epoch"] == 2
+
+
+def test_disk_without_renamed_folders_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    process = processes.run(["-c", f"{SHIMMED}{NO_RENAMED_FOLDERS}{TRAINING}", tmp_path])
+    assert process.returncode == 2
+    assert "must be on a file system that renames folders" in process.stderr
+    assert "a step" not in process.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_second_run_is_refused_where_locks_of_folders_hold_on_one_machine(tmp_path: Path) -> None:
+    lock_folder(tmp_path)
+    try:
+        code = f"{SHIMMED}{LOCAL_LOCKS_OF_FOLDERS}{TRAINING}"
+        process = processes.run(["-c", code, tmp_path])
+    finally:
+        unlock_folder(tmp_path)
+    assert process.returncode == 2
+    assert "another one is training there" in process.stderr
+
+
+# Machines of one run
+
+RANK_ELSEWHERE = """
+import os, runpy, sys
+script = os.path.abspath("train.py")
+os.chdir(os.environ["ELSEWHERE"] if os.environ["RANK"] == "1" else os.environ["HERE"])
+{more}
+runpy.run_path(script, run_name="__main__")
+"""
+OTHER_CODE = """
+sys.path.insert(0, os.getcwd())
+import my_module
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+@pytest.mark.parametrize(
+    ("more", "output", "sentence"),
+    [
+        ("", "run", "run is not that of rank 0 for rank 1 on {host}. Choose an --output_folder on"),
+        (OTHER_CODE, None, "rank 0 on {host} and rank 1 on {host} differ in my_module. Give both"),
+    ],
+)
+def test_machine_that_does_not_share_folder_or_code_is_named_before_the_first_step(
+    more: str, output: str | None, sentence: str, workplace: Workplace, tmp_path: Path
+) -> None:
+    places = {"HERE": tmp_path / "here", "ELSEWHERE": tmp_path / "elsewhere"}
+    for name, place in places.items():
+        place.mkdir()
+        (place / "my_module.py").write_text(f"PLACE = {name!r}")
+    options = workplace.arguments(Path(output or tmp_path / "run"), "--check=false")
+    options[0] = str(processes.ROOT / options[0])
+    words = ["-c", RANK_ELSEWHERE.format(more=more), *options]
+    process = processes.run(words, ranks=2, SBKIT_CACHE=workplace.cache, **places)
+    assert process.returncode == 2
+    assert sentence.format(host=socket.gethostname()) in process.stderr
+    assert not list(tmp_path.rglob("CKPT*"))

@@ -28,8 +28,10 @@ from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, read_run_config
 from sbkit.config.hparams import Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
+from sbkit.data.cache import default_cache
 from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
+from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank
 from sbkit.evaluate.report import REPORT
@@ -253,6 +255,7 @@ class Run(RunSetup):
         config = self.make_run_config()  # now with the labels
         config.check_resumable(self.folder)
         config.check_same_on_ranks()
+        require_same_code()
         for line in self.load_initial_weights():
             logger.info(line)
 
@@ -315,6 +318,7 @@ class Run(RunSetup):
                 if rank() == 0:
                     lock_folder(self.folder)  # before anything in it is written
             try:
+                require_shared(self.folder, default_cache())
                 yield text_log
             finally:
                 if rank() == 0:
