@@ -222,6 +222,46 @@ def test_second_run_is_refused_where_locks_of_folders_hold_on_one_machine(tmp_pa
     assert "another one is training there" in process.stderr
 
 
+# Workers
+
+LOADING = """
+import errno, os, sys
+from torch.utils.data import DataLoader
+from sbkit.base.process import run_main
+from sbkit.data.batch import begin_worker
+
+class Clip:
+    def __reduce__(self):  # what a full /dev/shm, or a socket with a long path, raises here
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+class Clips:
+    def __len__(self):
+        return 9
+    def __getitem__(self, index):
+        return Clip() if sys.argv[1] == "full" else os.kill(os.getpid(), 9)
+
+def main():
+    print(*DataLoader(Clips(), num_workers=1, batch_size=None, worker_init_fn=begin_worker))
+
+run_main(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "beginnings"),
+    [
+        ("full", ["A worker cannot pass on a batch ([Errno 28]", "A worker that loads data exit"]),
+        ("killed", ["A worker that loads data "]),
+    ],
+)
+def test_run_ends_with_the_cause_if_a_worker_is_lost(fault: str, beginnings: list[str]) -> None:
+    process = processes.run(["-c", LOADING, fault], timeout=60)
+    assert process.returncode == 1
+    sentences = process.stderr.splitlines()
+    assert len(sentences) == len(beginnings)
+    assert all(map(str.startswith, sentences, beginnings))
+
+
 # Machines of one run
 
 RANK_ELSEWHERE = """

@@ -28,6 +28,7 @@ from sbkit.base.errors import (
 )
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
+from sbkit.base.machine import describe_shortages
 from sbkit.base.openmp import ThreadWaiting
 
 SignalHandler = Callable[[int, FrameType | None], object]
@@ -39,9 +40,14 @@ OTHER_RANKS_DELAY = 10.0  # seconds
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
+# torch's error if a worker of a loader dies, and the text with which it passes on a worker's error
+LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]+|exited unexp[^.]+)"
+)
+ERROR_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
+OPEN_FILES = re.compile("Too many open files|received 0 items of ancdata")
 # torchaudio was built for another CUDA; torch has no CUDA; torchaudio is missing.
 TORCHAUDIO = re.compile("TorchAudio were compiled|/torchaudio/lib/|No module named 'torchaudio")
 SHORTAGES = re.compile(
@@ -161,8 +167,8 @@ def _report_to_torchrun(message: str, file: Path) -> None:
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a command that ends with this error."""
     match error:
-        case Exception() if LOST_RANK.search(str(error)):
-            return FAILED
+        case Exception() if LOST_RANK.search(str(error)) or LOST_WORKER.search(str(error)):
+            return FAILED  # a launcher starts the run again
         case OtherRankError():
             return error.code
         case Exception() if _as_user_error(error) is not None:
@@ -178,17 +184,34 @@ def exit_code(error: BaseException) -> int:
 
 def _as_user_error(error: Exception) -> SbkitError | None:
     """Return an explanation if a user can fix the error: input, files, memory, a lost rank."""
-    reason = str(error).partition("\n")[0][:200] or type(error).__name__
+    text = str(error.args[0]) if isinstance(error, SbkitError) else str(error)
+    if ERROR_OF_WORKER.search(text):  # its traceback follows, and then the error itself
+        text = text.rstrip().splitlines()[-1]
+        if isinstance(error, SbkitError):
+            return SbkitError(text.partition(": ")[2])
+    reason = text.partition("\n")[0][:200] or type(error).__name__
     if isinstance(error, SbkitError):
         return error
+    if OPEN_FILES.search(text):
+        return SbkitError(
+            f"Too many files are open ({reason}). Allow more open files (ulimit -n), or lower "
+            "--num_workers, and rerun the same command."
+        )
+    if lost_worker := LOST_WORKER.search(text):
+        sentences = (
+            f"A worker that loads data {lost_worker[1]}.",
+            describe_shortages(),
+            "The system kills a process if memory is short (Killed), or /dev/shm is full (Bus "
+            "error). Lower --num_workers, or give the job more of it, and rerun the same command "
+            "to resume.",
+        )
+        return SbkitError(" ".join(filter(None, sentences)))
     if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
             f"{error.filename or 'A file'} cannot be read or written ({error.strerror}). {fix}, "
             "and rerun the same command."
         )
-    if TORCHAUDIO.search(str(error)):  # speechbrain imports torchaudio
-        return DeviceError(explain_torchaudio(error))
     if LOST_RANK.search(str(error)):
         return SbkitError(
             f"Another process of this run has ended ({reason[-100:]}). Rerun the same command to "
@@ -200,6 +223,10 @@ def _as_user_error(error: Exception) -> SbkitError | None:
             "the error is CUDA's), or raise the limits (ulimit -v, ulimit -u), and rerun the same "
             "command."
         )
+    if TORCHAUDIO.search(str(error)):  # speechbrain imports torchaudio
+        return DeviceError(explain_torchaudio(error))
+    if isinstance(error, OSError) and text != str(error):
+        return SbkitError(f"A worker that loads data failed ({reason}). Check the file, and rerun.")
     return None
 
 

@@ -3,6 +3,7 @@
 import getpass
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -18,7 +19,8 @@ def prepare_user() -> None:
     except (KeyError, OSError):
         os.environ["LOGNAME"] = f"user-{os.getuid()}"
     if not os.environ.get("XDG_CACHE_HOME") and not _can_write(Path("~/.cache")):
-        os.environ["XDG_CACHE_HOME"] = str(_make_temporary_folder())
+        with suppress(OSError):  # no folder for temporary files has room
+            os.environ["XDG_CACHE_HOME"] = str(_make_temporary_folder())
 
 
 def _can_write(folder: Path) -> bool:

@@ -36,6 +36,18 @@ def test_usable_cores_obey_tightest_quota_of_group_and_parents(
     assert usable_cores() == cores
 
 
+def test_limits_of_cgroups_of_version_1_are_obeyed(cgroups: Path) -> None:
+    (cgroups / "cgroup").write_text("4:memory:/docker/1f\n3:cpu,cpuacct:/jobs\n0::/\n")
+    for group in ("memory", "cpu/jobs"):  # in a container, its own group appears as the root
+        (cgroups / group).mkdir(parents=True)
+    (cgroups / "memory/memory.limit_in_bytes").write_text("900\n")
+    for quota, cores in ((300_000, 3), (-1, 8)):
+        (cgroups / "cpu/jobs/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (cgroups / "cpu/jobs/cpu.cfs_period_us").write_text("100000\n")
+        assert usable_cores() == cores
+    assert available_memory() == 900
+
+
 @pytest.mark.parametrize(
     ("limits", "free"),
     [

@@ -136,6 +136,7 @@ def test_full_disk_leaves_only_previous_checkpoint(tmp_path: Path, size: int) ->
 def test_checkpoint_is_synced_before_rename_and_its_name_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Checkpointer(tmp_path).claim()  # which tries whether folders can be renamed
     events, rename = list[str](), Path.rename
 
     def note_sync(descriptor: int) -> None:
