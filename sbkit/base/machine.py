@@ -1,5 +1,6 @@
 """The cores and the memory that this process may use, what is used up, and the processor's name."""
 
+import errno
 import os
 import platform
 import re
@@ -85,7 +86,10 @@ def describe_shortages() -> str:
             if disk.free < LITTLE_SHARE * disk.total:
                 shortages.append(f"{folder} has only {disk.free / 1e6:.0f} MB left ({cure}).")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    count = len([*OPEN_FILES.iterdir()]) if OPEN_FILES.is_dir() else 0
+    try:
+        count = len([*OPEN_FILES.iterdir()])
+    except OSError as error:
+        count = limit if error.errno == errno.EMFILE else 0  # or there is no /proc
     if count > (1 - LITTLE_SHARE) * limit:
         shortages.append(f"{count} of {limit} files are open (ulimit -n).")
     return " ".join(shortages)

@@ -81,7 +81,10 @@ COPY_BYTES = 1 << 20
 
 
 def default_cache() -> Path:
-    """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``."""
+    """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``.
+
+    `sbkit.base.user` sets XDG_CACHE_HOME for users without a home to write to.
+    """
     if folder := os.environ.get("SBKIT_CACHE"):
         return Path(folder).expanduser()
     parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
