@@ -199,10 +199,9 @@ def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
     """
     try:
         _lock(descriptor, fcntl.F_WRLCK, wait=False)
-    except (BlockingIOError, PermissionError):  # fcntl may report either
-        return False
-    except OSError:
-        return if_unsupported
+    except OSError as error:
+        is_held = error.errno in (errno.EAGAIN, errno.EACCES)  # fcntl may report either
+        return False if is_held else if_unsupported
     return True
 
 

@@ -84,6 +84,8 @@ MAY_CHANGE = frozenset(
 OPTIMIZER_KEY = "opt_class"
 # Not compared if both runs know the hashes of their data
 DATA_KNOBS = frozenset({"data_folder", "corpus", "manifest"})
+# The only keys that may differ between the processes of a run
+PER_MACHINE = DATA_KNOBS | {"output_folder", "num_workers", "noprogressbar"}
 MAX_LISTED_DIFFERENCES = 8
 NUM_HASH_DIGITS = 12
 MISSING = object()  # the value of a key that one of two configurations lacks
@@ -185,8 +187,12 @@ class RunConfig:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
         (first, first_rank), *others = gather_over_ranks((self, describe_rank()))
         for other, other_rank in others:
-            difference = next(other.differences(first), None)
-            if difference is not None:
+            values = other._with_values(other._changed_keys(first, PER_MACHINE))
+            differences = [d for d in _compare(first.values, values) if d.key not in PER_MACHINE]
+            if self.data is not None:
+                differences += other.differences(first)
+            if differences:
+                difference = differences[0]
                 raise ConfigError(
                     "All processes must train the same model on the same data, but "
                     f"{difference.name}: {_short(difference.before)} for {first_rank}, "

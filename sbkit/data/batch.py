@@ -294,7 +294,7 @@ def make_loader(
     if num_workers > 0:
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
-        # `sbkit check` knows better than torch how many workers this machine can have.
+        # The user has chosen `num_workers`, and torch would comment on it at every epoch.
         warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
         UtteranceDataset(store),

@@ -25,7 +25,7 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, read_run_config
+from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, RunConfig, read_run_config
 from sbkit.config.hparams import Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
@@ -33,7 +33,7 @@ from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
 from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
-from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer import FigureDict
@@ -319,6 +319,8 @@ class Run(RunSetup):
                     lock_folder(self.folder)  # before anything in it is written
             try:
                 require_shared(self.folder, default_cache())
+                if world_size() > 1:
+                    RunConfig.from_yaml(self.yaml_file, self.overrides).check_same_on_ranks()
                 yield text_log
             finally:
                 if rank() == 0:

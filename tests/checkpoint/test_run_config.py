@@ -93,6 +93,9 @@ def test_all_ranks_refuse_a_rank_with_other_data(
             rank.check_same_on_ranks()
     ranks.pop()
     first.check_same_on_ranks()
+    ranks.append((declare(tmp_path, number_of_epochs=9), "rank 2 on b"))  # may change, but for all
+    with pytest.raises(SbkitError, match="number_of_epochs: 4 for rank 0 on a, 9 for rank 2 on b"):
+        first.check_same_on_ranks()
 
 
 @pytest.mark.parametrize(
