@@ -283,7 +283,7 @@ import my_module
     ("more", "output", "sentence"),
     [
         ("", "run", "run is not that of rank 0 for rank 1 on {host}. Choose an --output_folder on"),
-        (OTHER_CODE, None, "rank 0 on {host} and rank 1 on {host} differ in my_module. Give both"),
+        (OTHER_CODE, None, "rank 0 on {host} and rank 1 on {host} differ in my_module ("),
     ],
 )
 def test_machine_that_does_not_share_folder_or_code_is_named_before_the_first_step(

@@ -16,7 +16,8 @@ CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
 OPEN_FILES = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
-LITTLE_SHARE = 0.1  # of a disk or of the open files: less is a shortage
+LITTLE_SHARE = 0.1  # of a disk or of the open files: less is a shortage,
+LITTLE_BYTES = 256_000_000  # unless a disk has that many bytes left
 
 
 def usable_cores() -> int:
@@ -83,7 +84,7 @@ def describe_shortages() -> str:
     for folder, cure in cures.items():
         if folder.is_dir():
             disk = shutil.disk_usage(folder)
-            if disk.free < LITTLE_SHARE * disk.total:
+            if disk.free < min(LITTLE_SHARE * disk.total, LITTLE_BYTES):
                 shortages.append(f"{folder} has only {disk.free / 1e6:.0f} MB left ({cure}).")
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

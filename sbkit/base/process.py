@@ -52,6 +52,7 @@ OPEN_FILES = re.compile("Too many open files|received 0 items of ancdata")
 TORCHAUDIO = re.compile("TorchAudio were compiled|/torchaudio/lib/|No module named 'torchaudio")
 SHORTAGES = re.compile(
     "Cannot allocate memory|can't allocate memory|can't start new thread|map segment|out of memory"
+    "|Resource temporarily unavailable"  # too many processes (ulimit -u)
 )
 
 

@@ -1,13 +1,12 @@
 """Compare, before the first step, what all processes of a run must have in common."""
 
 import logging
+import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 from uuid import uuid4
 
 from sbkit.base.checksums import checksum
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 VISIBLE_SECONDS = 10.0  # for a file to appear on another machine
 POLL_SECONDS = 0.1
-DIGITS = 12  # of a checksum
+DIGITS = 6  # of a checksum
 
 
 def ranks_without(folder: Path) -> list[str]:
@@ -42,7 +41,8 @@ def ranks_without(folder: Path) -> list[str]:
         return []
     file = folder / name
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while not (is_seen := file.exists()) and time.monotonic() < deadline:
+    # `os.path.exists` is False for a disk that fails; `Path.exists` raises an error.
+    while not (is_seen := os.path.exists(file)) and time.monotonic() < deadline:  # noqa: PTH110
         time.sleep(POLL_SECONDS)
     sights = gather_over_ranks((is_seen, describe_rank()))
     if rank() == 0:
@@ -67,14 +67,6 @@ def require_shared(run_folder: Path, cache: Path) -> None:
         )
 
 
-class Code(NamedTuple):
-    """The code of a process: versions of packages, checksums of imported modules."""
-
-    rank: str
-    versions: Mapping[str, str | None]
-    modules: Mapping[str, str]
-
-
 def require_same_code() -> None:
     """Raise ConfigError, on all ranks, if one has imported other code than rank 0.
 
@@ -82,21 +74,16 @@ def require_same_code() -> None:
     """
     if world_size() == 1:
         return
-    first, *others = gather_over_ranks(Code(describe_rank(), versions(), _checksums_of_modules()))
-    for other in others:
+    (first, first_rank), *others = gather_over_ranks((_describe_code(), describe_rank()))
+    for code, other_rank in others:
         differing = [
-            f"{name} {first.versions[name]} and {version}"
-            for name, version in other.versions.items()
-            if version != first.versions[name]
-        ]
-        differing += [
-            name
-            for name, digest in other.modules.items()
-            if first.modules.get(name, digest) != digest  # only one may have imported it
+            f"{name} ({first[name]}, {version})"
+            for name, version in code.items()
+            if first.get(name, version) != version  # only one may have imported it
         ]
         if differing:
             raise ConfigError(
-                f"All processes must run the same code, but {first.rank} and {other.rank} differ "
+                f"All processes must run the same code, but {first_rank} and {other_rank} differ "
                 f"in {listed(differing)}. Give both machines the same checkout and packages."
             )
 
@@ -106,14 +93,14 @@ def describe_rank() -> str:
     return f"rank {rank()} on {socket.gethostname()}"
 
 
-def _checksums_of_modules() -> dict[str, str]:
-    """Return checksums of the imported modules of sbkit, recipes and the user, by their name."""
-    checksums = {}
+def _describe_code() -> dict[str, str | None]:
+    """Return versions of packages, and checksums of the modules of sbkit, recipes and the user."""
+    code = versions()
     for name, module in list(sys.modules.items()):
         # SpeechBrain's lazy modules import themselves when an attribute is read.
         file = getattr(module, "__dict__", {}).get("__file__") or ""
         is_installed = "site-packages" in file or file.startswith(sys.base_prefix)
         if file.endswith(".py") and (not is_installed or name.partition(".")[0] == "sbkit"):
             with suppress(OSError):
-                checksums[name] = checksum(Path(file))[:DIGITS]
-    return checksums
+                code[name] = checksum(Path(file))[:DIGITS]
+    return code
