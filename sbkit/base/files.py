@@ -30,7 +30,10 @@ LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 # After this time without a change, an unfinished folder is taken for that of a killed process.
 ABANDONED_SECONDS = 86_400
 # What fsync raises on a file system that has it for files only, or not at all: CIFS, 9p, some FUSE.
-FSYNC_REFUSALS = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EISDIR)
+FSYNC_REFUSALS = (
+    *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
+    *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
+)
 
 
 @contextmanager
