@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import soundfile
@@ -22,6 +23,8 @@ from recipes.AsteriskPrompts.corpus import prepare_prompts
 from sbkit.data.cache import default_cache
 from tests.runs import ROOT, Workplace, make_workplace
 from tests.runtime.bundles import export_all, export_streaming, export_tasks
+
+USERS_CACHE = default_cache()
 
 # Imports create a million objects that are never garbage. Scanning them took 4.5 s during the
 # imports, and a tenth of the time of tests that train.
@@ -88,6 +91,19 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(shared_folder: Path) -> Iterator[None]:
+    """Use a cache of this session, which shares only the default corpus with the user's."""
+    cache, prompts = shared_folder / "cache", USERS_CACHE / "asterisk-prompts"
+    with locked(shared_folder / "cache.lock"):
+        if not cache.exists():
+            cache.mkdir()
+            prompts.mkdir(parents=True, exist_ok=True)
+            (cache / prompts.name).symlink_to(prompts)
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(cache)}):
+        yield
+
+
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
     """Wait until no other worker holds the lock ``file``, and hold it."""
@@ -100,7 +116,7 @@ def locked(file: Path) -> Iterator[None]:
 def asterisk_english(shared_folder: Path) -> Path:
     """Return the release folder of the English prompts, which one worker prepares."""
     with locked(shared_folder / "asterisk_english.lock"):
-        return prepare_prompts(language="en", cache_folder=default_cache())
+        return prepare_prompts(language="en", cache_folder=USERS_CACHE)
 
 
 def exported_once(folder: Path, export: Callable[[Path], object]) -> Path:

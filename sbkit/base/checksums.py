@@ -55,12 +55,14 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
 def find_damage(folder: Path) -> str | None:
     """Describe the first file of a folder that differs from its checksum; None if all match.
 
-    Files in subfolders are not checked.
+    Files in subfolders are not checked, nor hidden ones that are not listed: file managers and
+    network disks add `.DS_Store` or `.nfs0000`.
     """
     expected = read_checksums(folder)
     if not expected:
         return f"its {CHECKSUMS} cannot be read"
     unknown = sorted(_files(folder) - expected.keys())
+    unknown = [name for name in unknown if not name.startswith(".")]
     if unknown:
         return f"{unknown[0]} has no checksum"
     for name, digest in expected.items():

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import stat
+import struct
 import tempfile
 import time
 import zlib
@@ -24,9 +25,15 @@ from uuid import uuid4
 
 from sbkit.base.errors import SbkitError
 
+LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
 # After this time without a change, an unfinished folder is taken for that of a killed process.
 ABANDONED_SECONDS = 86_400
+# What fsync raises on a file system that has it for files only, or not at all: CIFS, 9p, some FUSE.
+FSYNC_REFUSALS = (
+    *(errno.EINVAL, errno.ENOTSUP, errno.ENOSYS),
+    *(errno.EBADF, errno.EISDIR, errno.EPERM, errno.EACCES),
+)
 
 
 @contextmanager
@@ -53,7 +60,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -101,14 +108,28 @@ def _to_plain(value: Any) -> object:
     return value
 
 
+def fsync(descriptor: int) -> None:
+    """Wait until an open file or folder is on the disk, if its file system offers that."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in FSYNC_REFUSALS:
+            raise
+
+
+def fsync_path(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk; as `fsync`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def fsync_tree(folder: Path) -> None:
-    """Wait until a folder and all its files are on the disk."""
+    """Wait until a folder and all its files are on the disk; as `fsync`."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        fsync_path(path)
 
 
 @contextmanager
@@ -130,9 +151,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             "prepared data, set SBKIT_CACHE."
         ) from error
     for other in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        with suppress(FileNotFoundError):  # finished in the meantime
-            if time.time() - _last_change(other) > ABANDONED_SECONDS:
-                shutil.rmtree(other, ignore_errors=True)
+        if is_abandoned(other):
+            shutil.rmtree(other, ignore_errors=True)
     try:
         yield temporary
         _rename_if_first(temporary, folder)
@@ -144,9 +164,14 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _last_change(folder: Path) -> float:
-    """Return the time of the newest change of a folder or of anything below it."""
-    return max(path.stat(follow_symlinks=False).st_mtime for path in [folder, *folder.rglob("*")])
+def is_abandoned(path: Path) -> bool:
+    """Return whether a file, or a folder and all below it, has not changed for a day."""
+    try:
+        changes = [inner.stat(follow_symlinks=False).st_mtime for inner in path.rglob("*")]
+        changes.append(path.stat(follow_symlinks=False).st_mtime)
+    except FileNotFoundError:  # removed in the meantime
+        return False
+    return time.time() - max(changes) > ABANDONED_SECONDS
 
 
 def _rename_if_first(temporary: Path, folder: Path) -> None:
@@ -161,24 +186,48 @@ def _rename_if_first(temporary: Path, folder: Path) -> None:
             raise
 
 
+def open_lock(folder: Path) -> int:
+    """Open the lock file of a folder, and return its descriptor.
+
+    Locks of folders hold on one machine only if the disk is of NFS or Lustre; those of files hold
+    on all machines.
+    """
+    return os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+
+
 def try_lock(descriptor: int, *, if_unsupported: bool = True) -> bool:
-    """Try to lock an open file or folder for this process; return whether that succeeded.
+    """Try to lock a file that is open for writing; return whether that succeeded.
 
     if_unsupported: what to return if the file system does not support locks, as on some clusters.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return if_unsupported
+        _lock(descriptor, fcntl.F_WRLCK, wait=False)
+    except OSError as error:
+        is_held = error.errno in (errno.EAGAIN, errno.EACCES)  # fcntl may report either
+        return False if is_held else if_unsupported
     return True
 
 
 def lock_shared(descriptor: int) -> None:
-    """Wait for a shared lock on an open file or folder; do nothing if locks are unsupported."""
+    """Wait for a shared lock on an open file; do nothing if locks are unsupported."""
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _lock(descriptor, fcntl.F_RDLCK, wait=True)
+
+
+def _lock(descriptor: int, kind: int, *, wait: bool) -> None:
+    """Lock a file by fcntl, for as long as it is open.
+
+    NFS servers know these locks. Unlike those of `lockf`, they belong to the open file, so that two
+    threads exclude each other, too. A kernel without them has `flock`.
+    """
+    lock = struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)  # struct flock: of the whole file
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, lock)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        operation = fcntl.LOCK_EX if kind == fcntl.F_WRLCK else fcntl.LOCK_SH
+        fcntl.flock(descriptor, operation if wait else operation | fcntl.LOCK_NB)
 
 
 @contextmanager
@@ -209,7 +258,7 @@ def _open_and_lock(file: Path, *, wait: bool) -> tuple[int, bool]:
     lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     is_held = try_lock(lock)
     if not is_held and wait:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock(lock, fcntl.F_WRLCK, wait=True)
         is_held = True
     return lock, is_held
 

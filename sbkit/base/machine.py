@@ -1,24 +1,36 @@
-"""The cores and the memory that this process may use, and the name of the processor."""
+"""The cores and the memory that this process may use, what is used up, and the processor's name."""
 
+import errno
 import os
 import platform
 import re
+import resource
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
+OPEN_FILES = Path("/proc/self/fd")
+SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
+LITTLE_SHARE = 0.1  # of a disk or of the open files: less is a shortage,
+LITTLE_BYTES = 256_000_000  # unless a disk has that many bytes left
 
 
 def usable_cores() -> int:
-    """Count the cores that the affinity and the quota of version 2 cgroups allow, at least one.
+    """Count the cores that the affinity and the quotas of cgroups allow, at least one.
 
     `os.cpu_count()` counts the cores of the machine: for a job with 2 of 128 cores it returns 128.
     """
     limits = (file.read_text().split() for file in _cgroup_files("cpu.max"))  # in microseconds
     quotas = [int(quota) // int(period) for quota, period in limits if quota != "max"]
+    for file in _cgroup_files("cpu.cfs_quota_us", controller="cpu"):
+        quota = int(file.read_text())  # -1 if there is none
+        if quota > 0:
+            quotas.append(quota // int(file.with_name("cpu.cfs_period_us").read_text()))
     return max(1, min([affine_cores(), *quotas]))
 
 
@@ -32,7 +44,11 @@ def affine_cores() -> int:
 
 def available_memory() -> int:
     """Return the most bytes that this process could allocate; `sys.maxsize` without /proc."""
-    limits = (file.read_text().strip() for file in _cgroup_files("memory.max"))
+    files = [
+        *_cgroup_files("memory.max"),
+        *_cgroup_files("memory.limit_in_bytes", controller="memory"),
+    ]
+    limits = (file.read_text().strip() for file in files)
     byte_limits = [int(limit) for limit in limits if limit != "max"]
     if MEMORY_INFO.exists():
         free = re.search(r"^MemAvailable: +(\d+) kB$", MEMORY_INFO.read_text(), re.MULTILINE)
@@ -40,15 +56,44 @@ def available_memory() -> int:
     return min(byte_limits, default=sys.maxsize)
 
 
-def _cgroup_files(name: str) -> Iterator[Path]:
-    """Yield the files of that name in this process's version 2 cgroup and its parents.
+def _cgroup_files(name: str, *, controller: str = "") -> Iterator[Path]:
+    """Yield the files of that name in this process's cgroup and its parents.
 
     Inside a container the process's own group appears as the root.
+
+    controller: of version 1, which has a tree of groups for each; "" for version 2.
     """
     membership = CGROUP_OF_PROCESS.read_text() if CGROUP_OF_PROCESS.exists() else ""
-    if path := re.search(r"^0::/(.*)$", membership, re.MULTILINE):
-        group = CGROUPS / path[1]
-        yield from filter(Path.exists, (parent / name for parent in (group, *group.parents)))
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = CGROUPS / controller / path.lstrip("/")
+            yield from filter(Path.exists, (parent / name for parent in (group, *group.parents)))
+
+
+def describe_shortages() -> str:
+    """Say which disk is nearly full, or that files cannot be opened; "" if all is well.
+
+    Workers then fail, or wait forever.
+    """
+    shortages = []
+    cures = {
+        SHARED_MEMORY: "enlarge it, in Docker by --shm-size",
+        Path(tempfile.gettempdir()): "set TMPDIR",
+    }
+    for folder, cure in cures.items():
+        if folder.is_dir():
+            disk = shutil.disk_usage(folder)
+            if disk.free < min(LITTLE_SHARE * disk.total, LITTLE_BYTES):
+                shortages.append(f"{folder} has only {disk.free / 1e6:.0f} MB left ({cure}).")
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        count = len([*OPEN_FILES.iterdir()])
+    except OSError as error:
+        count = limit if error.errno == errno.EMFILE else 0  # or there is no /proc
+    if count > (1 - LITTLE_SHARE) * limit:
+        shortages.append(f"{count} of {limit} files are open (ulimit -n).")
+    return " ".join(shortages)
 
 
 def cpu_name() -> str:

@@ -5,16 +5,15 @@ import gc
 import os
 import re
 import signal
-import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from sbkit.base.errors import (
     ASKED_TO_STOP,
@@ -29,6 +28,7 @@ from sbkit.base.errors import (
 )
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
+from sbkit.base.machine import describe_shortages
 from sbkit.base.openmp import ThreadWaiting
 
 SignalHandler = Callable[[int, FrameType | None], object]
@@ -40,13 +40,19 @@ OTHER_RANKS_DELAY = 10.0  # seconds
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Allow more open files (ulimit -n)"),
 }
 LOST_RANK = re.compile("gloo.*(Connection (reset|closed) by peer|Broken pipe)")
+# torch's error if a worker of a loader dies, and the text with which it passes on a worker's error
+LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid.*?\) (is killed by signal: [^.]+|exited unexp[^.]+)"
+)
+ERROR_OF_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
+OPEN_FILES = re.compile("Too many open files|received 0 items of ancdata")
 # torchaudio was built for another CUDA; torch has no CUDA; torchaudio is missing.
 TORCHAUDIO = re.compile("TorchAudio were compiled|/torchaudio/lib/|No module named 'torchaudio")
 SHORTAGES = re.compile(
     "Cannot allocate memory|can't allocate memory|can't start new thread|map segment|out of memory"
+    "|Resource temporarily unavailable"  # too many processes (ulimit -u)
 )
 
 
@@ -58,23 +64,31 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
     """
     # Imports make 450,000 objects that stay: scanning them took 0.9 of 5.8 s at the start.
     gc.set_threshold(*gc.get_threshold()[:2], 100)
-    if isinstance(sys.stdout, TextIOWrapper):  # for an ASCII terminal, or undecodable file names
-        sys.stdout.reconfigure(errors="backslashreplace")
+    with drop_unwritable("stderr"):
+        if isinstance(sys.stdout, TextIOWrapper):  # an ASCII terminal, or undecodable file names
+            sys.stdout.reconfigure(errors="backslashreplace")
+        code = _run_to_exit_code(main)
+        _give_up_if_lost(sys.stdout)
+    sys.exit(code)
+
+
+def _run_to_exit_code(main: Callable[[], int | None]) -> int:
+    """Run a command, print its error if a user can fix it, and return its exit code."""
     try:
         with handle_signals(STOP_SIGNALS, _stop), ThreadWaiting():
             code = main() or 0
             sys.stdout.flush()  # a closed pipe raises here instead of when Python ends
+            return code
     except StopRequestedError as error:
         if os.environ.get("RANK", "0") == "0":
             print(error, file=sys.stderr)
-        code = ASKED_TO_STOP
+        return ASKED_TO_STOP
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = PIPE_CLOSED
+        return PIPE_CLOSED
     except OtherRankError as error:
-        code = error.code
+        return error.code
     except Exception as error:
         user_error = _as_user_error(error)
         if user_error is None:
@@ -85,9 +99,64 @@ def run_main(main: Callable[[], int | None]) -> NoReturn:
             time.sleep(OTHER_RANKS_DELAY)
         print(user_error, file=sys.stderr, flush=True)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-            _report_to_torchrun(str(user_error), Path(file))
-        code = exit_code(error)
-    sys.exit(code)
+            with suppress(OSError):  # its disk is full
+                _report_to_torchrun(str(user_error), Path(file))
+        return exit_code(error)
+
+
+class _DroppingStream:
+    """Write to a stream, and drop the text that it refuses."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):  # the latter if the stream is closed
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+@contextmanager
+def drop_unwritable(*names: str) -> Iterator[None]:
+    """Drop what cannot be written to a stream inside the block, instead of raising OSError.
+
+    The disk may be full, the terminal lost, the pipe or the descriptor closed.
+
+    names: of the streams that hold no result, `stdout` or `stderr`.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # a new file takes the lowest descriptor, the missing one
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
+    streams = {name: getattr(sys, name) for name in names}
+    for name, stream in streams.items():
+        setattr(sys, name, _DroppingStream(stream))
+    try:
+        yield
+    finally:
+        for name, stream in streams.items():
+            setattr(sys, name, stream)
+            _give_up_if_lost(stream)
+
+
+def _give_up_if_lost(stream: TextIO) -> None:
+    """Connect an output of the process that cannot be written to /dev/null.
+
+    Otherwise Python would try once more at its end, and exit with code 120.
+    """
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        if stream in (sys.__stdout__, sys.__stderr__) and not stream.closed:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def _report_to_torchrun(message: str, file: Path) -> None:
@@ -99,8 +168,8 @@ def _report_to_torchrun(message: str, file: Path) -> None:
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a command that ends with this error."""
     match error:
-        case Exception() if LOST_RANK.search(str(error)):
-            return FAILED
+        case Exception() if LOST_RANK.search(str(error)) or LOST_WORKER.search(str(error)):
+            return FAILED  # a launcher starts the run again
         case OtherRankError():
             return error.code
         case Exception() if _as_user_error(error) is not None:
@@ -116,17 +185,34 @@ def exit_code(error: BaseException) -> int:
 
 def _as_user_error(error: Exception) -> SbkitError | None:
     """Return an explanation if a user can fix the error: input, files, memory, a lost rank."""
-    reason = str(error).partition("\n")[0][:200] or type(error).__name__
+    text = str(error.args[0]) if isinstance(error, SbkitError) else str(error)
+    if ERROR_OF_WORKER.search(text):  # its traceback follows, and then the error itself
+        text = text.rstrip().splitlines()[-1]
+        if isinstance(error, SbkitError):
+            return SbkitError(text.partition(": ")[2])
+    reason = text.partition("\n")[0][:200] or type(error).__name__
     if isinstance(error, SbkitError):
         return error
+    if OPEN_FILES.search(text):
+        return SbkitError(
+            f"Too many files are open ({reason}). Allow more open files (ulimit -n), or lower "
+            "--num_workers, and rerun the same command."
+        )
+    if lost_worker := LOST_WORKER.search(text):
+        sentences = (
+            f"A worker that loads data {lost_worker[1]}.",
+            describe_shortages(),
+            "The system kills a process if memory is short (Killed), or /dev/shm is full (Bus "
+            "error). Lower --num_workers, or give the job more of it, and rerun the same command "
+            "to resume.",
+        )
+        return SbkitError(" ".join(filter(None, sentences)))
     if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
             f"{error.filename or 'A file'} cannot be read or written ({error.strerror}). {fix}, "
             "and rerun the same command."
         )
-    if TORCHAUDIO.search(str(error)):  # speechbrain imports torchaudio
-        return DeviceError(explain_torchaudio(error))
     if LOST_RANK.search(str(error)):
         return SbkitError(
             f"Another process of this run has ended ({reason[-100:]}). Rerun the same command to "
@@ -138,6 +224,10 @@ def _as_user_error(error: Exception) -> SbkitError | None:
             "the error is CUDA's), or raise the limits (ulimit -v, ulimit -u), and rerun the same "
             "command."
         )
+    if TORCHAUDIO.search(str(error)):  # speechbrain imports torchaudio
+        return DeviceError(explain_torchaudio(error))
+    if isinstance(error, OSError) and text != str(error):
+        return SbkitError(f"A worker that loads data failed ({reason}). Check the file, and rerun.")
     return None
 
 
@@ -155,19 +245,8 @@ def handle_signals(signals: Iterable[signal.Signals], handler: SignalHandler) ->
         yield
 
 
-def detach_from_lost_terminal() -> None:
-    """Redirect output from a closed terminal to /dev/null: writing to it would end the process."""
-    for stream in (1, 2):
-        if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream)
-            os.close(null)
-
-
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     """Raise StopRequestedError, so that resources are closed before the command ends."""
     for other in STOP_SIGNALS:  # a second signal would interrupt the cleanup
         signal.signal(other, signal.SIG_IGN)
-    if number == signal.SIGHUP:
-        detach_from_lost_terminal()
     raise StopRequestedError("Stopped outside of training; rerun the same command.")

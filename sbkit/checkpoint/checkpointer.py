@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 # Keys of a checkpoint's meta file: the metric that ranks it, the text table, the task
 RANKED_BY, NORMALIZER, TASK = "ranked_by", "normalizer", "task"
+SAVE_ERRORS = (OSError, RuntimeError)  # torch.save raises the latter on a full disk
 AVERAGED_FILE = "averaged.json"  # in the folder of the checkpoints
 
 
@@ -178,18 +179,30 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         trouble: SbkitError | None = None
         try:
             if rank() == 0:
-                with MainProcessContext():  # else it waits for a rank that failed
-                    checkpoint = publish(super().save_checkpoint(*arguments, **options))
-                    if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
-                        self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
-        except (OSError, RuntimeError) as error:  # torch.save raises the latter on a full disk
+                try:
+                    checkpoint = self._save_whole(*arguments, **options)
+                except SAVE_ERRORS as error:  # a disk may fail for a moment
+                    logger.warning(f"Writing a checkpoint failed ({error}); it is tried once more.")
+                    checkpoint = self._save_whole(*arguments, **options)
+        except SAVE_ERRORS as error:
             trouble = SbkitError(
                 f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "
                 "checkpoints are untouched. Make room if the disk is full, and start again."
             )
             trouble.__cause__ = error
-            remove_unfinished(self.checkpoints_dir)
         leave_together(trouble)
+        return checkpoint
+
+    def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:
+        """Save on this rank, or remove what is written and raise one of SAVE_ERRORS."""
+        try:
+            with MainProcessContext():  # else it waits for a rank that failed
+                checkpoint = publish(super().save_checkpoint(*arguments, **options))
+                if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
+                    self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
+        except SAVE_ERRORS:
+            remove_unfinished(self.checkpoints_dir)
+            raise
         return checkpoint
 
     def save_and_keep_only(

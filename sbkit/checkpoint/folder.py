@@ -3,9 +3,11 @@
 A checkpoint is written under another name and renamed once it is whole on the disk.
 """
 
+import logging
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,9 @@ from speechbrain.utils.checkpoints import CKPT_PREFIX, METAFNAME, PARAMFILE_EXT,
 
 from sbkit.base.checksums import READ_ERRORS, write_checksums
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import fsync_tree, require_writable, try_lock
+from sbkit.base.files import fsync_path, fsync_tree, open_lock, require_writable, try_lock
+
+logger = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished-"  # prefix of a folder that is still being written
 REPLACED = "+replaced"  # suffix of a checkpoint while another one takes its name
@@ -31,23 +35,43 @@ def lock_folder(folder: Path) -> None:
     system without locks, as on some clusters, is used without one.
 
     Raises:
-        ConfigError: another process has locked the folder.
+        ConfigError: another process has locked the folder, or no checkpoint could be saved there.
         SbkitError: nothing can be written there.
     """
     require_writable(folder, option="output_folder")
     key = _key_of(folder)
     if key in _locked:
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    _require_renaming(folder)
+    descriptor = open_lock(folder)
     if not try_lock(descriptor):
         os.close(descriptor)
         raise ConfigError(
             f"Only one run at a time may save to {folder}, but another one is training there. Wait "
             "for it, stop it, or choose another `output_folder`."
         )
+    if not try_lock(descriptor, if_unsupported=False):
+        logger.info(f"note: the file system of {folder} has no locks. Start only one run there.")
     if not _locked:
         os.register_at_fork(after_in_child=_close_inherited_locks)
     _locked[key] = descriptor
+
+
+def _require_renaming(folder: Path) -> None:
+    """Raise ConfigError if folders cannot be renamed there, as on some mounts of object stores."""
+    probe = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
+    renamed = probe.with_name(f"{probe.name}{REPLACED}")
+    try:
+        (probe / "file").touch()
+        probe.rename(renamed)
+    except OSError as error:
+        raise ConfigError(
+            f"`output_folder` must be on a file system that renames folders, as checkpoints need, "
+            f"but that of {folder} does not ({error.strerror}). Choose another one."
+        ) from error
+    finally:
+        for path in (probe, renamed):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def unlock_folder(folder: Path) -> None:
@@ -119,21 +143,12 @@ def publish(staged: Checkpoint) -> Checkpoint:
     if final.exists():
         final.rename(replaced)
     staged.path.rename(final)
-    _fsync_folder(final.parent)
+    fsync_path(final.parent)
     if replaced.exists():
         replaced.rename(staged.path)  # half removed, it would be a damaged checkpoint
         shutil.rmtree(staged.path)
     files = {name: final / file.name for name, file in staged.paramfiles.items()}
     return Checkpoint(final, staged.meta, files)
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -19,6 +19,7 @@ from sbkit.base.messages import listed, plural, short_value
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.config.document import Keys, dotted, tag_of
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, resolve
+from sbkit.distributed.agreement import describe_rank
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.run_results import RUN_CONFIG_FILE
 
@@ -83,6 +84,8 @@ MAY_CHANGE = frozenset(
 OPTIMIZER_KEY = "opt_class"
 # Not compared if both runs know the hashes of their data
 DATA_KNOBS = frozenset({"data_folder", "corpus", "manifest"})
+# The only keys that may differ between the processes of a run
+PER_MACHINE = DATA_KNOBS | {"output_folder", "num_workers", "noprogressbar"}
 MAX_LISTED_DIFFERENCES = 8
 NUM_HASH_DIGITS = 12
 MISSING = object()  # the value of a key that one of two configurations lacks
@@ -183,14 +186,18 @@ class RunConfig:
 
     def check_same_on_ranks(self) -> None:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
-        first, *other_ranks = gather_over_ranks(self)
-        for index, other in enumerate(other_ranks, start=1):
-            difference = next(other.differences(first), None)
-            if difference is not None:
+        (first, first_rank), *others = gather_over_ranks((self, describe_rank()))
+        for other, other_rank in others:
+            values = other._with_values(other._changed_keys(first, PER_MACHINE))
+            differences = [d for d in _compare(first.values, values) if d.key not in PER_MACHINE]
+            if self.data is not None:
+                differences += other.differences(first)
+            if differences:
+                difference = differences[0]
                 raise ConfigError(
                     "All processes must train the same model on the same data, but "
-                    f"{difference.name}: {_short(difference.before)} on rank 0, "
-                    f"{_short(difference.now)} on rank {index}. "
+                    f"{difference.name}: {_short(difference.before)} for {first_rank}, "
+                    f"{_short(difference.now)} for {other_rank}. "
                     "Give every node the same files, and every process the same command."
                 )
 

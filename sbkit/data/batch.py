@@ -8,13 +8,16 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from multiprocessing.queues import Queue
+from typing import Any, ClassVar, NoReturn, Self
 
 import datasets
 import numpy as np
@@ -25,7 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
-from sbkit.base.errors import ConfigError
+from sbkit.base.errors import FAILED, ConfigError
+from sbkit.base.machine import SHARED_MEMORY, describe_shortages
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
@@ -38,7 +42,8 @@ from sbkit.distributed.ranks import rank, world_size
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 LEAVE_SIGNAL = signal.SIGUSR2  # the only one that ends a worker
-SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
+MAX_SOCKET_PATH = 107  # bytes, of Linux
+SOCKET_NAME = "/pymp-abcdefgh/listener-abcdefgh"  # of a worker, in the temporary folder
 BATCHES_AHEAD = 2  # of each worker, torch's default
 
 Loader = DataLoader[Row]
@@ -244,7 +249,7 @@ def make_loaders(
     collate: makes a `Batch` of rows, by `collate_audio` and with the labels of the recipe.
     """
     if knobs["num_workers"] > 0:
-        _require_shared_memory(knobs)
+        _require_room_for_workers(knobs)
     common = {"rank": rank(), "world_size": world_size(), "sample_rate": knobs["sample_rate"]}
     sources = sources_of(splits)
     require_utterances(sources)
@@ -293,21 +298,37 @@ def make_loader(
     if num_workers > 0:
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
+        # The user has chosen `num_workers`, and torch would comment on it at every epoch.
+        warnings.filterwarnings("ignore", "This DataLoader will create")
     return DataLoader(
         UtteranceDataset(store),
         batch_sampler=sampler,
         collate_fn=collate,
         num_workers=num_workers,
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=begin_worker,
         pin_memory=pin_memory,
     )
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ignore signals that a scheduler sends to all processes: the training process handles them."""
+def begin_worker(worker: int) -> None:
+    """Prepare a worker: it ends if it cannot pass on a batch, and leaves signals to the run.
+
+    A scheduler sends signals to all processes, and the training process handles them.
+    """
+    # Otherwise Python drops the batch, and the run waits for it forever.
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
     for ignored in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(LEAVE_SIGNAL, lambda number, frame: os._exit(0))
+
+
+def _end_worker(error: Exception, batch: object) -> NoReturn:
+    print(
+        f"A worker cannot pass on a batch ({error}). {describe_shortages()}",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(FAILED)
 
 
 def _end_workers() -> None:
@@ -319,8 +340,15 @@ def _end_workers() -> None:
             os.kill(worker.pid, LEAVE_SIGNAL)
 
 
-def _require_shared_memory(knobs: KnobValues) -> None:
-    """Check that batches fit into shared memory: a run waits forever for one that does not."""
+def _require_room_for_workers(knobs: KnobValues) -> None:
+    """Check that sockets of workers have short paths, and that batches fit into shared memory."""
+    temporary = tempfile.gettempdir()
+    if len(os.fsencode(temporary + SOCKET_NAME)) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"Workers make sockets in the temporary folder, whose path may have at most "
+            f"{MAX_SOCKET_PATH - len(SOCKET_NAME)} bytes, but is {temporary}. Set TMPDIR to a "
+            "shorter one, or pass --num_workers=0."
+        )
     num_workers = knobs["num_workers"]
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     train_seconds = knobs["batch_seconds"] / world_size() / knobs["grad_accumulation_factor"]

@@ -31,7 +31,15 @@ import pyarrow.compute as pc
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import atomic_folder, lock_shared, try_lock, write_text_atomically
+from sbkit.base.files import (
+    LOCK_FILE,
+    atomic_folder,
+    is_abandoned,
+    lock_shared,
+    open_lock,
+    try_lock,
+    write_text_atomically,
+)
 from sbkit.base.messages import listed, plural, printable
 from sbkit.data.clips import by_file
 from sbkit.data.filesystem import (
@@ -73,7 +81,10 @@ COPY_BYTES = 1 << 20
 
 
 def default_cache() -> Path:
-    """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``."""
+    """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``.
+
+    `sbkit.base.user` sets XDG_CACHE_HOME for users without a home to write to.
+    """
     if folder := os.environ.get("SBKIT_CACHE"):
         return Path(folder).expanduser()
     parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -208,13 +219,13 @@ def _write_access(folder: Path) -> Iterator[None]:
     """
     with disk_errors_as_data_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
+        lock = open_lock(folder)
         try:
             if try_lock(lock, if_unsupported=False):
                 remove_leftovers(folder)
                 for audio in folder.glob("*.arrow"):
-                    if not audio.with_suffix(".parquet").is_file():
-                        audio.unlink()
+                    if not audio.with_suffix(".parquet").is_file() and is_abandoned(audio):
+                        audio.unlink(missing_ok=True)
             lock_shared(lock)
             yield
         finally:
@@ -438,7 +449,7 @@ def _is_outside(path: PurePosixPath) -> bool:
 
 def _innermost(folder: Path) -> Path:
     """Return the corpus in an unpacked archive: skip folders that contain only another folder."""
-    entries = [entry for entry in folder.iterdir() if entry.name != CORPUS_FILE]
+    entries = [entry for entry in folder.iterdir() if entry.name not in (CORPUS_FILE, LOCK_FILE)]
     is_wrapper = len(entries) == 1 and entries[0].is_dir() and entries[0].name != "clips"
     return _innermost(entries[0]) if is_wrapper else folder
 
@@ -493,17 +504,18 @@ def _size_of(folder: Path) -> int:
 
 def remove_entry(entry: CacheEntry) -> bool:
     """Remove a folder of the cache; return False if a process is preparing it."""
-    lock = os.open(entry.folder, os.O_RDONLY)
     try:
-        if not try_lock(lock):
-            return False
-        for table in entry.folder.glob("*.parquet"):  # first, since a shard needs its table
-            table.unlink()
-        shutil.rmtree(entry.folder)
+        lock = open_lock(entry.folder)
+        try:
+            if not try_lock(lock):
+                return False
+            for table in entry.folder.glob("*.parquet"):  # first, since a shard needs its table
+                table.unlink()
+        finally:
+            os.close(lock)
+        shutil.rmtree(entry.folder)  # NFS would keep a file that is open
     except OSError as error:
         raise DataError(f"{entry.folder} cannot be removed: {error.strerror}.") from error
-    finally:
-        os.close(lock)
     return True
 
 

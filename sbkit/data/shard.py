@@ -17,7 +17,6 @@ lazy  no shard: the clip's own file is decoded whenever it is read; its length i
 import io
 import json
 import logging
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +36,7 @@ from datasets import Audio, Features
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import LOCK_PREFIX, os_errors_name, task_lock
+from sbkit.base.files import LOCK_PREFIX, fsync, is_abandoned, os_errors_name, task_lock
 from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.filesystem import Storage, read_ranges
 from sbkit.data.manifest import MIX_FAULT
@@ -240,7 +239,7 @@ class ShardWriter:
             self._flush()
             self._stream.close()
             self._file.flush()
-            os.fsync(self._file.fileno())
+            fsync(self._file.fileno())
             self._file.close()
         file_size = self._path.stat().st_size
         starts, sizes = locate_audio(self._path)
@@ -339,8 +338,11 @@ def share_work(folder: Path, tasks: Sequence[tuple[str, Callable[[], None]]]) ->
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files of killed processes. Call it only while no other process writes there."""
+    """Remove the files that killed processes left there at least a day ago.
+
+    Younger ones may be of another machine, whose locks this one does not see.
+    """
     for pattern in (".*.tmp", f"{LOCK_PREFIX}*"):
         for path in folder.glob(pattern):
-            if not path.is_dir():  # folders are left to `atomic_folder`
+            if not path.is_dir() and is_abandoned(path):  # folders are left to `atomic_folder`
                 path.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ TIMEOUT_VARIABLE = "SBKIT_RENDEZVOUS_SECONDS"
 # in its heartbeat.
 GROUP_TIMEOUT = timedelta(hours=24)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}  # gloo sends objects
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that a launcher sets
 POLL_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -94,8 +95,15 @@ def _join(device: torch.device) -> Store:
     """Form a group with the other processes, and return the store of the rendezvous.
 
     Raises:
-        DeviceError: some do not arrive in time.
+        DeviceError: some do not arrive in time, or variables of a launcher are missing.
     """
+    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    if missing:
+        leftover = " ".join(name for name in VARIABLES if name in os.environ)
+        raise DeviceError(
+            f"Several processes need {', '.join(missing)} as well as {leftover}. Start them with "
+            f"torchrun. If an earlier job has left these variables in this shell: unset {leftover}"
+        )
     if sys.platform == "linux":  # otherwise the ranks of a killed torchrun agent train on
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
@@ -118,7 +126,8 @@ def _join(device: torch.device) -> Store:
         raise DeviceError(
             f"Rank {name} did not meet the other processes at {host}:{port} within {seconds:g} s "
             f"({reason}). Start the same command with torchrun on every node, open the port, or "
-            f"raise {TIMEOUT_VARIABLE}."
+            f"raise {TIMEOUT_VARIABLE}. If this is a single process, whose shell has variables of "
+            f"an earlier job: unset {' '.join(VARIABLES)}"
         ) from error
     assert dist.group.WORLD is not None
     dist.group.WORLD.set_timeout(GROUP_TIMEOUT)

@@ -18,6 +18,7 @@ from typing import Self
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError, StopRequestedError
 from sbkit.base.messages import printable
+from sbkit.base.process import drop_unwritable
 
 TEXT_LOG = "train.log"
 PROGRESS_LOGGER = "sbkit.logs.progress"
@@ -34,6 +35,8 @@ def is_first_rank() -> bool:
 def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> Iterator[None]:
     """Show messages while a command runs: warnings on standard error, others on standard output.
 
+    Those that cannot be written, such as on a full disk, are dropped.
+
     to_stderr: all on standard error, because standard output holds the command's result.
 
     >>> with log_to_screen():  # doctest: +SKIP
@@ -45,6 +48,7 @@ def log_to_screen(*, to_stderr: bool = False, format: str = "%(message)s") -> It
     root.addHandler(handler)
     # Progress has its own level, so that `quiet` does not hide it.
     with (
+        drop_unwritable("stderr", *(() if to_stderr else ("stdout",))),
         _temporary_level(logging.INFO),
         _temporary_level(logging.DEBUG, logger_name=PROGRESS_LOGGER),
     ):
@@ -82,10 +86,7 @@ def quiet() -> AbstractContextManager[None]:
 
 
 class ScreenHandler(logging.Handler):
-    """Print the messages of the first rank.
-
-    It raises an error of the stream, such as EPIPE, so that the command ends with its terminal.
-    """
+    """Print the messages of the first rank."""
 
     def __init__(self, *, to_stderr: bool) -> None:
         super().__init__(logging.INFO)
@@ -140,7 +141,7 @@ class TextLog(MemoryHandler):
 
     def __enter__(self) -> Self:
         if is_first_rank():
-            # Before the screen's handler, which raises once the terminal is gone.
+            # Before the screen's handler, which waits for a terminal that Ctrl-S stopped.
             logging.getLogger().handlers.insert(0, self)
             logging.captureWarnings(True)
         return self

@@ -18,19 +18,22 @@ from torch import nn
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError
 from sbkit.base.openmp import describe_waiting
+from sbkit.base.process import drop_unwritable
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training, check_planned_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, read_run_config
+from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, RunConfig, read_run_config
 from sbkit.config.hparams import Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
+from sbkit.data.cache import default_cache
 from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
+from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
-from sbkit.distributed.ranks import main_rank_first, process_group, rank
+from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer import FigureDict
@@ -259,6 +262,7 @@ class Run(RunSetup):
         config = self.make_run_config()  # now with the labels
         config.check_resumable(self.folder)
         config.check_same_on_ranks()
+        require_same_code()
         for line in self.load_initial_weights():
             logger.info(line)
 
@@ -317,6 +321,7 @@ class Run(RunSetup):
         """
         device = self.choose_placement().device
         with (
+            drop_unwritable("stdout", "stderr"),
             nullcontext() if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
@@ -326,6 +331,9 @@ class Run(RunSetup):
                 if rank() == 0:
                     lock_folder(self.folder)  # before anything in it is written
             try:
+                require_shared(self.folder, default_cache())
+                if world_size() > 1:
+                    RunConfig.from_yaml(self.yaml_file, self.overrides).check_same_on_ranks()
                 yield text_log
             finally:
                 if rank() == 0:

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
+from sbkit.base.process import drop_unwritable
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -267,6 +268,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         has_own_numbers = self.loaders is not None
         try:
             with (
+                drop_unwritable("stdout", "stderr"),
                 isolated_rng(self.device) if has_own_numbers else nullcontext(),
                 self._watch() as self.watchdog,
             ):
@@ -335,7 +337,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
-        with self.signals:
+        with drop_unwritable("stdout", "stderr"), self.signals:
             with self._watch() as self.watchdog:
                 yield
             self.leave_if_asked()  # not watched: rank 0 may be writing a report
@@ -804,34 +806,38 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self._end_validation(stage_loss, epoch or 0)
 
     def _end_validation(self, loss: float, epoch: int) -> None:
-        """Log and show the metrics of an epoch, and save a checkpoint; every rank calls this."""
+        """Log the metrics of an epoch, save a checkpoint, and show them; every rank calls this."""
         values = self.evaluator.measure_splits()
         best = best_key(self.evaluator.metrics)
         error = -values[best.name] if best.max_key else values[best.name]
         self.training_metrics.validations.append(Validation(loss, error))
         num_averaged = int(self._hparam("average_checkpoints", 1))
-        self.training_metrics.log_epoch(
+        figures = self.training_metrics.log_epoch(
             epoch,
             self.optimizer_step,
             valid_loss=loss,
             values={name: value for name, value in values.items() if name not in LOSS},
+        )
+        advice = None if self.training_metrics.is_advised else self.advise(values)
+        self.training_metrics.is_advised |= advice is not None
+        if self.checkpointer is not None:
+            first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
+            ranked_by = {"max_key": best.max_key, "min_key": best.min_key}
+            self.checkpointer.save_and_keep_only(
+                meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: ranked_by},
+                num_to_keep=num_averaged,
+                max_keys=[best.max_key] if best.max_key else [],
+                min_keys=[best.min_key] if best.min_key else [],
+            )
+        # After the save, which must not wait for a screen
+        self.training_metrics.show_epoch(
+            figures,
             estimate_ending=lambda seconds: seconds_after_training(
                 self, self.loaders, num_averaged=num_averaged, validation=seconds
             ),
         )
-        if not self.training_metrics.is_advised and (advice := self.advise(values)):
-            self.training_metrics.is_advised = True
+        if advice:
             logger.info(advice)
-        if self.checkpointer is None:
-            return
-        first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
-        ranked_by = {"max_key": best.max_key, "min_key": best.min_key}
-        self.checkpointer.save_and_keep_only(
-            meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: ranked_by},
-            num_to_keep=num_averaged,
-            max_keys=[best.max_key] if best.max_key else [],
-            min_keys=[best.min_key] if best.min_key else [],
-        )
 
     # -- logs ---------------------------------------------------------------------------------
 

@@ -268,17 +268,14 @@ class TrainingMetrics:
         *,
         valid_loss: float,
         values: Mapping[str, float],
-        estimate_ending: Callable[[float], float] = lambda _: 0.0,
-    ) -> None:
-        """Write an epoch's figures to the log and the screen; every rank calls this.
+    ) -> EpochFigures:
+        """Write an epoch's figures to the log, and return them; every rank calls this.
 
         Args:
             epoch: the epoch.
             step: steps of the run so far.
             valid_loss: mean loss of the validation.
             values: metrics of the validation.
-            estimate_ending: estimates the seconds of work after the last epoch from the seconds of
-                a validation.
         """
         figures = EpochFigures(
             epoch=epoch,
@@ -291,6 +288,16 @@ class TrainingMetrics:
             source_losses=self.so_far.source_losses(self.sources),
         )
         self._write(figures)
+        return figures
+
+    def show_epoch(
+        self, figures: EpochFigures, *, estimate_ending: Callable[[float], float]
+    ) -> None:
+        """Show an epoch's figures on the screen.
+
+        estimate_ending: estimates the seconds of work after the last epoch from the seconds of a
+            validation.
+        """
         self._progress.report_epoch(figures, estimate_ending)
 
     def _write(self, figures: Figures) -> None:

@@ -7,6 +7,7 @@ A method first calls those whose results it needs. Training, `sbkit check` and t
 
 The files of a run folder, in the order that a run writes them:
 
+.lock                  locked while a run trains here
 hyperparams.yaml       the YAML as it took effect, with the overrides
 run_config.json        the run configuration, which a resumed run is compared with
 tokenizer.model        the tokenizer of a recognizer

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from sbkit.base.errors import StopRequestedError
-from sbkit.base.process import detach_from_lost_terminal, handle_signals
+from sbkit.base.process import handle_signals
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
@@ -51,8 +51,6 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         is_second = self.received is signal.SIGINT and number == signal.SIGINT
         self.received = signal.Signals(number)
-        if self.received is signal.SIGHUP:
-            detach_from_lost_terminal()
         if is_second:
             raise KeyboardInterrupt("Interrupted at once: the present step is not saved.")
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from sbkit.base.errors import STALLED
+from sbkit.base.machine import describe_shortages
 from sbkit.distributed.ranks import rank, world_size
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,8 @@ class Watchdog:
         stack = "".join(traceback.format_stack(frame, limit=MAX_LISTED_FRAMES))
         logger.warning(
             f"The run has not moved for {self._stall_seconds:g} s, {self._position}; it waits on. "
-            f"Raise `stall_seconds` if it was only slow. The innermost calls:\n{stack}"
+            f"Raise `stall_seconds` if it was only slow. {describe_shortages()}\n"
+            f"The innermost calls:\n{stack}"
         )
 
     def _report_and_end(self) -> None:
@@ -153,10 +155,12 @@ class Watchdog:
                 "positions:",
                 *positions,
                 "Fix what holds it up, or raise `stall_seconds` if it was only slow. The same "
-                f"command resumes from the last checkpoint. The stack of rank {rank()}:\n",
+                f"command resumes from the last checkpoint. {describe_shortages()}",
+                f"The stack of rank {rank()}:\n",
             )
         )
-        os.write(STDERR, report.encode())
+        with suppress(OSError):  # nobody can read it
+            os.write(STDERR, report.encode())
         faulthandler.dump_traceback(STDERR)
         time.sleep(REPORT_SECONDS)
         os._exit(STALLED)

@@ -1,5 +1,7 @@
 """The limits of a container count as cores and memory."""
 
+import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,18 @@ def test_usable_cores_obey_tightest_quota_of_group_and_parents(
     assert usable_cores() == cores
 
 
+def test_limits_of_cgroups_of_version_1_are_obeyed(cgroups: Path) -> None:
+    (cgroups / "cgroup").write_text("4:memory:/docker/1f\n3:cpu,cpuacct:/jobs\n0::/\n")
+    for group in ("memory", "cpu/jobs"):  # in a container, its own group appears as the root
+        (cgroups / group).mkdir(parents=True)
+    (cgroups / "memory/memory.limit_in_bytes").write_text("900\n")
+    for quota, cores in ((300_000, 3), (-1, 8)):
+        (cgroups / "cpu/jobs/cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (cgroups / "cpu/jobs/cpu.cfs_period_us").write_text("100000\n")
+        assert usable_cores() == cores
+    assert available_memory() == 900
+
+
 @pytest.mark.parametrize(
     ("limits", "free"),
     [
@@ -52,6 +66,21 @@ def test_available_memory_obeys_tightest_limit(
     (cgroups / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   2000 kB\n")
     monkeypatch.setattr(machine, "MEMORY_INFO", cgroups / "meminfo")
     assert available_memory() == free
+
+
+def test_shortages_are_described_even_if_no_file_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = shutil._ntuple_diskusage(64_000_000, 63_000_000, 1_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: full)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        shortages = machine.describe_shortages()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "/dev/shm has only 1 MB left (enlarge it, in Docker by --shm-size)." in shortages
+    assert shortages.endswith("3 of 3 files are open (ulimit -n).")
 
 
 def test_processor_has_name() -> None:

@@ -9,9 +9,11 @@ from typing import NoReturn
 import pytest
 import torch
 
-from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, FAILED, INTERRUPTED, DataError
 from sbkit.base.process import exit_code, run_main
 
+LOST_WORKER = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+WORKER = "Caught OSError in DataLoader worker process 0.\nOriginal Traceback:\n  line\n{}\n"
 LOST_RANK = RuntimeError("[gloo/transport/tcp/pair.cc:538] Read [::1]: Connection reset by peer")
 
 
@@ -45,13 +47,23 @@ def test_error_that_user_cannot_fix_is_raised(raised: Exception) -> None:
         (OSError(errno.ENOSPC, "No space left", "/x"), "/x cannot be read or written"),
         (FileNotFoundError(errno.ENOENT, "gone", "/x"), "(gone). Check it"),
         (OSError(errno.EMFILE, "Too many open files"), "Allow more open files"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "(ulimit -v, ulimit"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "The system refused memory or threads"),
+        (
+            OSError(WORKER.format("OSError: [Errno 24] Too many open files")),
+            "(ulimit -n), or lower",
+        ),
+        (DataError(WORKER.format("sbkit.base.errors.DataError: No clip.")), "No clip.\n"),
+        (FileNotFoundError(WORKER.format("[Errno 2] No such file: '/x'")), "No such file: '/x')"),
+        (RuntimeError("received 0 items of ancdata"), "Too many files are open"),
+        (ImportError("/torchaudio/lib/x.so: failed to map segment"), "refused memory"),
         (MemoryError(), "refused memory or threads (MemoryError). Free some"),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to\nA"),
             "Tried to). Free some memory (",
         ),
         (LOST_RANK, "Rerun the same command to resume"),
+        (LOST_WORKER, "A worker that loads data is killed by signal: Killed. "),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -60,9 +72,11 @@ def test_error_of_machine_becomes_sentence_and_code(
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         run_main(lambda: _raise(raised))
-    code = FAILED if raised is LOST_RANK else BAD_INPUT
+    code = FAILED if raised in (LOST_RANK, LOST_WORKER) else BAD_INPUT
     assert caught.value.code == exit_code(raised) == code
-    assert printed in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert printed in error
+    assert error.count("\n") == 1
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -39,6 +39,13 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(
     assert f"{newest} is skipped: " in caplog.text
 
 
+def test_hidden_files_of_file_managers_are_no_damage(tmp_path: Path) -> None:
+    (checkpoint,) = save(tmp_path, 1.0)
+    for name in (".DS_Store", "._model.ckpt", ".nfs00001"):
+        (checkpoint / name).touch()
+    assert recovered(tmp_path) == 1.0
+
+
 def test_checksums_of_files_outside_the_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     (tmp_path / "model").mkdir()
@@ -98,7 +105,7 @@ def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> Non
                 second()
         assert recovered(saves) is None  # reading is allowed
         assert Checkpointer(saves).find_whole(1) == []
-        assert list(saves.iterdir()) == []
+        assert [path.name for path in saves.iterdir()] == [".lock"]
 
         first.kill()
         first.wait()

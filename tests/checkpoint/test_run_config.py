@@ -86,13 +86,16 @@ def test_all_ranks_refuse_a_rank_with_other_data(
 ) -> None:
     first, same = declare(tmp_path), declare(tmp_path, data_folder="/of/this/node")
     short = declare(tmp_path, data={**DATA, "train": "c" * 64})
-    ranks = [first, same, short]
+    ranks = [(first, "rank 0 on a"), (same, "rank 1 on a"), (short, "rank 2 on b")]
     monkeypatch.setattr("sbkit.checkpoint.run_config.gather_over_ranks", lambda _: ranks)
-    for rank in ranks:
-        with pytest.raises(SbkitError, match="`train`: aaaaaaaaaaaa on rank 0, c+ on rank 2"):
+    for rank, _ in ranks:
+        with pytest.raises(SbkitError, match="a{12} for rank 0 on a, c{12} for rank 2 on b"):
             rank.check_same_on_ranks()
     ranks.pop()
     first.check_same_on_ranks()
+    ranks.append((declare(tmp_path, number_of_epochs=9), "rank 2 on b"))  # may change, but for all
+    with pytest.raises(SbkitError, match="number_of_epochs: 4 for rank 0 on a, 9 for rank 2 on b"):
+        first.check_same_on_ranks()
 
 
 @pytest.mark.parametrize(

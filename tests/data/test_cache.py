@@ -1,6 +1,5 @@
 """`sbkit cache` lists the cache, and `sbkit cache prune` removes orphans."""
 
-import fcntl
 import os
 import shutil
 import tarfile
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sbkit.base.files import open_lock, try_lock
 from sbkit.commands import cli
 from sbkit.data.cache import default_cache, list_entries, unpack_corpus
 from tests.data.test_splits import make_clips, prepare
@@ -73,8 +73,8 @@ def test_cache_prune_keeps_a_folder_in_preparation(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orphan = of(cache, "gone")
-    lock = os.open(orphan, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = open_lock(orphan)
+    assert try_lock(lock, if_unsupported=False)
     cli.run(["cache", "prune"])
     os.close(lock)
     assert orphan.is_dir()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import threading
 from collections import Counter
@@ -299,7 +300,8 @@ def test_killed_writer_loses_only_its_current_shard(tmp_path: Path, decoded: lis
     assert not (target / INDEX_FILE).exists()
     inodes = {file: file.stat().st_ino for file in target.glob("train-*-*.*")}
     assert len(inodes) == 4  # of two shards
-    assert list(target.glob(".*.tmp"))
+    (leftover,) = target.glob(".*.tmp")
+    os.utime(leftover, (0, 0))  # a younger one may be of a running process on another machine
     index = write(str(target), clips)
     assert index is not None
     assert all(file.stat().st_ino == inode for file, inode in inodes.items())

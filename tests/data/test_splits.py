@@ -214,6 +214,7 @@ def test_damaged_shard_is_prepared_again(
     first = prepare(tmp_path, clips)
     (file,) = shards_of(tmp_path)
     DAMAGE[damage](file)
+    os.utime(file, (0, 0))  # a younger one may belong to a process on another machine
     decoded.clear()
     again = prepare(tmp_path, clips)
     assert_holds(again, clips)
@@ -287,9 +288,11 @@ def test_killed_preparation_loses_one_block(tmp_path: Path, decoded: list[str]) 
     process.kill()
     process.wait()
     before = len(shards_of(tmp_path))
+    for leftover in (tmp_path / "cache").rglob(".*"):
+        os.utime(leftover, (0, 0))  # younger ones may be of a process on another machine
     assert_holds(prepare(tmp_path, clips), clips)
     assert len(decoded) == 60 - 5 * before
-    assert not list((tmp_path / "cache").rglob(".*"))
+    assert [path.name for path in (tmp_path / "cache").rglob(".*")] == [".lock"]
     assert len(shards_of(tmp_path)) == before + 1
 
 

@@ -166,8 +166,8 @@ def start() -> Iterator[Start]:
     [
         ({"RANK": "0"}, ["Rank 0 did not meet", "at 127.0.0.1:", "1/2 clients joined"]),
         ({"RANK": "1"}, ["within 1 s", "Rank 1"]),
-        ({"RANK": "1", "MASTER_ADDR": ""}, ["MASTER_ADDR expected, but not set"]),
-        ({}, ["RANK expected, but not set"]),
+        ({"RANK": "1", "MASTER_ADDR": ""}, ["need MASTER_ADDR", "unset RANK WORLD_SIZE"]),
+        ({}, ["need RANK", ": unset WORLD_SIZE MASTER_ADDR MASTER_PORT"]),
     ],
     ids=str,
 )

@@ -126,7 +126,7 @@ def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_after_the_chec
 
 
 def test_export_into_a_checkpoint_is_refused(run: Path) -> None:
-    (checkpoint,) = (run / "checkpoints").iterdir()
+    (checkpoint,) = (run / "checkpoints").glob("CKPT*")
     with pytest.raises(SbkitError, match="is neither: it is not a bundle"):
         export_run(run, checkpoint)
 

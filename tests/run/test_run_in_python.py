@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import try_lock
+from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
@@ -145,7 +145,7 @@ def test_moved_run_has_the_same_figures(
     clip = rows_of(Path(str(finished["data_folder"]), "test.tsv"))[0]["path"]
     with Transcriber.load(tmp_path / "bundle", device="cpu") as recognizer:
         recognizer.transcribe(Path(str(finished["data_folder"]), "clips", clip))
-    descriptor = os.open("run", os.O_RDONLY)
+    descriptor = open_lock(Path("run"))
     assert try_lock(descriptor, if_unsupported=False)  # released when the test has ended
     os.close(descriptor)
 

@@ -3,10 +3,7 @@
 import errno
 import math
 import os
-import pty
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,19 +31,6 @@ from sbkit.train.stopping import (
 )
 from tests.runs import Workplace, read_json
 from tests.train.lines import LineBrain, brain_of, line, loader, rows
-
-HANGS_UP = """
-import os, signal, sys
-from sbkit.train.stopping import StopSignals
-with StopSignals() as signals:
-    print("listening", flush=True)
-    sys.stdin.readline()
-    os.kill(os.getpid(), signal.SIGHUP)
-    for _ in range(10):
-        print("a step", flush=True)
-    assert signals.received is signal.SIGHUP
-sys.exit(75)
-"""
 
 
 def test_stop_signals_keep_ignoring_sighup_under_nohup() -> None:
@@ -139,28 +123,6 @@ def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert brain.optimizer_step == 12
-
-
-def test_stop_signals_survive_a_lost_terminal() -> None:
-    """Writing to it would be an OSError, before anything is saved."""
-    leader, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANGS_UP],
-        stdin=subprocess.PIPE,
-        stdout=terminal,
-        stderr=terminal,
-        text=True,
-    )
-    os.close(terminal)
-    output = b""
-    while (
-        b"\n" not in output
-    ):  # else the process may write the end of its line to the lost terminal
-        output += os.read(leader, 100)
-    assert output.startswith(b"listening")
-    os.close(leader)
-    _, _ = process.communicate("go on\n", timeout=240)
-    assert process.returncode == 75
 
 
 def test_rank_consensus_on_one_rank_answers_at_once() -> None:

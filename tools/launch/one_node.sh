@@ -7,4 +7,6 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
 [ $# -ge 1 ] || fail "usage: tools/launch/one_node.sh YAML [--knob=value ...]"
+# The name of this machine may resolve to no address.
+export PET_LOCAL_ADDR=${PET_LOCAL_ADDR:-127.0.0.1} GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
 start --standalone -- "$@"

@@ -1,0 +1,49 @@
+"""A name and a folder for caches, for users who have none, as in many containers."""
+
+import getpass
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+
+def prepare_user() -> None:
+    """Set LOGNAME, HOME and XDG_CACHE_HOME if this user has no name, or no home to write to.
+
+    `docker run --user` and OpenShift give a process a user id that is not listed in passwd. torch
+    asks for the user's name when an optimizer is made, and several libraries keep caches in the
+    home, matplotlib also its settings. What is set already stays.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["LOGNAME"] = f"user-{os.getuid()}"
+    if not os.environ.get("XDG_CACHE_HOME") and not _can_write(Path("~/.cache")):
+        with suppress(OSError):  # no folder for temporary files has room
+            folder = _make_temporary_folder()
+            os.environ["XDG_CACHE_HOME"] = folder
+            os.environ.setdefault("MPLCONFIGDIR", f"{folder}/matplotlib")
+            if os.path.expanduser("~") == "~":  # noqa: PTH111
+                os.environ["HOME"] = folder
+
+
+def _can_write(folder: Path) -> bool:
+    """Return whether a folder below the home can be written to, once it is made."""
+    path = os.path.expanduser(folder)  # noqa: PTH111 - Path.expanduser raises without a home
+    if not os.path.isabs(path):  # noqa: PTH117
+        return False
+    while not os.path.exists(path):  # noqa: PTH110 - Path.exists raises in a private folder
+        path = os.path.dirname(path)  # noqa: PTH120
+    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)  # noqa: PTH112
+
+
+def _make_temporary_folder() -> str:
+    """Make the folder of this user in the temporary folder, which others may write to as well."""
+    folder = Path(tempfile.gettempdir()) / f"sbkit-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid == os.getuid() and not folder.is_symlink():
+            return str(folder)
+    except OSError:  # another user has made a file of this name
+        pass
+    return tempfile.mkdtemp(prefix="sbkit-")

@@ -1,0 +1,106 @@
+"""Compare, before the first step, what all processes of a run must have in common."""
+
+import logging
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+from sbkit.base.checksums import checksum
+from sbkit.base.errors import ConfigError
+from sbkit.base.messages import listed
+from sbkit.base.versions import versions
+from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
+
+logger = logging.getLogger(__name__)
+
+VISIBLE_SECONDS = 10.0  # for a file to appear on another machine
+POLL_SECONDS = 0.1
+DIGITS = 6  # of a checksum
+
+
+def ranks_without(folder: Path) -> list[str]:
+    """List the processes that do not see rank 0's folder, with their machines; all call this.
+
+    Rank 0 writes a file into it, and the others look for it.
+    """
+    if world_size() == 1:
+        return []
+    name = f".seen-by-all-{uuid4().hex}"
+    if rank() == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        except OSError:  # a cache may be read-only
+            name = ""
+    name = gather_over_ranks(name)[0]
+    if not name:
+        return []
+    file = folder / name
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    # `os.path.exists` is False for a disk that fails; `Path.exists` raises an error.
+    while not (is_seen := os.path.exists(file)) and time.monotonic() < deadline:  # noqa: PTH110
+        time.sleep(POLL_SECONDS)
+    sights = gather_over_ranks((is_seen, describe_rank()))
+    if rank() == 0:
+        file.unlink(missing_ok=True)
+    return [description for is_seen, description in sights if not is_seen]
+
+
+def require_shared(run_folder: Path, cache: Path) -> None:
+    """Raise ConfigError, on all ranks, if one does not see rank 0's run folder.
+
+    Other caches are only slower: a note says which processes have one.
+    """
+    if blind := ranks_without(run_folder):
+        raise ConfigError(
+            f"All processes must share the run folder, but {run_folder} is not that of rank 0 for "
+            f"{listed(blind)}. Choose an --output_folder on a disk that all machines mount."
+        )
+    if blind := ranks_without(cache):
+        logger.info(
+            f"note: {cache} is not that of rank 0 for {listed(blind)}, so audio is decoded for "
+            "each. Let SBKIT_CACHE name a folder on a disk that all machines mount."
+        )
+
+
+def require_same_code() -> None:
+    """Raise ConfigError, on all ranks, if one has imported other code than rank 0.
+
+    The weights of such ranks would drift apart without a word.
+    """
+    if world_size() == 1:
+        return
+    (first, first_rank), *others = gather_over_ranks((_describe_code(), describe_rank()))
+    for code, other_rank in others:
+        differing = [
+            f"{name} ({first[name]}, {version})"
+            for name, version in code.items()
+            if first.get(name, version) != version  # only one may have imported it
+        ]
+        if differing:
+            raise ConfigError(
+                f"All processes must run the same code, but {first_rank} and {other_rank} differ "
+                f"in {listed(differing)}. Give both machines the same checkout and packages."
+            )
+
+
+def describe_rank() -> str:
+    """Name this rank and its machine."""
+    return f"rank {rank()} on {socket.gethostname()}"
+
+
+def _describe_code() -> dict[str, str | None]:
+    """Return versions of packages, and checksums of the modules of sbkit, recipes and the user."""
+    code = versions()
+    for name, module in list(sys.modules.items()):
+        # SpeechBrain's lazy modules import themselves when an attribute is read.
+        file = getattr(module, "__dict__", {}).get("__file__") or ""
+        is_installed = "site-packages" in file or file.startswith(sys.base_prefix)
+        if file.endswith(".py") and (not is_installed or name.partition(".")[0] == "sbkit"):
+            with suppress(OSError):
+                code[name] = checksum(Path(file))[:DIGITS]
+    return code
