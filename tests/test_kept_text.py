@@ -113,7 +113,7 @@ def test_other_normalizers_and_models(overfitted: Path, tmp_path: Path) -> None:
     assert figures["normalized"]["normalizer"].startswith("whisper-basic ")
     assert "normalized_WER" in (tmp_path / "basic/report_by_test.tsv").read_text()
     with pytest.raises(
-        SbkitError, match="`--normalizer` must be whisper-english, whisper-basic or"
+        SbkitError, match="`normalizer` must be whisper-english, whisper-basic or"
     ):
         sbkit([*command, "--normalizer", "whisper"])
     text = tmp_path / "talks.txt"
