@@ -157,7 +157,9 @@ class Run(RunSetup):
             self._prepare()
             text_log.open()
             self._write_config()
-            self._finish(super().make_brain(self.make_loaders()))
+            brain = super().make_brain(self.make_loaders())
+            brain.checkpointer.recover_if_possible()  # with its counters, which the results name
+            self._finish(brain)
         return self.scores
 
     def tune(self, **options: Any) -> None:
