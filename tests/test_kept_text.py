@@ -112,9 +112,7 @@ def test_other_normalizers_and_models(overfitted: Path, tmp_path: Path) -> None:
     figures = read_json(tmp_path / "basic/summary.json")["test"]["test"]
     assert figures["normalized"]["normalizer"].startswith("whisper-basic ")
     assert "normalized_WER" in (tmp_path / "basic/report_by_test.tsv").read_text()
-    with pytest.raises(
-        SbkitError, match="`normalizer` must be whisper-english, whisper-basic or"
-    ):
+    with pytest.raises(SbkitError, match="`normalizer` must be whisper-english, whisper-basic or"):
         sbkit([*command, "--normalizer", "whisper"])
     text = tmp_path / "talks.txt"
     text.write_text("You have been added .\nThank you!\n")

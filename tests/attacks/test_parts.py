@@ -14,8 +14,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
 from sbkit.checkpoint.weights import limit_parameters
-from sbkit.config.document import read_document
-from sbkit.config.hparams import save_yaml
+from sbkit.config.hparams import resolve
 from sbkit.export.export import describe_parts
 from sbkit.tasks.task import load_task
 from tests.attacks.hostile import watched
@@ -87,13 +86,12 @@ def nested(value: Any, depth: int) -> Iterator[Any]:
             yield from nested(place(value), depth - 1)
 
 
-def real_parts(folder: Path) -> Iterator[dict[str, Any]]:
+def real_parts() -> Iterator[dict[str, Any]]:
     """Describe the parts of each task's model, as an export does."""
     labels = SimpleNamespace(vocab_size=12, size=12)
     for name, path in TASKS.items():
         task, knobs = load_task(path), {"data_folder": "", "output_folder": ""}
-        save_yaml(folder / "resolved.yaml", ROOT / f"hparams/{name}.yaml", knobs)
-        root = read_document(folder / "resolved.yaml").root
+        root = resolve(ROOT / f"hparams/{name}.yaml", knobs).tree
         objects = {} if task.labels is None else {task.labels.key: labels}
         yield describe_parts(root, objects, task)["parts"]
 
@@ -122,7 +120,7 @@ def foreign_in_all_places(canary: Path, turns: int = 2) -> Iterator[Any]:
 def changed_parts(canary: Path, rounds: int = 30) -> Iterator[Any]:
     """Change each part of each task's model in one to three places, ``rounds`` times."""
     draw, foreign = random.Random(0), foreign_objects(canary)
-    for parts in real_parts(canary.parent):
+    for parts in real_parts():
         for _, plain in product(range(rounds), parts.values()):
             for _ in range(draw.randint(1, 3)):
                 plain = mutate(plain, draw, foreign)
