@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -97,7 +98,7 @@ def test_default_corpus_has_the_columns_of_its_release(asterisk_english: Path) -
     clip = asterisk_prompts.read(knobs, "dev")[0]
     assert {"speaker", "gender", "locale", "language"} <= set(clip.columns)
     again = common_voice.read({"data_folder": asterisk_english, "language": "en"}, "dev")
-    assert again[0] == clip
+    assert again[0] == replace(clip, path=clip.path.resolve())  # the cache of tests has a link
 
 
 def read(file: Path, content: str, **knobs: object) -> Manifest:
