@@ -9,6 +9,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.runs import ROOT
+
 pytestmark = pytest.mark.slow(seconds=20)
 
 MAKE = """
@@ -50,7 +52,10 @@ def run_cells(sources: Sequence[str], folder: Path) -> list[list[Any]]:
     return [cell.outputs for cell in notebook.cells]
 
 
-def test_interrupted_cell_is_run_again_and_goes_on(tmp_path: Path) -> None:
+def test_interrupted_cell_is_run_again_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where the kernel finds `tests`
     _, interrupted, resumed, logged = run_cells([MAKE, FIT, FIT, LOGGED], tmp_path)
     error = interrupted[-1]
     assert error.evalue == "Stopped at step 6; checkpoint saved. The same command or call resumes."
