@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
 
-from sbkit.audio.io import to_samples
+from sbkit.audio.io import to_rate, to_samples
 from sbkit.base.errors import DataError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.data.cache import default_cache
@@ -38,15 +37,17 @@ def store_rows(rows: Any) -> Path:
     Raises:
         DataError: the rows are of another type, or an array lacks its rate.
 
-    >>> clip = {"array": np.zeros(800), "sampling_rate": 16_000}
+    >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}
     >>> store_rows([{"audio": clip, "text": "nothing"}]).suffix
     '.parquet'
     """
     stored = [_to_stored(record) for record in _to_records(rows)]
+    # Not Table.from_pylist, which drops the columns that the first row lacks
+    names = dict.fromkeys(name for row in stored for name in row)
     try:
-        table = pa.Table.from_pylist(stored)
+        table = pa.table({name: [row.get(name) for row in stored] for name in names})
     except pa.ArrowException as error:
-        raise DataError(f"A column has values of several types: {error}") from error
+        raise DataError(f"The rows cannot be stored as a table: {error}") from error
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:16]
@@ -82,12 +83,14 @@ def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
     stored: dict[str, Any] = {}
     for column, value in record.items():
         name = str(column)
+        if isinstance(value, Mapping) and value.get("path") and value.get("bytes") is None:
+            value = value["path"]  # audio of `datasets` that is a file
         if isinstance(value, Mapping) and value.get("array") is not None:
             rate = value.get("sampling_rate")
             if rate is None:
                 raise DataError(f"The column {name} has an `array` without its `sampling_rate`.")
             wav = io.BytesIO()
-            soundfile.write(wav, to_samples(np.asarray(value["array"])), int(rate), format="WAV")
+            soundfile.write(wav, to_samples(value["array"]), to_rate(rate), format="WAV")
             stored[name] = {"bytes": wav.getvalue(), "path": None}
         elif name in path_columns and isinstance(value, str | Path):
             stored[name] = str(value) if "://" in str(value) else str(Path(value).absolute())
