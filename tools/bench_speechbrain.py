@@ -212,7 +212,7 @@ class SpeechBrainSide:
         """Train one step, and return its seconds of audio without and with padding."""
         brain = self.brain
         brain.step += 1
-        loss = brain.fit_batch(batch)
+        loss = brain.fit_batch(batch.to(brain.device))
         brain.avg_train_loss = brain.update_average(loss, brain.avg_train_loss)
         return float(batch.duration.sum()), batch.sig.data.numel() / RATE
 
