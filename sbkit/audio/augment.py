@@ -1,7 +1,7 @@
 """Augmentation on the device of the audio: speed, noise and reverberation, SpecAugment.
 
-Legend: B utterances, S samples, T frames, M mel bins, N clips of a folder or samples of a noise, K
-kinds of noise, R samples of an impulse response.
+Legend: B utterances, S samples, T frames, M mel bins, N clips of a folder, samples of a noise or
+masks, K kinds of noise, R samples of an impulse response.
 
 Random numbers belong to an utterance (`sbkit/audio/draws.py`), so they do not depend on its batch.
 The speeds were drawn when the epoch was planned. Files of noise and impulse responses are read
@@ -418,16 +418,13 @@ class SpecAugment(nn.Module):
         _, frames, bins = features.shape
         device = features.device
         num_masks = self.time_masks + self.freq_masks
-        draws = draw_uniform(len(lengths), 2, num_masks).to(lengths.device).unbind(2)
-        time_mask = torch.zeros(1, frames, dtype=torch.bool, device=device)
-        freq_mask = torch.zeros(1, bins, dtype=torch.bool, device=device)
+        draws = draw_uniform(len(lengths), 2, num_masks).to(lengths.device)
+        time_draws, freq_draws = torch.split(draws, [self.time_masks, self.freq_masks], dim=2)
         max_frames = (lengths * self.max_time_fraction).floor().clamp(max=self.time_width)
-        for draw in draws[: self.time_masks]:
-            time_mask = time_mask | _random_spans(draw, max_frames, lengths, frames, device)
+        time_mask = _random_spans(time_draws, max_frames, lengths, frames, device)
         max_bins = torch.full_like(lengths, min(self.freq_width, bins))
         num_bins = torch.full_like(lengths, bins)
-        for draw in draws[self.time_masks :]:
-            freq_mask = freq_mask | _random_spans(draw, max_bins, num_bins, bins, device)
+        freq_mask = _random_spans(freq_draws, max_bins, num_bins, bins, device)
         is_masked = time_mask.unsqueeze(2) | freq_mask.unsqueeze(1)
         mask = length_mask(lengths, frames, device).unsqueeze(2)  # true within utterances
         counts = lengths.clamp(min=1).to(device, non_blocking=True).view(-1, 1, 1)
@@ -438,12 +435,12 @@ class SpecAugment(nn.Module):
 def _random_spans(
     draws: Tensor, max_width: Tensor, lengths: Tensor, size: int, device: torch.device
 ) -> Tensor:
-    """Mark one span in each row by two draws below 1: (B, 2), (B,), (B,) -> (B, size) of bool.
+    """Mark N spans in each row by draws below 1: (B, 2, N), (B,), (B,) -> (B, size) of bool.
 
     Every width from 0 to ``max_width`` is equally likely, and so is every position of that width.
     """
-    width = (draws[:, 0] * (max_width + 1)).floor()
-    start = (draws[:, 1] * (lengths - width + 1)).floor()
-    edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(2)
+    width = (draws[:, 0] * (max_width + 1).unsqueeze(1)).floor()  # (B, N)
+    start = (draws[:, 1] * (lengths.unsqueeze(1) - width + 1)).floor()
+    edges = torch.stack([start, start + width]).to(device, non_blocking=True).unsqueeze(3)
     positions = torch.arange(size, device=device)
-    return (positions >= edges[0]) & (positions < edges[1])
+    return ((positions >= edges[0]) & (positions < edges[1])).any(1)
