@@ -42,7 +42,8 @@ class FrameConv(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         is_float32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         if x.device.type != "cpu" or not is_float32:
-            return super().forward(x.transpose(1, 2)).transpose(1, 2)
+            # The gradients of the convolution and of a LayerNorm after it need contiguous inputs.
+            return super().forward(x.transpose(1, 2).contiguous()).transpose(1, 2).contiguous()
         convolved = conv2d(
             x.transpose(1, 2).unsqueeze(2),  # (B, C, 1, T)
             self.weight.unsqueeze(2),
