@@ -27,13 +27,6 @@ SHIFT_MS = 10  # from one frame of features to the next
 WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 
-class ChunkMask(NamedTuple):
-    """What the frames of a chunk see."""
-
-    visible: Tensor  # the frames that each frame attends to: (B, 1, U, U)
-    chunk_frames: int
-
-
 @dataclass(frozen=True)
 class StreamingConfig:
     """The chunk and left context of an encoder; ``chunk_frames`` None means whole clips.
@@ -74,21 +67,19 @@ class StreamingConfig:
         longest = 2 * self.chunk_frames
         return StreamingConfig(shortest + int(share * (longest + 1 - shortest)), self.left_frames)
 
-    def mask(self, mask: Tensor) -> ChunkMask | None:
-        """Return the chunk mask of a batch, None for whole clips; ``mask`` (B, U): true within.
+    def visible(self, mask: Tensor) -> Tensor:
+        """Mark what the frames of a batch attend to: (B, U), true within -> (B, 1, U, U).
 
-        A frame in the padding attends to itself, because a row without frames is NaN on some
-        devices.
+        For whole clips, all frames attend to the same ones: -> (B, 1, 1, U).
         """
         if self.chunk_frames is None:
-            return None
+            return mask[:, None, None]
         position = torch.arange(mask.shape[1], device=mask.device)
         chunk_start = (position // self.chunk_frames * self.chunk_frames).unsqueeze(1)  # (U, 1)
         is_near = (position >= chunk_start - self.left_frames) & (
             position < chunk_start + self.chunk_frames
         )
-        visible = is_near & mask.unsqueeze(1) | (position == position.unsqueeze(1))
-        return ChunkMask(visible.unsqueeze(1), self.chunk_frames)
+        return (is_near & mask.unsqueeze(1)).unsqueeze(1)
 
 
 class BlockState(NamedTuple):

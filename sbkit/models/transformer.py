@@ -11,7 +11,8 @@ Sources: Gulati et al. 2020 (Conformer), Su et al. 2021 (rotary positions).
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import ClassVar, cast
+from functools import partial
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,23 @@ from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.streaming import (
     SHIFT_MS,
     BlockState,
-    ChunkMask,
     EncoderState,
     StreamingConfig,
     last_frames,
 )
 
 ROTARY_BASE = 10_000.0
+
+Rotation = tuple[Tensor, Tensor]  # cosine and sine of the positions, from `rotary_cos_sin`
+
+
+class Frames(NamedTuple):
+    """What all blocks of an encoder need to know about the frames of a batch, computed once."""
+
+    mask: Tensor  # true within an utterance: (B, U)
+    visible: Tensor  # what each frame attends to, from `scores_mask`: (B, 1, 1, K) or (B, 1, U, U)
+    rotation: Rotation
+    chunk_frames: int | None  # no frame sees past the end of its chunk; None for whole clips
 
 
 class Transformer(nn.Module):
@@ -123,14 +134,15 @@ class Transformer(nn.Module):
         streaming = self.streaming
         if streaming is not None and self.training:
             streaming = streaming.draw()
-        chunks = None if streaming is None else streaming.mask(mask)
+        visible = mask[:, None, None] if streaming is None else streaming.visible(mask)
+        rotation = rotary_cos_sin(x.shape[1], self.d_model // self.nhead, x.device)
+        chunk_frames = None if streaming is None else streaming.chunk_frames
+        frames = Frames(mask, scores_mask(visible, x), rotation, chunk_frames)
         x = self.dropout(x)
         yield x
         for block in self.encoder:
-            if recompute:
-                x = checkpoint(block, x, mask, chunks, use_reentrant=False)
-            else:
-                x = block(x, mask, chunks)
+            run = partial(checkpoint, block, use_reentrant=False) if recompute else block
+            x = run(x, frames)
             yield x
 
     def start(self) -> dict[str, Tensor]:
@@ -159,11 +171,13 @@ class Transformer(nn.Module):
         num_missing = left_frames - state.frames.unsqueeze(1)  # at the start of a session
         has_past = torch.arange(left_frames, device=device) >= num_missing  # (B, L)
         visible = torch.cat([has_past, mask], 1)[:, None, None]  # (B, 1, 1, L + U)
+        rotation = rotary_cos_sin(visible.shape[-1], self.d_model // self.nhead, device)
+        frames = Frames(mask, scores_mask(visible, x), rotation, None)
         block_states: list[BlockState] = []
         encoder = cast("Iterable[EncoderBlock]", self.encoder)
         for index, block in enumerate(encoder):
             past = BlockState(state.attention[:, index], state.convolution[:, index])
-            x, block_state = block.forward_chunk(x, visible, mask, past)
+            x, block_state = block.forward_chunk(x, frames, past)
             block_states.append(block_state)
         state = replace(
             state,
@@ -185,9 +199,11 @@ class Transformer(nn.Module):
                 "False`."
             )
         mask = length_mask(lengths, states.shape[1], states.device)
+        visible = scores_mask(mask[:, None, None], states)
+        rotation = rotary_cos_sin(tokens.shape[1], self.d_model // self.nhead, tokens.device)
         x = self.dropout(self.embedding(tokens))
         for block in self.decoder:
-            x = block(x, states, mask)
+            x = block(x, states, visible, rotation)
         return self.decoder_norm(x)
 
 
@@ -203,18 +219,20 @@ class ConformerBlock(nn.Module):
         self.convolution = Convolution(d_model=d_model, kernel_size=kernel_size, dropout=dropout)
         self.feed_forward2 = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
+    def forward(self, x: Tensor, frames: Frames) -> Tensor:
         x = self.feed_forward1(x, weight=0.5)
-        x = self.attention(x, mask if chunks is None else chunks.visible)
-        x = self.convolution(x, mask, None if chunks is None else chunks.chunk_frames)
+        x = self.attention(x, frames.visible, frames.rotation)
+        x = self.convolution(x, frames.mask, frames.chunk_frames)
         return self.feed_forward2(x, weight=0.5)
 
     def forward_chunk(
-        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
+        self, x: Tensor, frames: Frames, past: BlockState
     ) -> tuple[Tensor, BlockState]:
         x = self.feed_forward1(x, weight=0.5)
-        x, attention = self.attention.forward_chunk(x, visible, past.attention)
-        x, convolution = self.convolution.forward_chunk(x, mask, past.convolution)
+        x, attention = self.attention.forward_chunk(
+            x, frames.visible, frames.rotation, past.attention
+        )
+        x, convolution = self.convolution.forward_chunk(x, frames.mask, past.convolution)
         return self.feed_forward2(x, weight=0.5), BlockState(attention, convolution)
 
 
@@ -226,14 +244,15 @@ class TransformerBlock(nn.Module):
         self.attention = SelfAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, mask: Tensor, chunks: ChunkMask | None = None) -> Tensor:
-        x = self.attention(x, mask if chunks is None else chunks.visible)
-        return self.feed_forward(x)
+    def forward(self, x: Tensor, frames: Frames) -> Tensor:
+        return self.feed_forward(self.attention(x, frames.visible, frames.rotation))
 
     def forward_chunk(
-        self, x: Tensor, visible: Tensor, mask: Tensor, past: BlockState
+        self, x: Tensor, frames: Frames, past: BlockState
     ) -> tuple[Tensor, BlockState]:
-        x, attention = self.attention.forward_chunk(x, visible, past.attention)
+        x, attention = self.attention.forward_chunk(
+            x, frames.visible, frames.rotation, past.attention
+        )
         return self.feed_forward(x), BlockState(attention, past.convolution)
 
 
@@ -262,9 +281,9 @@ class DecoderBlock(nn.Module):
         self.cross_attention = CrossAttention(d_model=d_model, nhead=nhead, dropout=dropout)
         self.feed_forward = FeedForward(d_model=d_model, d_ffn=d_ffn, dropout=dropout)
 
-    def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        x = self.attention(x, None)
-        x = self.cross_attention(x, states, mask)
+    def forward(self, x: Tensor, states: Tensor, visible: Tensor, rotation: Rotation) -> Tensor:
+        x = self.attention(x, None, rotation)
+        x = self.cross_attention(x, states, visible)
         return self.feed_forward(x)
 
 
@@ -378,21 +397,20 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(d_model, d_model)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Attend where ``mask`` is true: (B, U) for all frames, or (B, 1, U, U) for each.
+    def forward(self, x: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
+        """Attend where ``mask``, from `scores_mask`, allows: (B, 1, 1, U) or (B, 1, U, U).
 
         Without a mask, each frame attends to itself and the frames before it.
         """
         heads = self.qkv_proj(self.norm(x)).unflatten(-1, (3, self.nhead, -1))  # (B, U, 3, H, D/H)
-        cosine, sine = rotary_cos_sin(x.shape[1], heads.shape[-1], x.device)
         query_key, value = heads.split((2, 1), dim=2)  # its backward pass makes only one copy
-        query, key = rotate(query_key, cosine, sine).unbind(2)
-        if mask is not None and mask.ndim == 2:
-            mask = mask[:, None, None, :]
+        query, key = rotate(query_key, *rotation).unbind(2)
         return self._attend(x, query, key, value.squeeze(2), mask)
 
-    def forward_chunk(self, x: Tensor, mask: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` is true.
+    def forward_chunk(
+        self, x: Tensor, mask: Tensor, rotation: Rotation, past: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to the past, (B, L, 2, H, D/H), and the chunk, where ``mask`` allows.
 
         The past holds keys that are not rotated yet. Each chunk counts positions from the start of
         its past, because attention depends on distances only.
@@ -405,7 +423,7 @@ class SelfAttention(nn.Module):
         key = key_value[:, :, :1]  # (B, L + U, 1, H, D/H)
         value = key_value[:, :, 1:]
         num_past = past.shape[1]
-        cosine, sine = rotary_cos_sin(num_past + x.shape[1], heads.shape[-1], x.device)
+        cosine, sine = rotation  # of L + U positions
         query = rotate(query, cosine[num_past:], sine[num_past:])
         key = rotate(key, cosine, sine)
         y = self._attend(x, query.squeeze(2), key.squeeze(2), value.squeeze(2), mask)
@@ -432,11 +450,11 @@ class CrossAttention(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-        """Attend to the frames where ``mask`` (B, U) is true."""
+        """Attend to the frames that a mask of `scores_mask` allows, (B, 1, 1, U)."""
         query = self.q_proj(self.norm(x)).unflatten(-1, (self.nhead, -1)).transpose(1, 2)
         heads = self.kv_proj(states).unflatten(-1, (2, self.nhead, -1))
         key, value = heads.permute(2, 0, 3, 1, 4)  # 2 x (B, H, U, D/H)
-        attended = attend(query, key, value, mask[:, None, None, :])
+        attended = attend(query, key, value, mask)
         return self.dropout.add(x, self.out_proj(attended))
 
 
@@ -449,32 +467,38 @@ def attend(
     bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend where ``mask`` is true: (B, H, U, D/H), 2 x (B, H, K, D/H) -> (B, U, D).
+    """Attend where ``mask`` allows: (B, H, U, D/H), 2 x (B, H, K, D/H) -> (B, U, D).
 
-    mask: of any shape that broadcasts to (B, H, U, K); None: causal attention.
-    bias: added to the scores, (B, H, U, K); only with a mask.
+    mask: true where it attends, or from `scores_mask`; of any shape that broadcasts to
+        (B, H, U, K); None: causal attention.
+    bias: added to the scores, (B, H, U, K); only with a mask of bool.
     """
+    if mask is not None and mask.dtype == torch.bool:
+        mask = scores_mask(mask, query, bias)
     if mask is None:
-        assert bias is None
         out = scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
     elif torch.compiler.is_exporting():
         # In ONNX, scaled_dot_product_attention would check for rows without frames, which takes 8 %
         # of the time.
         scores = torch.matmul(query, key.transpose(-1, -2)) * query.shape[-1] ** -0.5
-        scores = scores + _masked_bias(query, mask, bias)
-        out = torch.matmul(scores.softmax(-1), value)
+        out = torch.matmul((scores + mask).softmax(-1), value)
     else:
-        scores_mask = mask if bias is None else _masked_bias(query, mask, bias)
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=scores_mask, dropout_p=dropout
-        )
+        out = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return out.transpose(1, 2).flatten(2)
 
 
-def _masked_bias(query: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what is added to the scores: the bias or 0 where ``mask`` is true, else the lowest."""
-    visible_scores = query.new_zeros(()) if bias is None else bias.to(query.dtype)
-    return torch.where(mask, visible_scores, torch.finfo(query.dtype).min)
+def scores_mask(visible: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what attention adds to scores: the bias or 0 where ``visible``, else the lowest one.
+
+    PyTorch would compute it in each layer from a mask of bool.
+
+    x: has the dtype of the scores, unless autocast sets it.
+    """
+    device_type = x.device.type
+    is_autocast = torch.is_autocast_enabled(device_type)
+    dtype = torch.get_autocast_dtype(device_type) if is_autocast else x.dtype
+    visible_scores = x.new_zeros((), dtype=dtype) if bias is None else bias.to(dtype)
+    return torch.where(visible, visible_scores, torch.finfo(dtype).min)
 
 
 def rotary_cos_sin(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -2,15 +2,24 @@
 
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import ConfigError
-from sbkit.models.transformer import ConformerBlock, SelfAttention, Transformer
+from sbkit.models.transformer import (
+    ConformerBlock,
+    Frames,
+    SelfAttention,
+    Transformer,
+    rotary_cos_sin,
+    scores_mask,
+)
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 2}
+CPU = torch.device("cpu")
 STREAMING = (None, {"chunk_ms": 120, "left_ms": 160})
 each_encoder = pytest.mark.parametrize(
     ("block", "streaming"), [*product(("conformer", "transformer"), STREAMING)]
@@ -53,9 +62,10 @@ def test_attention_depends_on_distances_only() -> None:
     torch.manual_seed(0)
     attention = SelfAttention(d_model=16, nhead=2, dropout=0.0)
     x, silence = torch.randn(1, 7, 16), torch.zeros(1, 3, 16)
-    mask = torch.ones(1, 7, dtype=torch.bool)
-    shifted = attention(torch.cat([silence, x], 1), torch.cat([~mask[:, :3], mask], 1))
-    torch.testing.assert_close(shifted[:, 3:], attention(x, mask), rtol=0.0, atol=1e-5)
+    mask = scores_mask(torch.arange(10).unsqueeze(0) >= 3, x)  # (1, K)
+    shifted = attention(torch.cat([silence, x], 1), mask, rotary_cos_sin(10, 8, CPU))
+    alone = attention(x, mask[:, 3:], rotary_cos_sin(7, 8, CPU))
+    torch.testing.assert_close(shifted[:, 3:], alone, rtol=0.0, atol=1e-5)
 
 
 def test_conformer_block_halves_both_feed_forwards() -> None:
@@ -67,7 +77,9 @@ def test_conformer_block_halves_both_feed_forwards() -> None:
     x = torch.randn(1, 7, 16)
     half = (x + block.feed_forward1(x)) / 2  # a FeedForward adds x
     expected = (half + block.feed_forward2(half)) / 2
-    torch.testing.assert_close(block(x, torch.ones(1, 7, dtype=torch.bool)), expected)
+    mask = torch.ones(1, 7, dtype=torch.bool)
+    frames = Frames(mask, scores_mask(mask, x), rotary_cos_sin(7, 8, CPU), chunk_frames=None)
+    torch.testing.assert_close(block(x, frames), expected)
 
 
 @each_encoder
@@ -108,20 +120,22 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], text: str) -> 
 
 
 def test_first_call_may_be_an_export() -> None:
-    attention = SelfAttention(d_model=24, nhead=2, dropout=0.0).eval()  # a size of its own
-    inputs = (torch.randn(1, 9, 24), torch.ones(1, 9, dtype=torch.bool))
-    program = torch.export.export(attention, inputs, strict=False)
-    torch.testing.assert_close(program.module()(*inputs), attention(*inputs))
+    model = make_transformer(d_model=24)  # a size of its own
+    inputs = (torch.randn(1, 9, 24), torch.tensor([9]))
+    with patch.object(Transformer, "forward", Transformer.encode):
+        program = torch.export.export(model, inputs, strict=False)
+    torch.testing.assert_close(program.module()(*inputs), model.encode(*inputs))
 
 
 def test_exported_attention_uses_products_and_is_the_same() -> None:
     torch.manual_seed(0)
     attention = SelfAttention(d_model=16, nhead=2, dropout=0.0).eval()
-    x, mask = torch.randn(3, 9, 16), torch.arange(9) < torch.tensor([[9], [5], [1]])
-    expected = attention(x, mask)
-    program = torch.export.export(attention, (x, mask), strict=False)
+    x, visible = torch.randn(3, 9, 16), torch.arange(9) < torch.tensor([[9], [5], [1]])
+    inputs = (x, scores_mask(visible[:, None, None], x), rotary_cos_sin(9, 8, CPU))
+    expected = attention(*inputs)
+    program = torch.export.export(attention, inputs, strict=False)
     assert not [node for node in program.graph.nodes if "dot_product" in node.name]
-    torch.testing.assert_close(program.module()(x, mask), expected)
+    torch.testing.assert_close(program.module()(*inputs), expected)
 
 
 def test_gradient_checkpointing_keeps_the_gradients() -> None:
