@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,7 +94,9 @@ def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
     train = (sys.executable, "train.py", "hparams/ctc.yaml", f"--output_folder={folder}")
     profile = (*train, *CONFORMER, *knobs, *short)
     # Other test files need packages that a bare machine lacks, and its versions may warn.
-    tests = (sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default")
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default"]
+    if find_spec("xdist"):  # one after another, the tests take more than 200 s
+        tests += ["-n", "4", "--dist=load"]
     return [
         TimedCommand(
             "tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 200
