@@ -103,9 +103,11 @@ class DdpStep:
 
         DDP would report it only in the next step, after the others had stepped without its bucket.
         """
+        if not self.is_shared or self._find_unused:
+            return
         named = self._graph.parts.named_parameters()
         unused = [name for name, p in named if p.requires_grad and p.grad is None]
-        if unused and self.is_shared and not self._find_unused:
+        if unused:
             raise ConfigError(
                 "Every parameter must take part in every step while `find_unused_parameters` is "
                 f"false, but {listed(unused)} had no gradient. Set "
