@@ -70,14 +70,17 @@ def progress_bar(
     same unit, or None if unknown. The bar is drawn on standard error, because standard output may
     hold a result.
     """
-    console = Console(stderr=True)
+    on_terminal = (
+        sys.stderr.isatty()
+    )  # rich also asks FORCE_COLOR, which a notebook's children have
+    console = Console(stderr=True, force_terminal=on_terminal)
     is_hidden = quiet or not is_first_rank()
     bar = Bar(
         console=console,
         transient=True,
         auto_refresh=False,  # a thread that redraws the bar would compete for the GIL
         redirect_stdout=sys.stdout.isatty(),  # piped output does not disturb the bar
-        disable=is_hidden or not console.is_terminal,
+        disable=is_hidden or not on_terminal,
     )
     with nullcontext() if bar.disable else bar:  # rich before 14.3 would print an empty line
         reporter = _Reporter(bar, title, total, is_hidden=is_hidden, clock=clock)
