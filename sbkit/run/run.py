@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.openmp import describe_waiting
-from sbkit.base.process import drop_unwritable
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training, check_planned_run
 from sbkit.check.planned_run import Finding, PlannedRun
@@ -26,7 +25,7 @@ from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, RunConfig, read_run_config
-from sbkit.config.hparams import Knobs, read_knobs, save_yaml
+from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
 from sbkit.data.report import write_data_report
@@ -51,6 +50,9 @@ from sbkit.train.recipe import Recipe
 from sbkit.train.setup import RunSetup, once
 
 logger = logging.getLogger(__name__)
+
+# What a second training takes from the first; the folder may have changed in between.
+KEPT_RESULTS = {"recipe", "placement", "batch_seconds", "splits", "check"}
 
 
 class Run(RunSetup):
@@ -94,11 +96,15 @@ class Run(RunSetup):
                 rows of the corpus cannot be stored.
         """
         overrides = dict(overrides or {})
-        self._title = title or f"Run({str(yaml_file)!r}, {overrides})"
+        self._call = f"Run({str(yaml_file)!r}, {overrides})"
+        self._title = title or self._call
         if corpus is not None:
-            stored = {split: str(store_rows(rows)) for split, rows in corpus.items()}
+            stored = _store_corpus(corpus)
             overrides |= {"manifest": stored, "data_folder": None, "corpus": None}
         super().__init__(yaml_file, overrides, recipe=recipe)
+
+    def __repr__(self) -> str:
+        return self._call
 
     @classmethod
     def open(
@@ -118,7 +124,9 @@ class Run(RunSetup):
                 f"{folder} is not a run folder, because it has no {RUN_YAML}. Name the folder "
                 "that training printed, such as results/ctc/en/3407."
             )
-        return cls(Path(folder) / RUN_YAML, overrides, recipe=recipe, corpus=corpus)
+        folder = Path(folder).absolute()
+        here = {OUTPUT_FOLDER: folder, **(overrides or {})}
+        return cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
 
     # -- the whole run --------------------------------------------------------------------------
 
@@ -130,8 +138,8 @@ class Run(RunSetup):
             KeyboardInterrupt: Ctrl-C or another signal has stopped it; the message says what is
                 saved. The next call goes on.
         """
-        for name in ("hparams", "loaders", "prepared", "begun"):  # of an earlier, stopped training
-            self.results.pop(name, None)
+        for name in self.results.keys() - KEPT_RESULTS:
+            del self.results[name]
         self.check_ranges()
         with self._session() as text_log:
             log_machine(self.choose_placement())
@@ -148,13 +156,17 @@ class Run(RunSetup):
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
         self._fix_batch_seconds()
-        with PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned:
+        with (
+            isolated_rng(self.choose_placement().device),
+            PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned,
+        ):
             return check_planned_run(planned)
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
             self._prepare()
+            self.make_run_config().check_effective(self.folder)
             text_log.open()
             self._write_config()
             brain = super().make_brain(self.make_loaders())
@@ -168,6 +180,7 @@ class Run(RunSetup):
         options: `lm_text="talks.txt"`, `word_lm_order=3`, `beam_size=64` and the others of
             `sbkit.run.tuning.TuningOptions`.
         """
+        self._require_model()
         files = {name: Path(options[name]) for name in ("data", "out") if options.get(name)}
         tune(self.folder, TuningOptions(**options | files))
 
@@ -180,6 +193,7 @@ class Run(RunSetup):
         formats: such as `["onnx", "sherpa-onnx"]`; for the others, and Raises, see
             `sbkit.export.export_run`.
         """
+        self._require_model()
         bundle = self.folder / BUNDLE
         modules = modules_of_bundle(bundle) if bundle.exists() else frozenset[str]()
         return export_run(
@@ -191,6 +205,7 @@ class Run(RunSetup):
     @property
     def history(self) -> list[Record]:
         """The figures of each epoch so far, such as `epoch`, `loss`, `valid_loss` and metrics."""
+        self._require_own_folder()
         records = read_log(self.folder / LOG_FILE)
         return [record for record in records if record["kind"] == EpochFigures.kind]
 
@@ -198,10 +213,11 @@ class Run(RunSetup):
     def scores(self) -> Mapping[str, FigureDict]:
         """The figures of each test set, such as `scores["test"]["WER"]`, a fraction.
 
-        Raises BundleError if the run was not tested yet.
+        Raises BundleError if the run was not tested yet with its present values.
         """
+        changes = self._require_own_folder()
         summary = read_json(self.folder / SUMMARY)
-        if summary is None:
+        if summary is None or not TEST_KEYS.isdisjoint(changes):
             raise BundleError(f"{self.folder} has no scores yet. Call `train()`, or `test()`.")
         scores: Mapping[str, FigureDict] = summary["test"]
         return scores
@@ -209,8 +225,31 @@ class Run(RunSetup):
     @property
     def model(self) -> nn.Module:
         """The parts of the exported model, or of the best checkpoint so far, on the CPU."""
+        self._require_model()
         with exported_bundle(self.folder) as folder:
             return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
+
+    def _require_own_folder(self) -> set[str]:
+        """Return the keys that may differ from those of the run in the folder, and do.
+
+        Raises ConfigError if its results are those of another setting.
+        """
+        if not self.has_checkpoint():
+            return set()
+        self._fix_batch_seconds()
+        before = read_run_config(self.folder)
+        recipe = before.values["recipe"]  # results need no Brain of the user's
+        config = RunConfig.from_yaml(self.yaml_file, {**self.overrides, "recipe": recipe})
+        config.check_resumable(self.folder)
+        if (self.folder / SUMMARY).is_file():
+            config.check_effective(self.folder)
+        return {change.key for change in config.changes(before)}
+
+    def _require_model(self) -> None:
+        """Raise BundleError if there is no model yet, and ConfigError if it is another run's."""
+        if not (self.has_checkpoint() or (self.folder / BUNDLE).exists()):
+            raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
+        self._require_own_folder()
 
     # -- its steps ------------------------------------------------------------------------------
 
@@ -323,7 +362,6 @@ class Run(RunSetup):
         """
         device = self.choose_placement().device
         with (
-            drop_unwritable("stdout", "stderr"),
             nullcontext() if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
@@ -340,6 +378,22 @@ class Run(RunSetup):
             finally:
                 if rank() == 0:
                     unlock_folder(self.folder)
+
+
+def _store_corpus(corpus: Mapping[str, Any]) -> dict[str, str]:
+    """Store the rows of each split as a table, and return the files."""
+    if not isinstance(corpus, Mapping):
+        raise ConfigError(
+            "`corpus` must have rows by the name of their split, {'train': ..., 'dev': ...}, but "
+            f"is a {type(corpus).__name__}."
+        )
+    files: dict[str, str] = {}
+    for split, rows in corpus.items():
+        try:
+            files[split] = str(store_rows(rows))
+        except SbkitError as error:
+            raise DataError(f"`corpus[{split!r}]`: {error}") from error
+    return files
 
 
 def log_machine(placement: Placement) -> None:

@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
-from sbkit.base.process import drop_unwritable
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -78,7 +77,7 @@ from sbkit.train.schedule import Position, Validation, highest_factor, read_sche
 from sbkit.train.speechbrain_options import check_hooks, read_run_options
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
-from sbkit.train.watchdog import AnyWatchdog, NullWatchdog, Watchdog
+from sbkit.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +185,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             steps=self.ckpt_interval_steps,
         )
         self.signals = self.save_or_leave.signals
-        self.watchdog: AnyWatchdog = NullWatchdog()
+        self.watchdog = Watchdog(None, stall_seconds=0)
         if checkpointer is not None:
             self._add_recoverables()
         self._reset_position()
@@ -251,7 +250,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     ) -> None:
         """Train and validate epoch after epoch, from the last checkpoint on.
 
-        ``valid_set`` is one set, or several by their names.
+        ``valid_set`` is one set, or several by their names. As in SpeechBrain nothing is returned:
+        `run.history` has the figures, and the Brain has the last weights.
 
         Raises StopRequestedError, a KeyboardInterrupt, after a signal: the step is finished, and
         saved if there is a checkpointer. The next `fit` goes on.
@@ -266,9 +266,13 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         show_progress = not self.noprogressbar if progressbar is None else progressbar
         # A run seeds the global generators at each step; a recipe of SpeechBrain's draws from them.
         has_own_numbers = self.loaders is not None
+        if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
+            raise ConfigError(
+                "`epoch_counter` must be `brain.hparams.epoch_counter`, which the rate and the "
+                "checkpoints of a run follow. Set `number_of_epochs` of the run instead."
+            )
         try:
             with (
-                drop_unwritable("stdout", "stderr"),
                 isolated_rng(self.device) if has_own_numbers else nullcontext(),
                 self._watch() as self.watchdog,
             ):
@@ -337,7 +341,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
-        with drop_unwritable("stdout", "stderr"), self.signals:
+        with self.signals:
             with self._watch() as self.watchdog:
                 yield
             self.leave_if_asked()  # not watched: rank 0 may be writing a report
@@ -787,7 +791,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.loaders is None:
             raise ConfigError(
                 "The features cannot be normalized, because this Brain has no loaders to measure "
-                "them with. Make it by setup.make_brain(setup.make_loaders())."
+                "them with. Make it by run.make_brain(run.make_loaders())."
             )
         batches = self.watched(self.loaders.measure, "measure")
         measure_normalization(self.modules, compute, batches, self.device)
@@ -870,12 +874,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             sources=[] if self.loaders is None else [*self.loaders.splits.mix],
         )
 
-    def _watch(self) -> AnyWatchdog:
-        seconds = self._hparam("stall_seconds", STALL_SECONDS)
-        folder = self.run_folder
-        if folder is None or not seconds:
-            return NullWatchdog()
-        return Watchdog(folder, stall_seconds=seconds)
+    def _watch(self) -> Watchdog:
+        seconds = self._hparam("stall_seconds", STALL_SECONDS) or 0  # None for never
+        return Watchdog(self.run_folder, stall_seconds=seconds)
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
         """Return the loader of each split by its name; an unnamed set is named after the stage."""
