@@ -343,7 +343,10 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
         PROVENANCE: make_provenance(
             weights=weights, decoder=None, language_models=None, confidence=None
         ),
-        "checkpoints": _describe_checkpoints(checkpoints, task),
+        "checkpoints": [
+            {key: kept.meta[key] for key in ("epoch", *task.metrics) if key in kept.meta}
+            for kept in checkpoints
+        ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, sources)),
     }
@@ -381,15 +384,6 @@ def _modules_of(
 def modules_of_bundle(bundle: Path) -> frozenset[str]:
     """Return the user's modules that a bundle was exported with; import no stranger's."""
     return frozenset(read_json(bundle / CONFIG_FILE).get("user_modules", ()))
-
-
-def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list[dict[str, object]]:
-    """Return the epoch and the metrics of each checkpoint."""
-    keys = ("epoch", *task.metrics)
-    return [
-        {key: checkpoint.meta[key] for key in keys if key in checkpoint.meta}
-        for checkpoint in checkpoints
-    ]
 
 
 def _read_checkpoints(folder: Path) -> list[Checkpoint]:

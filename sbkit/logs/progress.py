@@ -70,9 +70,7 @@ def progress_bar(
     same unit, or None if unknown. The bar is drawn on standard error, because standard output may
     hold a result.
     """
-    on_terminal = (
-        sys.stderr.isatty()
-    )  # rich also asks FORCE_COLOR, which a notebook's children have
+    on_terminal = sys.stderr.isatty()  # not FORCE_COLOR, which a notebook's children inherit
     console = Console(stderr=True, force_terminal=on_terminal)
     is_hidden = quiet or not is_first_rank()
     bar = Bar(

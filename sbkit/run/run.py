@@ -24,25 +24,32 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, RunConfig, read_run_config
+from sbkit.checkpoint.run_config import (
+    BUNDLE,
+    DATA_KNOBS,
+    RUN_YAML,
+    TEST_KEYS,
+    RunConfig,
+    read_run_config,
+)
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
 from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
 from sbkit.distributed.agreement import require_same_code, require_shared
-from sbkit.distributed.device import Placement, describe_tf32, note_precision
+from sbkit.distributed.device import describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.ending import RunEnding
-from sbkit.run.results import is_without_bundle
 from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.brain import Brain
@@ -86,9 +93,9 @@ class Run(RunSetup):
             recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
                 `replace(ASR, brain=MyBrain)`.
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
-                YAML's `manifest`: mappings, a DataFrame or a `datasets.Dataset`, with the columns
-                of a table, such as `path` and `sentence`. Audio is a path, or a mapping with
-                `array` and `sampling_rate`.
+                YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
+                columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
+                `array` and `sampling_rate`, or what else a Transcriber takes.
             title: the first line of the run's log; by default this call.
 
         Raises:
@@ -142,7 +149,12 @@ class Run(RunSetup):
             del self.results[name]
         self.check_ranges()
         with self._session() as text_log:
-            log_machine(self.choose_placement())
+            placement = self.choose_placement()
+            waiting = describe_waiting(torch.get_num_threads())
+            tf32 = describe_tf32(placement.device)
+            logger.info(f"{placement.device}: {waiting}; {describe_allocator()}{tf32}")
+            if note := note_precision(placement):
+                logger.info(note)
             self._fix_batch_seconds()
             self._check()
             self._prepare()
@@ -239,7 +251,10 @@ class Run(RunSetup):
         self._fix_batch_seconds()
         before = read_run_config(self.folder)
         recipe = before.values["recipe"]  # results need no Brain of the user's
-        config = RunConfig.from_yaml(self.yaml_file, {**self.overrides, "recipe": recipe})
+        overrides = {**self.overrides, "recipe": recipe}
+        is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
+        data = self.prepare_splits().fingerprints if is_moved else None
+        config = RunConfig.from_yaml(self.yaml_file, overrides, data=data)
         config.check_resumable(self.folder)
         if (self.folder / SUMMARY).is_file():
             config.check_effective(self.folder)
@@ -341,7 +356,9 @@ class Run(RunSetup):
         At the end, name the report and the command that follows.
         """
         logger.info(f"run folder: {self.folder}")
-        if (self.folder / SUMMARY).is_file() and not is_without_bundle(self.folder):
+        summary = read_json(self.folder / SUMMARY)
+        # Those of a bundle are outdated without it.
+        if summary and not (summary.get(PROVENANCE) and not (self.folder / BUNDLE).exists()):
             logger.info(
                 f"All epochs were trained before; the results in {self.folder} stay as they are."
             )
@@ -384,8 +401,7 @@ def _store_corpus(corpus: Mapping[str, Any]) -> dict[str, str]:
     """Store the rows of each split as a table, and return the files."""
     if not isinstance(corpus, Mapping):
         raise ConfigError(
-            "`corpus` must have rows by the name of their split, {'train': ..., 'dev': ...}, but "
-            f"is a {type(corpus).__name__}."
+            f"`corpus` must map train, dev and test to rows, but is a {type(corpus).__name__}."
         )
     files: dict[str, str] = {}
     for split, rows in corpus.items():
@@ -394,12 +410,3 @@ def _store_corpus(corpus: Mapping[str, Any]) -> dict[str, str]:
         except SbkitError as error:
             raise DataError(f"`corpus[{split!r}]`: {error}") from error
     return files
-
-
-def log_machine(placement: Placement) -> None:
-    """Log how this machine will compute."""
-    device = placement.device
-    waiting = describe_waiting(torch.get_num_threads())
-    logger.info(f"{device}: {waiting}; {describe_allocator()}{describe_tf32(device)}")
-    if note := note_precision(placement):
-        logger.info(note)

@@ -176,22 +176,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.training_ctx = placement.autocast()
         self.evaluation_ctx = Placement(placement.device, eval_precision).autocast()
         self.scaler = placement.grad_scaler()
-        self.training_step = self._make_training_step(freezing)
-        self.training_metrics = TrainingMetrics(self.device)
-        self.evaluator = Evaluator(self)
-        self.save_or_leave = SaveOrLeave(
-            None if checkpointer is None else self._save_intra_epoch_ckpt,
-            minutes=self.ckpt_interval_minutes,
-            steps=self.ckpt_interval_steps,
-        )
-        self.signals = self.save_or_leave.signals
-        self.watchdog = Watchdog(None, stall_seconds=0)
-        if checkpointer is not None:
-            self._add_recoverables()
-        self._reset_position()
-
-    def _make_training_step(self, freezing: Freezing) -> TrainingStep:
-        return TrainingStep(
+        self.training_step = TrainingStep(
             self.modules,
             self.compute_forward,
             self.compute_objectives,
@@ -201,13 +186,20 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             ema_decay=self._hparam("ema_decay", 0.0),
             run_folder=self.run_folder,
         )
-
-    def _add_recoverables(self) -> None:
-        """Save the scaler, instead of SpeechBrain's, and the moving average with checkpoints."""
-        if self.scaler.is_enabled():
-            self.checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
-        if self.training_step.moving_average.decay:
-            self.checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
+        self.training_metrics = TrainingMetrics(self.device)
+        self.evaluator = Evaluator(self)
+        self.save_or_leave = SaveOrLeave(
+            None if checkpointer is None else self._save_intra_epoch_ckpt,
+            minutes=self.ckpt_interval_minutes,
+            steps=self.ckpt_interval_steps,
+        )
+        self.signals = self.save_or_leave.signals
+        self.watchdog = Watchdog(None, stall_seconds=0)
+        if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
+            checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        if checkpointer is not None and self.training_step.moving_average.decay:
+            checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
+        self._reset_position()
 
     def _reset_position(self) -> None:
         """Set the counters to the start of a run."""
@@ -332,7 +324,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights that a test measures; without a key, the best of the saved metric."""
-        keys = {"max_key": max_key, "min_key": min_key} if max_key or min_key else self._best_keys()
+        keys: Mapping[str, str | None] = {"max_key": max_key, "min_key": min_key}
+        if not (max_key or min_key) and type(self).metrics:
+            best = best_key(type(self).metrics)
+            keys = {"max_key": best.max_key, "min_key": best.min_key}
+        elif not (max_key or min_key) and isinstance(self.checkpointer, Checkpointer):
+            keys = self.checkpointer.ranked_by()
         self.on_evaluate_start(**keys)
 
     @contextmanager
@@ -396,15 +393,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 if compute_error is not None:
                     logger.info(str(averaged))
 
-    def _best_keys(self) -> dict[str, str | None]:
-        """Return the `max_key` or `min_key` that ranks the checkpoints."""
-        if type(self).metrics:
-            key = best_key(type(self).metrics)
-            return {"max_key": key.max_key, "min_key": key.min_key}
-        if isinstance(self.checkpointer, Checkpointer):
-            return {**self.checkpointer.ranked_by()}
-        return {}
-
     # -- an epoch -----------------------------------------------------------------------------
 
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
@@ -415,7 +403,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         for batch, is_last in self._training_batches(train_set):
             if self._optimizer_step_limit_exceeded:
                 break
-            self.epoch_share = self._share_of_steps(count)
+            # In steps, because a schedule must not depend on the accumulation
+            factor = self.grad_accumulation_factor
+            self.epoch_share = self.step // factor / -(-count // factor) if count else 0.0
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
             self.step += 1
             self._is_last = is_last
@@ -429,7 +419,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 if self.optimizer_step == FIRST_STEPS:
                     self.training_metrics.keep_first_loss()
                 if self.optimizer_step % log_every == 0:
-                    self._log_step(epoch, live=show_progress)
+                    optimizers = self._active_optimizers().values()
+                    self.training_metrics.log_step(
+                        epoch,
+                        self.optimizer_step,
+                        self._read_metrics(),
+                        rate=next((o.param_groups[0]["lr"] for o in optimizers), 0.0),
+                        live=show_progress,
+                    )
             if self.debug and self.step >= self.debug_batches:
                 break
             self.save_or_leave.after_micro_batch(
@@ -586,14 +583,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.optimizers_dict is not None:
             return dict(self.freeze_optimizers(self.optimizers_dict))
         return {} if self.opt_class is None else {"opt_class": self.optimizer}
-
-    def _share_of_steps(self, count: int | None) -> float:
-        """Return the share of an epoch of ``count`` micro-batches before the next step.
-
-        Steps are counted, because a schedule must not depend on the accumulation.
-        """
-        accumulation = self.grad_accumulation_factor
-        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
 
     @property
     def run_share(self) -> float:
@@ -844,12 +833,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             logger.info(advice)
 
     # -- logs ---------------------------------------------------------------------------------
-
-    def _log_step(self, epoch: int, *, live: bool) -> None:
-        optimizers = self._active_optimizers().values()
-        rate = next((optimizer.param_groups[0]["lr"] for optimizer in optimizers), 0.0)
-        reading = self._read_metrics()
-        self.training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
 
     def _read_metrics(self) -> MetricTotals:
         """Read the losses accumulated since the last reading, and which steps were skipped."""

@@ -104,17 +104,13 @@ class Watchdog:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._file.write_text(position)
             is_stalled = stalled_seconds >= self._stall_seconds
-            if world_size() > 1 and (is_stalled or self._is_notified()):
+            # Path.exists raises while a network folder fails
+            is_notified = os.path.exists(self._folder / NOTE)  # noqa: PTH110
+            if world_size() > 1 and (is_stalled or is_notified):
                 self._report_and_end()
             elif is_stalled:
                 self._warn()
                 stalled_seconds = -math.inf  # once for each stall
-
-    def _is_notified(self) -> bool:
-        try:
-            return (self._folder / NOTE).exists()
-        except OSError:  # a network folder may fail for a while
-            return False
 
     def _warn(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)

@@ -283,7 +283,7 @@ def test_knobs_of_a_run_cannot_be_changed(change: str) -> None:
 @pytest.mark.parametrize(
     ("corpus", "error"),
     [
-        ([{"path": "a.wav"}], "`corpus` must have rows by the name of their split, .* is a list"),
+        ([{"path": "a.wav"}], "`corpus` must map train, dev and test to rows, but is a list"),
         ({"train": []}, r"`corpus\['train'\]`: There are no rows"),
         ({"train": "a.csv"}, r"`corpus\['train'\]`: Rows must be mappings.* but one is a"),
         ({"train": [{"audio": [0.0] * 9}]}, "An array needs its sample rate"),
