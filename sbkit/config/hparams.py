@@ -85,6 +85,9 @@ class Knobs(dict[str, Any]):
         self.names_read.add(name)
         return super().get(name, default)
 
+    def __reduce__(self) -> tuple[type["Knobs"], tuple[dict[str, Any]]]:
+        return Knobs, (dict(self.items()),)  # else pickle sets each item
+
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigError(
             "The values of a YAML cannot be changed any more, because they have taken effect. Make "

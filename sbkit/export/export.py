@@ -99,6 +99,7 @@ def export_run(
         SbkitError: ``run`` is not a run folder, has no undamaged checkpoint, or names a class that
             bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
+    formats = [formats] if isinstance(formats, str) else formats
     require_formats(formats)
     run = Path(run)
     out = Path(out).resolve()

@@ -117,7 +117,7 @@ class _Reporter:
         if now - self._last_line >= LINE_SECONDS and not self._is_hidden:
             self._last_line = now
             is_live = self._is_in_cell or not self._bar.disable
-            logger.log(line_level(is_live=is_live), self._line(now))
+            logger.log(logging.DEBUG if is_live else logging.INFO, self._line(now))
 
     def close(self) -> None:
         if self._is_in_cell:
@@ -129,11 +129,6 @@ class _Reporter:
         seconds_left = (now - self._start) * (self._total - self._done) / self._done
         percent = 100 * self._done / self._total
         return f"{self._title}: {percent:.0f} % done, about {_format_duration(seconds_left)} left"
-
-
-def line_level(*, is_live: bool) -> int:
-    """Return the logging level of a line; whoever sees it live does not need it."""
-    return logging.DEBUG if is_live else logging.INFO
 
 
 def _format_duration(seconds: float) -> str:
@@ -212,7 +207,7 @@ class TrainingProgress:
         if now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             is_live = self._is_in_cell or self._live.console.is_terminal
-            logger.log(line_level(is_live=is_live), line)
+            logger.log(logging.DEBUG if is_live else logging.INFO, line)
 
     def report_epoch(
         self, figures: EpochFigures, estimate_ending: Callable[[float], float] = lambda _: 0.0

@@ -8,7 +8,7 @@ Each step can also be taken alone, and takes the steps that it needs first.
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from torch import nn
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.openmp import describe_waiting
+from sbkit.base.process import drop_unwritable
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training, check_planned_run
 from sbkit.check.planned_run import Finding, PlannedRun
@@ -57,9 +58,6 @@ from sbkit.train.recipe import Recipe
 from sbkit.train.setup import RunSetup, once
 
 logger = logging.getLogger(__name__)
-
-# What a second training takes from the first; the folder may have changed in between.
-KEPT_RESULTS = {"recipe", "placement", "batch_seconds", "splits", "check"}
 
 
 class Run(RunSetup):
@@ -109,9 +107,14 @@ class Run(RunSetup):
             stored = _store_corpus(corpus)
             overrides |= {"manifest": stored, "data_folder": None, "corpus": None}
         super().__init__(yaml_file, overrides, recipe=recipe)
+        self._given = dict(self.results)
 
     def __repr__(self) -> str:
         return self._call
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to another process, or into a copy, without what has been made so far."""
+        return {**vars(self), "results": dict(self._given)}
 
     @classmethod
     def open(
@@ -145,8 +148,9 @@ class Run(RunSetup):
             KeyboardInterrupt: Ctrl-C or another signal has stopped it; the message says what is
                 saved. The next call goes on.
         """
-        for name in self.results.keys() - KEPT_RESULTS:
-            del self.results[name]
+        # A second training takes nothing from the folder as it was.
+        kept = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
+        self.results = {name: self.results[name] for name in kept}
         self.check_ranges()
         with self._session() as text_log:
             placement = self.choose_placement()
@@ -251,10 +255,9 @@ class Run(RunSetup):
         self._fix_batch_seconds()
         before = read_run_config(self.folder)
         recipe = before.values["recipe"]  # results need no Brain of the user's
-        overrides = {**self.overrides, "recipe": recipe}
         is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
         data = self.prepare_splits().fingerprints if is_moved else None
-        config = RunConfig.from_yaml(self.yaml_file, overrides, data=data)
+        config = RunConfig.from_yaml(self.yaml_file, self.overrides | {"recipe": recipe}, data=data)
         config.check_resumable(self.folder)
         if (self.folder / SUMMARY).is_file():
             config.check_effective(self.folder)
@@ -379,7 +382,7 @@ class Run(RunSetup):
         """
         device = self.choose_placement().device
         with (
-            nullcontext() if logger.hasHandlers() else log_to_screen(),
+            drop_unwritable("stdout", "stderr") if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
             isolated_rng(device),

@@ -260,8 +260,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         has_own_numbers = self.loaders is not None
         if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
             raise ConfigError(
-                "`epoch_counter` must be `brain.hparams.epoch_counter`, which the rate and the "
-                "checkpoints of a run follow. Set `number_of_epochs` of the run instead."
+                "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
             )
         try:
             with (

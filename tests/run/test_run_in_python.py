@@ -2,6 +2,7 @@
 
 import operator
 import os
+import pickle
 import re
 import shutil
 import threading
@@ -128,6 +129,8 @@ def test_interrupted_run_goes_on_with_the_next_call(
     finished: dict[str, object], tmp_path: Path
 ) -> None:
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
+    run.make_loaders()
+    run = pickle.loads(pickle.dumps(run))  # as a pool of processes takes it
     with stopped_after(5), pytest.raises(KeyboardInterrupt, match="checkpoint saved"):
         run.train()
     run.train()
