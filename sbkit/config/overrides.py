@@ -110,8 +110,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
     """Return overrides given in Python as those of the command line: plain, and nested.
 
-    >>> nest_overrides({"Transformer.dropout": 0.2, "output_folder": Path("runs/a")})
-    {'Transformer': {'dropout': 0.2}, 'output_folder': 'runs/a'}
+    >>> nest_overrides({"output_folder": Path("runs/a"), "Transformer.dropout": 0.2})
+    {'output_folder': 'runs/a', 'Transformer': {'dropout': 0.2}}
     """
     leaves: dict[Keys, object] = {}
     for path, value in values.items():
