@@ -27,8 +27,7 @@ from sbkit.commands.score import open_model
 from sbkit.decoding.words import WordOffsets
 from sbkit.evaluate.wer import matching_words
 from sbkit.export.export import change_config
-from sbkit.runtime.scoring import score_rows
-from sbkit.runtime.test_sets import prepare_source
+from sbkit.runtime.test_sets import prepare_source, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.text.word import Word
 
@@ -88,7 +87,10 @@ def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
         aligned = bundle.align(clips, [row["text"] for row in rows])
         return [TimedText(*words) for words in zip(truth, recognized, aligned, strict=True)]
 
-    by_row = score_rows(bundle, rows, time_batch)
+    by_row: dict[int, TimedText] = {}
+    for batch in read_whole_clips(rows, bundle.config.sample_rate):
+        clips = [row["audio"] for row in batch.values()]
+        by_row |= zip(batch, time_batch([*batch.values()], clips), strict=True)
     return [by_row[row] for row in sorted(by_row)]
 
 

@@ -3,7 +3,7 @@
 #
 # This notebook decodes some clips greedily, with the beam search of a run, with a language model of
 # your own text, and with hotwords, and shows what changes. Then it shows which words the model is
-# sure of. It needs a trained run. The output here is of `hparams/ctc.yaml` with 90 epochs.
+# sure of. It needs a trained run. The output here is of `hparams/ctc.yaml`.
 
 # %%
 """Decode clips with several decoders, and show the texts and the confidences of words."""

@@ -67,7 +67,9 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
         splits_by_role[split_sources.role].append(split)
     for role, key in (("train", "train"), ("valid", "dev")):
         if not knobs.get("splits") and not splits_by_role[role]:
-            raise ConfigError(f"`manifest` has no files for {key}. Add `{key}: FILE` to it.")
+            raise ConfigError(
+                f"`manifest` has no files for {key}. Add `{key}: FILE` to it, or rows to `corpus`."
+            )
     return splits_by_role
 
 

@@ -263,6 +263,23 @@ def stream_source(
     Raises:
         AudioError: the file cannot be read, the array is not audio, or its rate is not known.
     """
+    audio, rate = file_or_array(source, sample_rate)
+    if rate is None:
+        yield from stream_audio(audio, new_rate, mixer=mixer)
+        return
+    mixer = mixer or ChannelMixer()
+    mono = mixer.mix("the array", _to_channels(_to_numpy(audio)), (), rate)
+    if not len(mono):
+        raise AudioError("no samples", "The audio array is empty.")
+    yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))
+
+
+def file_or_array(source: Any, sample_rate: float | None = None) -> tuple[Any, int | None]:
+    """Return audio that `stream_source` takes as a file without a rate, or an array with its rate.
+
+    Raises:
+        AudioError: an array has no rate, or the rate cannot be one.
+    """
     read_samples = getattr(source, "get_all_samples", None)  # of an AudioDecoder
     if read_samples is not None:
         decoded = read_samples()
@@ -280,20 +297,15 @@ def stream_source(
             )
     if isinstance(source, tuple | list) and len(source) == 2:
         source, sample_rate = source
+    rate = None if sample_rate is None else to_rate(sample_rate)
     if isinstance(source, Path | str | IOBase | bytes):
-        yield from stream_audio(source, new_rate, mixer=mixer)
-        return
-    if sample_rate is None:
+        return source, None
+    if rate is None:
         raise AudioError(
             "no sample rate",
             "An array needs its sample rate in Hz: pass `sample_rate`, or a pair (samples, rate).",
         )
-    rate = to_rate(sample_rate)
-    mixer = mixer or ChannelMixer()
-    mono = mixer.mix("the array", _to_channels(_to_numpy(source)), (), rate)
-    if not len(mono):
-        raise AudioError("no samples", "The audio array is empty.")
-    yield from map(to_int16, resample_blocks([Block(rate, mono)], new_rate))
+    return source, rate
 
 
 def to_rate(sample_rate: float) -> int:

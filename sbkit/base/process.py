@@ -99,8 +99,11 @@ def _run_to_exit_code(main: Callable[[], int | None]) -> int:
             time.sleep(OTHER_RANKS_DELAY)
         print(user_error, file=sys.stderr, flush=True)
         if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            # torchrun prints it below its own traceback
+            details = {"py_callstack": str(user_error), "timestamp": str(int(time.time()))}
+            record = {"message": str(user_error), "extraInfo": details}
             with suppress(OSError):  # its disk is full
-                _report_to_torchrun(str(user_error), Path(file))
+                Path(file).write_text(to_json({"message": record}))
         return exit_code(error)
 
 
@@ -157,12 +160,6 @@ def _give_up_if_lost(stream: TextIO) -> None:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)
-
-
-def _report_to_torchrun(message: str, file: Path) -> None:
-    """Write the message that torchrun prints below its own traceback."""
-    details = {"py_callstack": message, "timestamp": str(int(time.time()))}
-    file.write_text(to_json({"message": {"message": message, "extraInfo": details}}))
 
 
 def exit_code(error: BaseException) -> int:

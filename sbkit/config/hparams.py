@@ -85,14 +85,17 @@ class Knobs(dict[str, Any]):
         self.names_read.add(name)
         return super().get(name, default)
 
-    def __setitem__(self, name: str, value: object) -> NoReturn:
+    def __reduce__(self) -> tuple[type["Knobs"], tuple[dict[str, Any]]]:
+        return Knobs, (dict(self.items()),)  # else pickle sets each item
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise ConfigError(
-            f"`{name}` cannot be changed any more, because it has taken effect. Make another run "
-            f"with it: Run(yaml, {{{name!r}: {value!r}}})."
+            "The values of a YAML cannot be changed any more, because they have taken effect. Make "
+            "another run, such as Run(yaml, {'lr': 0.1})."
         )
 
-    def __delitem__(self, name: str) -> NoReturn:
-        raise ConfigError(f"`{name}` cannot be taken out any more, because it has taken effect.")
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    update = setdefault = pop = popitem = clear = _refuse
 
     def __iter__(self) -> Iterator[str]:
         # Because of this override, `{**knobs}` and `dict(knobs)` copy item by item and so record

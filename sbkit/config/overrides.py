@@ -1,8 +1,9 @@
 """Parse ``--key=value`` arguments, and replace values of a YAML by values of the same type."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import date
+from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -109,21 +110,39 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
 def nest_overrides(values: Mapping[str, object]) -> dict[str, object]:
     """Return overrides given in Python as those of the command line: plain, and nested.
 
-    >>> nest_overrides({"Transformer.dropout": 0.2, "output_folder": Path("runs/a")})
-    {'Transformer': {'dropout': 0.2}, 'output_folder': 'runs/a'}
+    >>> nest_overrides({"output_folder": Path("runs/a"), "Transformer.dropout": 0.2})
+    {'output_folder': 'runs/a', 'Transformer': {'dropout': 0.2}}
     """
-    overrides: dict[str, object] = {}
+    leaves: dict[Keys, object] = {}
     for path, value in values.items():
-        _set_nested(overrides, path.split("."), _from_python(value))
+        for keys, leaf in _leaves(tuple(str(path).split(".")), value):
+            if keys in leaves:
+                raise ConfigError(
+                    f"`{dotted(keys)}` is overridden twice, by {leaves[keys]!r} and {leaf!r}. Pass "
+                    "only one of them."
+                )
+            leaves[keys] = leaf
+    overrides: dict[str, object] = {}
+    for keys in sorted(leaves, key=len):
+        _set_nested(overrides, [*map(str, keys)], leaves[keys])
     return overrides
+
+
+def _leaves(keys: Keys, value: object) -> Iterator[tuple[Keys, object]]:
+    """Yield the values inside nested mappings, and the keys that lead to them."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves((*keys, str(key)), inner)
+    else:
+        yield keys, _from_python(value)
 
 
 def _from_python(value: Any) -> object:
     """Return a value without types that no YAML has: those of NumPy and torch, and paths."""
-    if isinstance(value, Mapping):
-        return {str(key): _from_python(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_from_python(item) for item in value]
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, list | tuple | range | Set):
+        return [_from_python(item) for item in (sorted(value) if isinstance(value, Set) else value)]
     if hasattr(value, "tolist"):  # numbers and arrays of NumPy, tensors
         return value.tolist()
     is_device = type(value).__module__ == "torch"  # which the command line does not import

@@ -1,13 +1,15 @@
 """Rows of a corpus that Python holds: kept as a table that `manifest` names.
 
-    mappings, a DataFrame or a `datasets.Dataset` -> parquet in the cache, named by its content
+    rows -> parquet in the cache, named by its content
 
 A stored table is read like every other table, so there is no second reader.
 """
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from io import IOBase
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +18,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import soundfile
 
-from sbkit.audio.io import to_rate, to_samples
+from sbkit.audio.io import file_or_array, to_samples
 from sbkit.base.errors import DataError
 from sbkit.base.files import write_bytes_atomically
+from sbkit.base.messages import short_value
 from sbkit.data.cache import default_cache
 from sbkit.data.columns import PATH_COLUMNS, find_columns
-from sbkit.data.sources import name_classes
+from sbkit.data.sources import BATCH_ROWS, name_classes
 from sbkit.data.tables import is_missing
 
 FOLDER = "rows"  # in the cache
+CONTENTS = frozenset({"array", "bytes", "path"})  # of audio, as `datasets` gives it
 
 
 def store_rows(rows: Any) -> Path:
     """Store rows with the columns of a table, and return the file.
 
-    rows: mappings, a pandas DataFrame or a `datasets.Dataset`. Audio is a path, as in a table, or
-        `{"array": samples, "sampling_rate": Hz}` as `datasets` gives it. Paths are relative to the
-        working folder.
+    rows: mappings in any iterable, a pandas DataFrame or a dataset of `datasets`. Audio is a path,
+        or anything else that `stream_source` takes. Paths are relative to the working folder.
 
     Raises:
-        DataError: the rows are of another type, or an array lacks its rate.
+        DataError: there are no rows, or rows of another type; or a column has values of two types.
+        AudioError: an array lacks its rate, or is not audio.
 
     >>> clip = {"array": [0.0] * 800, "sampling_rate": 16_000}
     >>> store_rows([{"audio": clip, "text": "nothing"}]).suffix
@@ -44,12 +48,16 @@ def store_rows(rows: Any) -> Path:
     stored = [_to_stored(record) for record in _to_records(rows)]
     # Not Table.from_pylist, which drops the columns that the first row lacks
     names = dict.fromkeys(name for row in stored for name in row)
-    try:
-        table = pa.table({name: [row.get(name) for row in stored] for name in names})
-    except pa.ArrowException as error:
-        raise DataError(f"The rows cannot be stored as a table: {error}") from error
+    if not names:
+        raise DataError("There are no rows.")
+    columns = {}
+    for name in names:
+        try:
+            columns[name] = pa.array([row.get(name) for row in stored])
+        except pa.ArrowException as error:
+            raise DataError(f"The column {name} cannot be stored in a table: {error}") from error
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(pa.table(columns), buffer)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest()[:16]
     file = default_cache() / FOLDER / f"{digest}.parquet"
     if not file.is_file():
@@ -58,23 +66,24 @@ def store_rows(rows: Any) -> Path:
     return file
 
 
-def _to_records(rows: Any) -> Sequence[Mapping[str, Any]]:
-    if isinstance(rows, datasets.Dataset):
-        for name, feature in rows.features.items():
+def _to_records(rows: Any) -> Iterable[Mapping[str, Any]]:
+    if isinstance(rows, datasets.Dataset | datasets.IterableDataset):
+        for name, feature in (rows.features or {}).items():
             if isinstance(feature, datasets.Audio):
                 rows = rows.cast_column(name, datasets.Audio(decode=False))
-        records: Sequence[Mapping[str, Any]] = name_classes(
-            rows.with_format("arrow")[:]
-        ).to_pylist()
-        return records
-    if hasattr(rows, "to_dict"):  # a DataFrame
+        if not (isinstance(rows, datasets.Dataset) and rows.format["type"] == "custom"):
+            tables = map(name_classes, rows.with_format("arrow").iter(BATCH_ROWS))
+            rows = chain.from_iterable(table.to_pylist() for table in tables)
+    elif hasattr(rows, "iterrows"):  # a DataFrame
         rows = rows.to_dict("records")
-    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
-        raise DataError(
-            "Rows must be mappings from columns to values, a DataFrame or a datasets.Dataset, but "
-            f"are a {type(rows).__name__}."
-        )
-    return rows
+    records = [*rows] if isinstance(rows, Iterable) else [rows]
+    for record in records:
+        if not isinstance(record, Mapping):
+            raise DataError(
+                "Rows must be mappings from columns to values, a DataFrame or a datasets.Dataset, "
+                f"but one is {short_value(record)}."
+            )
+    return records
 
 
 def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,17 +92,28 @@ def _to_stored(record: Mapping[str, Any]) -> dict[str, Any]:
     stored: dict[str, Any] = {}
     for column, value in record.items():
         name = str(column)
-        if isinstance(value, Mapping) and value.get("path") and value.get("bytes") is None:
-            value = value["path"]  # audio of `datasets` that is a file
-        if isinstance(value, Mapping) and value.get("array") is not None:
-            rate = value.get("sampling_rate")
-            if rate is None:
-                raise DataError(f"The column {name} has an `array` without its `sampling_rate`.")
-            wav = io.BytesIO()
-            soundfile.write(wav, to_samples(value["array"]), to_rate(rate), format="WAV")
-            stored[name] = {"bytes": wav.getvalue(), "path": None}
-        elif name in path_columns and isinstance(value, str | Path):
-            stored[name] = str(value) if "://" in str(value) else str(Path(value).absolute())
+        is_audio = name in path_columns or hasattr(value, "get_all_samples")
+        if isinstance(value, Mapping) and not CONTENTS.isdisjoint(value):
+            is_audio = True
+            if all(value.get(key) is None for key in CONTENTS):
+                value = None
+        if is_missing(value):
+            stored[name] = None
         else:
-            stored[name] = None if is_missing(value) else value
+            stored[name] = _to_file(value) if is_audio else value
     return stored
+
+
+def _to_file(audio: Any) -> str | dict[str, Any]:
+    """Return the absolute path of audio, or its content as `datasets` stores it."""
+    source, rate = file_or_array(audio)
+    if isinstance(source, str | Path):
+        return str(source) if "://" in str(source) else str(Path(source).absolute())
+    if rate is not None:
+        wav = io.BytesIO()
+        soundfile.write(wav, to_samples(source), rate, format="WAV")
+        source = wav.getvalue()
+    elif isinstance(source, IOBase):
+        source = source.read()
+    name = audio.get("path") if isinstance(audio, Mapping) and rate is None else None
+    return {"bytes": source, "path": name}

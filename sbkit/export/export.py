@@ -99,6 +99,7 @@ def export_run(
         SbkitError: ``run`` is not a run folder, has no undamaged checkpoint, or names a class that
             bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
+    formats = [formats] if isinstance(formats, str) else formats
     require_formats(formats)
     run = Path(run)
     out = Path(out).resolve()
@@ -343,7 +344,10 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
         PROVENANCE: make_provenance(
             weights=weights, decoder=None, language_models=None, confidence=None
         ),
-        "checkpoints": _describe_checkpoints(checkpoints, task),
+        "checkpoints": [
+            {key: kept.meta[key] for key in ("epoch", *task.metrics) if key in kept.meta}
+            for kept in checkpoints
+        ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, sources)),
     }
@@ -381,15 +385,6 @@ def _modules_of(
 def modules_of_bundle(bundle: Path) -> frozenset[str]:
     """Return the user's modules that a bundle was exported with; import no stranger's."""
     return frozenset(read_json(bundle / CONFIG_FILE).get("user_modules", ()))
-
-
-def _describe_checkpoints(checkpoints: Sequence[Checkpoint], task: Task) -> list[dict[str, object]]:
-    """Return the epoch and the metrics of each checkpoint."""
-    keys = ("epoch", *task.metrics)
-    return [
-        {key: checkpoint.meta[key] for key in keys if key in checkpoint.meta}
-        for checkpoint in checkpoints
-    ]
 
 
 def _read_checkpoints(folder: Path) -> list[Checkpoint]:

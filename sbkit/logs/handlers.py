@@ -150,8 +150,15 @@ class TextLog(MemoryHandler):
         if is_first_rank():
             logging.captureWarnings(False)
             logging.getLogger().removeHandler(self)
-        if error is not None:
-            self._write(_describe_end(error))
+        match error:
+            case SbkitError() | OSError():
+                self._write(f"error: {error}")
+            case StopRequestedError():
+                self._write(f"{error}\nended with exit code {ASKED_TO_STOP}")
+            case KeyboardInterrupt():
+                self._write("ended by Ctrl-C")
+            case BaseException():
+                self._write("".join(traceback.format_exception(error)))
         if isinstance(self.target, logging.Handler):
             with suppress(OSError):  # the disk is full
                 self.target.close()
@@ -182,14 +189,3 @@ class _TimestampedFileHandler(logging.FileHandler):
         is_disk_full = isinstance(sys.exc_info()[1], OSError)
         if not is_disk_full:
             super().handleError(record)
-
-
-def _describe_end(error: BaseException) -> str:
-    match error:
-        case SbkitError() | OSError():
-            return f"error: {error}"
-        case StopRequestedError():
-            return f"{error}\nended with exit code {ASKED_TO_STOP}"
-        case KeyboardInterrupt():
-            return "ended by Ctrl-C"
-    return "".join(traceback.format_exception(error))

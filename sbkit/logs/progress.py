@@ -70,14 +70,15 @@ def progress_bar(
     same unit, or None if unknown. The bar is drawn on standard error, because standard output may
     hold a result.
     """
-    console = Console(stderr=True)
+    on_terminal = sys.stderr.isatty()  # not FORCE_COLOR, which a notebook's children inherit
+    console = Console(stderr=True, force_terminal=on_terminal)
     is_hidden = quiet or not is_first_rank()
     bar = Bar(
         console=console,
         transient=True,
         auto_refresh=False,  # a thread that redraws the bar would compete for the GIL
         redirect_stdout=sys.stdout.isatty(),  # piped output does not disturb the bar
-        disable=is_hidden or not console.is_terminal,
+        disable=is_hidden or not on_terminal,
     )
     with nullcontext() if bar.disable else bar:  # rich before 14.3 would print an empty line
         reporter = _Reporter(bar, title, total, is_hidden=is_hidden, clock=clock)
@@ -116,7 +117,7 @@ class _Reporter:
         if now - self._last_line >= LINE_SECONDS and not self._is_hidden:
             self._last_line = now
             is_live = self._is_in_cell or not self._bar.disable
-            logger.log(line_level(is_live=is_live), self._line(now))
+            logger.log(logging.DEBUG if is_live else logging.INFO, self._line(now))
 
     def close(self) -> None:
         if self._is_in_cell:
@@ -128,11 +129,6 @@ class _Reporter:
         seconds_left = (now - self._start) * (self._total - self._done) / self._done
         percent = 100 * self._done / self._total
         return f"{self._title}: {percent:.0f} % done, about {_format_duration(seconds_left)} left"
-
-
-def line_level(*, is_live: bool) -> int:
-    """Return the logging level of a line; whoever sees it live does not need it."""
-    return logging.DEBUG if is_live else logging.INFO
 
 
 def _format_duration(seconds: float) -> str:
@@ -211,7 +207,7 @@ class TrainingProgress:
         if now - self._last_line >= LINE_SECONDS:
             self._last_line = now
             is_live = self._is_in_cell or self._live.console.is_terminal
-            logger.log(line_level(is_live=is_live), line)
+            logger.log(logging.DEBUG if is_live else logging.INFO, line)
 
     def report_epoch(
         self, figures: EpochFigures, estimate_ending: Callable[[float], float] = lambda _: 0.0

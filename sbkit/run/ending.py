@@ -117,19 +117,17 @@ class RunEnding:
         if not self._is_fitted(bundle, decoder):
             valid = self._setup.prepare_splits().valid
             rescores = decoder is not None and decoder.attention_rescoring
-            quiet = self._brain.noprogressbar
+            ping, quiet = self._brain.ping, self._brain.noprogressbar
             sample = sample_validation(
                 bundle,
                 valid,
                 with_attention=rescores,
                 batch_seconds=self._batch_seconds,
-                ping=self._brain.ping,
+                ping=ping,
                 quiet=quiet,
             )
             self._brain.leave_if_asked()
-            fitted = fit_bundle(
-                bundle, decoder, sample, [*valid], ping=self._brain.ping, quiet=quiet
-            )
+            fitted = fit_bundle(bundle, decoder, sample, [*valid], ping=ping, quiet=quiet)
             with main_rank_first():
                 if rank() == 0:
                     models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
@@ -156,11 +154,7 @@ class RunEnding:
             if rank() == 0:
                 try:
                     declared = declared_formats(knobs, self._setup.load_recipe().task)
-                    names = [
-                        name
-                        for name in declared
-                        if not (self._folder / name / PARITY_FILE).exists()
-                    ]
+                    names = [n for n in declared if not (self._folder / n / PARITY_FILE).exists()]
                     # One rank compares them on all test clips, not only on its own share.
                     with single_rank():
                         reports = add_formats(run, names, FULL_GRID) if names else {}
@@ -219,9 +213,7 @@ class RunEnding:
 
         run_log = RunLog(setup.folder, resume_step=brain.optimizer_step)
         for name, entry in report.entries.items():
-            metrics = {
-                metric: entry[metric] for metric in brain.evaluator.metrics if metric in entry
-            }
+            metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
             run_log.write(
                 SplitFigures(
                     epoch=brain.hparams.epoch_counter.limit,

@@ -10,12 +10,6 @@ from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer_report import PROVENANCE
 
 
-def is_without_bundle(run: Path) -> bool:
-    """Return whether the bundle whose results a run has is missing."""
-    summary = read_json(run / SUMMARY)
-    return bool(summary and summary.get(PROVENANCE)) and not (run / BUNDLE).exists()
-
-
 def require_current_results(folder: Path) -> None:
     """Raise BundleError if a run has no results, or if its bundle has another decoder now."""
     config, summary = read_json(folder / BUNDLE / CONFIG_FILE), read_json(folder / SUMMARY)

@@ -8,7 +8,7 @@ Each step can also be taken alone, and takes the steps that it needs first.
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
-from sbkit.base.errors import BundleError
+from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.batch_seconds import find_batch_seconds
@@ -25,25 +25,32 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
-from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML, TEST_KEYS, RunConfig, read_run_config
-from sbkit.config.hparams import Knobs, read_knobs, save_yaml
+from sbkit.checkpoint.run_config import (
+    BUNDLE,
+    DATA_KNOBS,
+    RUN_YAML,
+    TEST_KEYS,
+    RunConfig,
+    read_run_config,
+)
+from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
 from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
 from sbkit.distributed.agreement import require_same_code, require_shared
-from sbkit.distributed.device import Placement, describe_tf32, note_precision
+from sbkit.distributed.device import describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import export_run, exported_bundle, modules_of_bundle
 from sbkit.export.formats import ParityReports
 from sbkit.export.model_card import UNKNOWN_LICENSE
 from sbkit.logs.handlers import TextLog, log_to_screen
 from sbkit.logs.run_log import LOG_FILE, EpochFigures, Record, read_log
 from sbkit.run.ending import RunEnding
-from sbkit.run.results import is_without_bundle
 from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.brain import Brain
@@ -84,9 +91,9 @@ class Run(RunSetup):
             recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
                 `replace(ASR, brain=MyBrain)`.
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
-                YAML's `manifest`: mappings, a DataFrame or a `datasets.Dataset`, with the columns
-                of a table, such as `path` and `sentence`. Audio is a path, or a mapping with
-                `array` and `sampling_rate`.
+                YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
+                columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
+                `array` and `sampling_rate`, or what else a Transcriber takes.
             title: the first line of the run's log; by default this call.
 
         Raises:
@@ -94,11 +101,20 @@ class Run(RunSetup):
                 rows of the corpus cannot be stored.
         """
         overrides = dict(overrides or {})
-        self._title = title or f"Run({str(yaml_file)!r}, {overrides})"
+        self._call = f"Run({str(yaml_file)!r}, {overrides})"
+        self._title = title or self._call
         if corpus is not None:
-            stored = {split: str(store_rows(rows)) for split, rows in corpus.items()}
+            stored = _store_corpus(corpus)
             overrides |= {"manifest": stored, "data_folder": None, "corpus": None}
         super().__init__(yaml_file, overrides, recipe=recipe)
+        self._given = dict(self.results)
+
+    def __repr__(self) -> str:
+        return self._call
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to another process, or into a copy, without what has been made so far."""
+        return {**vars(self), "results": dict(self._given)}
 
     @classmethod
     def open(
@@ -118,7 +134,9 @@ class Run(RunSetup):
                 f"{folder} is not a run folder, because it has no {RUN_YAML}. Name the folder "
                 "that training printed, such as results/ctc/en/3407."
             )
-        return cls(Path(folder) / RUN_YAML, overrides, recipe=recipe, corpus=corpus)
+        folder = Path(folder).absolute()
+        here = {OUTPUT_FOLDER: folder, **(overrides or {})}
+        return cls(folder / RUN_YAML, here, recipe=recipe, corpus=corpus)
 
     # -- the whole run --------------------------------------------------------------------------
 
@@ -130,11 +148,17 @@ class Run(RunSetup):
             KeyboardInterrupt: Ctrl-C or another signal has stopped it; the message says what is
                 saved. The next call goes on.
         """
-        for name in ("hparams", "loaders", "prepared", "begun"):  # of an earlier, stopped training
-            self.results.pop(name, None)
+        # A second training takes nothing from the folder as it was.
+        kept = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
+        self.results = {name: self.results[name] for name in kept}
         self.check_ranges()
         with self._session() as text_log:
-            log_machine(self.choose_placement())
+            placement = self.choose_placement()
+            waiting = describe_waiting(torch.get_num_threads())
+            tf32 = describe_tf32(placement.device)
+            logger.info(f"{placement.device}: {waiting}; {describe_allocator()}{tf32}")
+            if note := note_precision(placement):
+                logger.info(note)
             self._fix_batch_seconds()
             self._check()
             self._prepare()
@@ -148,13 +172,17 @@ class Run(RunSetup):
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
         self._fix_batch_seconds()
-        with PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned:
+        with (
+            isolated_rng(self.choose_placement().device),
+            PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned,
+        ):
             return check_planned_run(planned)
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
             self._prepare()
+            self.make_run_config().check_effective(self.folder)
             text_log.open()
             self._write_config()
             brain = super().make_brain(self.make_loaders())
@@ -168,6 +196,7 @@ class Run(RunSetup):
         options: `lm_text="talks.txt"`, `word_lm_order=3`, `beam_size=64` and the others of
             `sbkit.run.tuning.TuningOptions`.
         """
+        self._require_model()
         files = {name: Path(options[name]) for name in ("data", "out") if options.get(name)}
         tune(self.folder, TuningOptions(**options | files))
 
@@ -180,6 +209,7 @@ class Run(RunSetup):
         formats: such as `["onnx", "sherpa-onnx"]`; for the others, and Raises, see
             `sbkit.export.export_run`.
         """
+        self._require_model()
         bundle = self.folder / BUNDLE
         modules = modules_of_bundle(bundle) if bundle.exists() else frozenset[str]()
         return export_run(
@@ -191,6 +221,7 @@ class Run(RunSetup):
     @property
     def history(self) -> list[Record]:
         """The figures of each epoch so far, such as `epoch`, `loss`, `valid_loss` and metrics."""
+        self._require_own_folder()
         records = read_log(self.folder / LOG_FILE)
         return [record for record in records if record["kind"] == EpochFigures.kind]
 
@@ -198,10 +229,11 @@ class Run(RunSetup):
     def scores(self) -> Mapping[str, FigureDict]:
         """The figures of each test set, such as `scores["test"]["WER"]`, a fraction.
 
-        Raises BundleError if the run was not tested yet.
+        Raises BundleError if the run was not tested yet with its present values.
         """
+        changes = self._require_own_folder()
         summary = read_json(self.folder / SUMMARY)
-        if summary is None:
+        if summary is None or not TEST_KEYS.isdisjoint(changes):
             raise BundleError(f"{self.folder} has no scores yet. Call `train()`, or `test()`.")
         scores: Mapping[str, FigureDict] = summary["test"]
         return scores
@@ -209,8 +241,33 @@ class Run(RunSetup):
     @property
     def model(self) -> nn.Module:
         """The parts of the exported model, or of the best checkpoint so far, on the CPU."""
+        self._require_model()
         with exported_bundle(self.folder) as folder:
             return load_bundle(folder, user_modules=modules_of_bundle(folder)).model
+
+    def _require_own_folder(self) -> set[str]:
+        """Return the keys that may differ from those of the run in the folder, and do.
+
+        Raises ConfigError if its results are those of another setting.
+        """
+        if not self.has_checkpoint():
+            return set()
+        self._fix_batch_seconds()
+        before = read_run_config(self.folder)
+        recipe = before.values["recipe"]  # results need no Brain of the user's
+        is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
+        data = self.prepare_splits().fingerprints if is_moved else None
+        config = RunConfig.from_yaml(self.yaml_file, self.overrides | {"recipe": recipe}, data=data)
+        config.check_resumable(self.folder)
+        if (self.folder / SUMMARY).is_file():
+            config.check_effective(self.folder)
+        return {change.key for change in config.changes(before)}
+
+    def _require_model(self) -> None:
+        """Raise BundleError if there is no model yet, and ConfigError if it is another run's."""
+        if not (self.has_checkpoint() or (self.folder / BUNDLE).exists()):
+            raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
+        self._require_own_folder()
 
     # -- its steps ------------------------------------------------------------------------------
 
@@ -302,7 +359,9 @@ class Run(RunSetup):
         At the end, name the report and the command that follows.
         """
         logger.info(f"run folder: {self.folder}")
-        if (self.folder / SUMMARY).is_file() and not is_without_bundle(self.folder):
+        summary = read_json(self.folder / SUMMARY)
+        # Those of a bundle are outdated without it.
+        if summary and not (summary.get(PROVENANCE) and not (self.folder / BUNDLE).exists()):
             logger.info(
                 f"All epochs were trained before; the results in {self.folder} stay as they are."
             )
@@ -323,8 +382,7 @@ class Run(RunSetup):
         """
         device = self.choose_placement().device
         with (
-            drop_unwritable("stdout", "stderr"),
-            nullcontext() if logger.hasHandlers() else log_to_screen(),
+            drop_unwritable("stdout", "stderr") if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
             process_group(device),
             isolated_rng(device),
@@ -342,10 +400,16 @@ class Run(RunSetup):
                     unlock_folder(self.folder)
 
 
-def log_machine(placement: Placement) -> None:
-    """Log how this machine will compute."""
-    device = placement.device
-    waiting = describe_waiting(torch.get_num_threads())
-    logger.info(f"{device}: {waiting}; {describe_allocator()}{describe_tf32(device)}")
-    if note := note_precision(placement):
-        logger.info(note)
+def _store_corpus(corpus: Mapping[str, Any]) -> dict[str, str]:
+    """Store the rows of each split as a table, and return the files."""
+    if not isinstance(corpus, Mapping):
+        raise ConfigError(
+            f"`corpus` must map train, dev and test to rows, but is a {type(corpus).__name__}."
+        )
+    files: dict[str, str] = {}
+    for split, rows in corpus.items():
+        try:
+            files[split] = str(store_rows(rows))
+        except SbkitError as error:
+            raise DataError(f"`corpus[{split!r}]`: {error}") from error
+    return files

@@ -98,16 +98,24 @@ def tune(model: Path, options: TuningOptions) -> None:
     Raises SbkitError if the model is not a recognizer, or the options do not fit it.
     """
     is_bundle = (model / CONFIG_FILE).exists()
-    _check_options(model, options, is_bundle=is_bundle)
-    # A run is locked, so that nothing trains it meanwhile.
-    with nullcontext() if is_bundle else locked_folder(model):
-        _tune(model, options, is_bundle=is_bundle)
-
-
-def _tune(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
-    user_modules = options.user_modules
-    with exported_bundle(model, user_modules) as source, TemporaryDirectory() as folder:
-        bundle = load_bundle(source, user_modules=user_modules)
+    out = options.out
+    if is_bundle and (options.data is None or out is None):
+        missing = "--data" if options.data is None else "--out"
+        raise ConfigError(
+            "To tune a bundle, name the data and a folder for the new bundle; "
+            f"{missing} is missing: sbkit tune {model} --data dev.csv --out NEW"
+        )
+    if out is not None:
+        if out.resolve() == model.resolve():
+            raise ConfigError(f"--out must be a new folder, but is {model} itself.")
+        require_replaceable(out)
+        require_writable(out.parent, option="--out")
+    with (
+        nullcontext() if is_bundle else locked_folder(model),  # so that nothing trains it meanwhile
+        exported_bundle(model, options.user_modules) as source,
+        TemporaryDirectory() as folder,
+    ):
+        bundle = load_bundle(source, user_modules=options.user_modules)
         bundle.task.require_prediction("text", command="tune")
         setup = None if is_bundle else RunSetup(model / RUN_YAML, {})
         knobs: Mapping[str, Any] = {} if setup is None else setup.knobs
@@ -128,7 +136,10 @@ def _tune(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
             set_decoder(source, options.out.resolve(), fitted, models)
             logger.info(f"written with the new decoder: {options.out}")
         elif is_better or options.force:
-            earlier = _keep_bundle(model)
+            earlier = model / EARLIER_BUNDLE
+            shutil.rmtree(earlier, ignore_errors=True)
+            if (model / BUNDLE).exists():
+                shutil.copytree(model / BUNDLE, earlier, symlinks=True)
             set_decoder(source, model / BUNDLE, fitted, models)
             logger.info(
                 f"The bundle of {model} has the new decoder; the earlier one is {earlier}, and the "
@@ -139,21 +150,6 @@ def _tune(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
                 f"{model} keeps its decoder, because the new one is no better. To use the new one "
                 "anyway, set `force`, or name a new folder as `out`."
             )
-
-
-def _check_options(model: Path, options: TuningOptions, *, is_bundle: bool) -> None:
-    out = options.out
-    if is_bundle and (options.data is None or out is None):
-        missing = "--data" if options.data is None else "--out"
-        raise ConfigError(
-            "To tune a bundle, name the data and a folder for the new bundle; "
-            f"{missing} is missing: sbkit tune {model} --data dev.csv --out NEW"
-        )
-    if out is not None:
-        if out.resolve() == model.resolve():
-            raise ConfigError(f"--out must be a new folder, but is {model} itself.")
-        require_replaceable(out)
-        require_writable(out.parent, option="--out")
 
 
 # ---- another decoder
@@ -276,12 +272,3 @@ def _describe(errors: TextErrors, by_words: bool) -> str:
         f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]})"
         for rate, counts in reversed(errors.counts_by_rate(include_wer=by_words).items())
     )
-
-
-def _keep_bundle(run: Path) -> Path:
-    """Copy the bundle of a run, if it has one, to `earlier_bundle`; return that path."""
-    earlier = run / EARLIER_BUNDLE
-    shutil.rmtree(earlier, ignore_errors=True)
-    if (run / BUNDLE).exists():
-        shutil.copytree(run / BUNDLE, earlier, symlinks=True)
-    return earlier

@@ -7,6 +7,7 @@ to other threads, which run in parallel, and waits for them.
 Legend: S samples.
 """
 
+import operator
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -58,8 +59,8 @@ class PickledAsCall:
         instance._made_by = partial(cls, *arguments, **options)
         return instance
 
-    def __reduce__(self) -> tuple["partial[Self]", tuple[()]]:
-        return self._made_by, ()
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple["partial[Self]"]]:
+        return operator.call, (self._made_by,)  # a deep copy copies the bundle in the call
 
     def __repr__(self) -> str:
         options = [f"{name}={value!r}" for name, value in self._made_by.keywords.items()]

@@ -91,7 +91,11 @@ def open_model(
     contents = read_bundle(folder, with_weights=runtime == "torch", user_modules=user_modules)
 
     def make() -> LoadedModel:
-        _require_cuda(device, runtime)
+        if device.startswith("cuda") and (cause := why_no_cuda(runtime)):
+            raise DeviceError(
+                f"The device {device} needs a GPU that {runtime} can use, but {cause}, or choose "
+                "the device cpu."
+            )
         if runtime == ONNX:
             return _load_onnx(contents, folder, device, precision, streaming)
         from sbkit.distributed.device import resolve
@@ -144,16 +148,6 @@ def _load_onnx(
         )
     require_effective(model.effective, device=device, precision=precision)
     return model
-
-
-def _require_cuda(device: str, runtime: str) -> None:
-    """Raise DeviceError with the cause if a GPU is requested and none can be used."""
-    cause = why_no_cuda(runtime) if device.startswith("cuda") else None
-    if cause is not None:
-        raise DeviceError(
-            f"The device {device} needs a GPU that {runtime} can use, but {cause}, or choose the "
-            "device cpu."
-        )
 
 
 def why_no_cuda(runtime: str) -> str | None:

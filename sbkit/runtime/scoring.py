@@ -1,10 +1,9 @@
 """Score the model of a bundle on test sets: rows -> batches of whole clips -> results."""
 
-from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import datasets
 
@@ -22,8 +21,6 @@ from sbkit.runtime.test_report import ScoredSet
 from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.normalizers import named_normalizer
-
-Result = TypeVar("Result")
 
 
 class BundleScorer:
@@ -103,16 +100,23 @@ class BundleScorer:
                     f"({', '.join(classes[:10])}) in {len(rows)} rows. Fill it, or choose another "
                     "column as `label`."
                 )
-        results = score_rows(
-            bundle,
-            labeled,
-            self._score_batch,
-            title=f"scoring {name}",
-            batch_seconds=self._batch_seconds,
-            ping=ping,
-            quiet=quiet,
-            max_batches=max_batches,
-        )
+        own_results: dict[int, Any] = {}  # of this rank, by row
+        rate, seconds = bundle.config.sample_rate, self._batch_seconds
+        batches = read_whole_clips(labeled, rate, batch_seconds=seconds)
+        total = float(sample_counts(labeled).sum())
+        with progress_bar(f"scoring {name}", total, quiet=quiet) as advance:
+            for batch in islice(batches, max_batches):
+                batch_rows = [*batch.values()]
+                clips = [row["audio"] for row in batch_rows]
+                ids = [row["id"] for row in batch_rows]
+                if ping("test", ids):
+                    break
+                with model_errors_as_bundle_errors(", ".join(ids[:3])):
+                    own_results |= zip(batch, self._score_batch(batch_rows, clips), strict=True)
+                advance(world_size() * sum(map(len, clips)))
+        results = {
+            r: result for share in gather_over_ranks(own_results) for r, result in share.items()
+        }
         scored = [*map(results.get, sorted(results))]
         kept = labeled if len(results) == len(labeled) else labeled.select(sorted(results))
         num_empty = len(rows) - len(labeled)
@@ -156,30 +160,3 @@ def provenance_of(bundle: TorchBundle) -> Provenance:
     """Return the provenance of a bundle with the chosen decoder."""
     settings = None if bundle.decoder is None else bundle.decoder.plain()
     return {**(bundle.config.provenance or {}), "decoder": text_settings(settings)}
-
-
-def score_rows(
-    bundle: TorchBundle,
-    rows: datasets.Dataset,
-    score: Callable[..., list[Result]],
-    *,
-    title: str = "scoring",
-    batch_seconds: float = BATCH_SECONDS,
-    ping: Ping = no_ping,
-    quiet: bool = False,
-    max_batches: int | None = None,
-) -> dict[int, Result]:
-    """Score the utterances of all ranks, the shortest first; return the results by row."""
-    results: dict[int, Result] = {}
-    batches = read_whole_clips(rows, bundle.config.sample_rate, batch_seconds=batch_seconds)
-    with progress_bar(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
-        for batch in islice(batches, max_batches):
-            batch_rows = [*batch.values()]
-            clips = [row["audio"] for row in batch_rows]
-            ids = [row["id"] for row in batch_rows]
-            if ping("test", ids):
-                break
-            with model_errors_as_bundle_errors(", ".join(ids[:3])):
-                results |= zip(batch, score(batch_rows, clips), strict=True)
-            advance(world_size() * sum(map(len, clips)))
-    return {row: result for share in gather_over_ranks(results) for row, result in share.items()}

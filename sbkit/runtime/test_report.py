@@ -81,9 +81,8 @@ class TestReport:
         texts = describe_values(self._metrics, values if describe is None else added)
         if describe is not None:
             texts = [describe(results), *texts]
-        return (
-            f"{scored.name}: {', '.join(texts)}, {plural(len(results), 'utterance')}{scored.note}"
-        )
+        size = plural(len(results), "utterance")
+        return f"{scored.name}: {', '.join(texts)}, {size}{scored.note}"
 
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
         """Write the files of a test set, and return its figures, with further facts about it."""

@@ -28,6 +28,7 @@ from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.bundle.module_spec import build_from_spec
 from sbkit.bundle.protocols import ChunkSizes, Effective, Encoded, StreamingModel
+from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.decoding.clips import DecoderInput
 from sbkit.distributed.device import DTYPES, Placement
@@ -370,24 +371,19 @@ class TorchBundle(Bundle):
         if all(len(clip) <= longest for clip in clips):
             return super().decoder_inputs(clips)
         segmenter = Segmenter(rate, self.model.samples_per_frame)
-        return [
-            self.decoder_input(
-                encode_in_segments(
-                    clip,
-                    segmenter,
-                    self.tokenizer.silent,
-                    self._encode_segment,
-                ),
-                samples=len(clip),
-            )
-            if len(clip) > longest
-            else super(TorchBundle, self).decoder_inputs([clip])[0]
-            for clip in clips
-        ]
 
-    def _encode_segment(self, segment: Segment) -> Encoded:
-        self.ping("test")
-        return self.model.encode([segment.samples])[0]
+        def encode(segment: Segment) -> Encoded:
+            self.ping("test")
+            return self.model.encode([segment.samples])[0]
+
+        inputs: list[DecoderInput] = []
+        for clip in clips:
+            if len(clip) <= longest:
+                inputs += super().decoder_inputs([clip])
+            else:
+                encoded = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
+                inputs.append(self.decoder_input(encoded, samples=len(clip)))
+        return inputs
 
     def classify(self, clips: Sequence[Samples]) -> Float32s:
         """Return the probability of every label (B, V) for clips, as `predict` takes them."""
@@ -439,7 +435,7 @@ def load_torch(
         raise BundleError(
             f"{file} is not a valid safetensors file ({str(error)[:200]}). Export it again."
         ) from error
-    with limit_parameters(weights):
+    with preserve_rng(CPU.device), limit_parameters(weights):  # modules draw their first weights
         network, parts = _assemble(contents, user_modules)
     modules: nn.ModuleList = network.model
     check_fits(weights, modules, source=str(file))

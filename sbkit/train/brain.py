@@ -32,7 +32,6 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
-from sbkit.base.process import drop_unwritable
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -78,7 +77,7 @@ from sbkit.train.schedule import Position, Validation, highest_factor, read_sche
 from sbkit.train.speechbrain_options import check_hooks, read_run_options
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
-from sbkit.train.watchdog import AnyWatchdog, NullWatchdog, Watchdog
+from sbkit.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -177,22 +176,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.training_ctx = placement.autocast()
         self.evaluation_ctx = Placement(placement.device, eval_precision).autocast()
         self.scaler = placement.grad_scaler()
-        self.training_step = self._make_training_step(freezing)
-        self.training_metrics = TrainingMetrics(self.device)
-        self.evaluator = Evaluator(self)
-        self.save_or_leave = SaveOrLeave(
-            None if checkpointer is None else self._save_intra_epoch_ckpt,
-            minutes=self.ckpt_interval_minutes,
-            steps=self.ckpt_interval_steps,
-        )
-        self.signals = self.save_or_leave.signals
-        self.watchdog: AnyWatchdog = NullWatchdog()
-        if checkpointer is not None:
-            self._add_recoverables()
-        self._reset_position()
-
-    def _make_training_step(self, freezing: Freezing) -> TrainingStep:
-        return TrainingStep(
+        self.training_step = TrainingStep(
             self.modules,
             self.compute_forward,
             self.compute_objectives,
@@ -202,13 +186,20 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             ema_decay=self._hparam("ema_decay", 0.0),
             run_folder=self.run_folder,
         )
-
-    def _add_recoverables(self) -> None:
-        """Save the scaler, instead of SpeechBrain's, and the moving average with checkpoints."""
-        if self.scaler.is_enabled():
-            self.checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
-        if self.training_step.moving_average.decay:
-            self.checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
+        self.training_metrics = TrainingMetrics(self.device)
+        self.evaluator = Evaluator(self)
+        self.save_or_leave = SaveOrLeave(
+            None if checkpointer is None else self._save_intra_epoch_ckpt,
+            minutes=self.ckpt_interval_minutes,
+            steps=self.ckpt_interval_steps,
+        )
+        self.signals = self.save_or_leave.signals
+        self.watchdog = Watchdog(None, stall_seconds=0)
+        if checkpointer is not None and self.scaler.is_enabled():  # instead of SpeechBrain's
+            checkpointer.add_recoverable("scaler", self.scaler, optional_load=True)
+        if checkpointer is not None and self.training_step.moving_average.decay:
+            checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
+        self._reset_position()
 
     def _reset_position(self) -> None:
         """Set the counters to the start of a run."""
@@ -251,7 +242,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     ) -> None:
         """Train and validate epoch after epoch, from the last checkpoint on.
 
-        ``valid_set`` is one set, or several by their names.
+        ``valid_set`` is one set, or several by their names. As in SpeechBrain nothing is returned:
+        `run.history` has the figures, and the Brain has the last weights.
 
         Raises StopRequestedError, a KeyboardInterrupt, after a signal: the step is finished, and
         saved if there is a checkpointer. The next `fit` goes on.
@@ -266,9 +258,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         show_progress = not self.noprogressbar if progressbar is None else progressbar
         # A run seeds the global generators at each step; a recipe of SpeechBrain's draws from them.
         has_own_numbers = self.loaders is not None
+        if has_own_numbers and epoch_counter is not self.hparams.epoch_counter:
+            raise ConfigError(
+                "`epoch_counter` must be `brain.hparams.epoch_counter`; set its `number_of_epochs`."
+            )
         try:
             with (
-                drop_unwritable("stdout", "stderr"),
                 isolated_rng(self.device) if has_own_numbers else nullcontext(),
                 self._watch() as self.watchdog,
             ):
@@ -328,7 +323,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     def load_tested_weights(self, max_key: str | None = None, min_key: str | None = None) -> None:
         """Load the weights that a test measures; without a key, the best of the saved metric."""
-        keys = {"max_key": max_key, "min_key": min_key} if max_key or min_key else self._best_keys()
+        keys: Mapping[str, str | None] = {"max_key": max_key, "min_key": min_key}
+        if not (max_key or min_key) and type(self).metrics:
+            best = best_key(type(self).metrics)
+            keys = {"max_key": best.max_key, "min_key": best.min_key}
+        elif not (max_key or min_key) and isinstance(self.checkpointer, Checkpointer):
+            keys = self.checkpointer.ranked_by()
         self.on_evaluate_start(**keys)
 
     @contextmanager
@@ -337,7 +337,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         Raises StopRequestedError at the end if a signal came that the work did not obey.
         """
-        with drop_unwritable("stdout", "stderr"), self.signals:
+        with self.signals:
             with self._watch() as self.watchdog:
                 yield
             self.leave_if_asked()  # not watched: rank 0 may be writing a report
@@ -392,15 +392,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 if compute_error is not None:
                     logger.info(str(averaged))
 
-    def _best_keys(self) -> dict[str, str | None]:
-        """Return the `max_key` or `min_key` that ranks the checkpoints."""
-        if type(self).metrics:
-            key = best_key(type(self).metrics)
-            return {"max_key": key.max_key, "min_key": key.min_key}
-        if isinstance(self.checkpointer, Checkpointer):
-            return {**self.checkpointer.ranked_by()}
-        return {}
-
     # -- an epoch -----------------------------------------------------------------------------
 
     def _fit_train(self, train_set: Batches, epoch: int, show_progress: bool) -> None:
@@ -411,7 +402,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         for batch, is_last in self._training_batches(train_set):
             if self._optimizer_step_limit_exceeded:
                 break
-            self.epoch_share = self._share_of_steps(count)
+            # In steps, because a schedule must not depend on the accumulation
+            factor = self.grad_accumulation_factor
+            self.epoch_share = self.step // factor / -(-count // factor) if count else 0.0
             self.watchdog.ping("step", self.optimizer_step, ids_of(batch))
             self.step += 1
             self._is_last = is_last
@@ -425,7 +418,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 if self.optimizer_step == FIRST_STEPS:
                     self.training_metrics.keep_first_loss()
                 if self.optimizer_step % log_every == 0:
-                    self._log_step(epoch, live=show_progress)
+                    optimizers = self._active_optimizers().values()
+                    self.training_metrics.log_step(
+                        epoch,
+                        self.optimizer_step,
+                        self._read_metrics(),
+                        rate=next((o.param_groups[0]["lr"] for o in optimizers), 0.0),
+                        live=show_progress,
+                    )
             if self.debug and self.step >= self.debug_batches:
                 break
             self.save_or_leave.after_micro_batch(
@@ -582,14 +582,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.optimizers_dict is not None:
             return dict(self.freeze_optimizers(self.optimizers_dict))
         return {} if self.opt_class is None else {"opt_class": self.optimizer}
-
-    def _share_of_steps(self, count: int | None) -> float:
-        """Return the share of an epoch of ``count`` micro-batches before the next step.
-
-        Steps are counted, because a schedule must not depend on the accumulation.
-        """
-        accumulation = self.grad_accumulation_factor
-        return (self.step // accumulation) / -(-count // accumulation) if count else 0.0
 
     @property
     def run_share(self) -> float:
@@ -787,7 +779,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self.loaders is None:
             raise ConfigError(
                 "The features cannot be normalized, because this Brain has no loaders to measure "
-                "them with. Make it by setup.make_brain(setup.make_loaders())."
+                "them with. Make it by run.make_brain(run.make_loaders())."
             )
         batches = self.watched(self.loaders.measure, "measure")
         measure_normalization(self.modules, compute, batches, self.device)
@@ -841,12 +833,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     # -- logs ---------------------------------------------------------------------------------
 
-    def _log_step(self, epoch: int, *, live: bool) -> None:
-        optimizers = self._active_optimizers().values()
-        rate = next((optimizer.param_groups[0]["lr"] for optimizer in optimizers), 0.0)
-        reading = self._read_metrics()
-        self.training_metrics.log_step(epoch, self.optimizer_step, reading, rate=rate, live=live)
-
     def _read_metrics(self) -> MetricTotals:
         """Read the losses accumulated since the last reading, and which steps were skipped."""
         self._read_skipped()
@@ -870,12 +856,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             sources=[] if self.loaders is None else [*self.loaders.splits.mix],
         )
 
-    def _watch(self) -> AnyWatchdog:
-        seconds = self._hparam("stall_seconds", STALL_SECONDS)
-        folder = self.run_folder
-        if folder is None or not seconds:
-            return NullWatchdog()
-        return Watchdog(folder, stall_seconds=seconds)
+    def _watch(self) -> Watchdog:
+        seconds = self._hparam("stall_seconds", STALL_SECONDS) or 0  # None for never
+        return Watchdog(self.run_folder, stall_seconds=seconds)
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:
         """Return the loader of each split by its name; an unnamed set is named after the stage."""

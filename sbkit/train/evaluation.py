@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 from sbkit.data.batch import Loaders
@@ -14,8 +15,6 @@ from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.logs.metric import LOSS, Metrics
 from sbkit.models.loss import Loss
 from sbkit.tasks.task import Task, mean_loss
-
-Results = Mapping[str, list[Any]]  # by split, one for every utterance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +122,8 @@ class Evaluator:
 
         The metrics of a split are named like `dev-clean/WER`. Every rank calls this.
         """
-        results = gather_results(self.results)
+        per_rank = gather_over_ranks(dict(self.results))
+        results = {name: [*chain(*(r[name] for r in per_rank))] for name in self.results}
         values = self.measure([result for split in results.values() for result in split])
         if len(results) > 1:
             for split, its_results in results.items():
@@ -136,12 +136,6 @@ class Evaluator:
         name, metric = next(iter(self.metrics.items()))
         value = self.measure_splits()[name]
         return value if metric.lower_is_better else -value
-
-
-def gather_results(results: Results) -> dict[str, list[Any]]:
-    """Collect the results of every rank, on every rank."""
-    per_rank: list[Results] = gather_over_ranks(dict(results))
-    return {split: [row for share in per_rank for row in share[split]] for split in results}
 
 
 def mean_over_ranks(losses: Sequence[Loss]) -> float:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from sbkit.base.errors import STALLED
 from sbkit.base.machine import describe_shortages
@@ -39,54 +39,37 @@ MAX_LISTED_UTTERANCES = 4
 MAX_LISTED_FRAMES = 20  # a notebook's kernel has many more
 
 
-class AnyWatchdog(Protocol):
-    """What a Brain needs of a watchdog."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        """Record that this rank works, and on what."""
-
-
-class NullWatchdog:
-    """Watch nothing: the run has no folder, or `stall_seconds` is 0."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def ping(self, phase: str, step: int, utterances: Sequence[str] = ()) -> None:
-        pass
-
-
 class Watchdog:
     """Write the position of this rank; act after ``stall_seconds`` without a ping.
 
-    One process of several ends. A single one logs a warning.
+    One process of several ends. A single one logs a warning. Without a folder, or with 0 seconds,
+    nothing is watched.
     """
 
-    def __init__(self, folder: Path, *, stall_seconds: float) -> None:
-        self._folder = folder / HEARTBEAT_FOLDER
+    def __init__(self, folder: Path | None, *, stall_seconds: float) -> None:
+        self._is_watching = folder is not None and stall_seconds > 0
+        self._folder = (folder or Path()) / HEARTBEAT_FOLDER
         self._stall_seconds = stall_seconds
         # Compared by identity: each ping makes a new string, even with the same text.
         self._position = "in start"
         self._watched_thread = threading.get_ident()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
         """Remove the files of an earlier job, and start to watch."""
+        if not self._is_watching:
+            return self
         for file in (self._file, self._folder / NOTE):
             file.unlink(missing_ok=True)
+        # Not earlier: threads refer to standard error, and thereby to all variables of a notebook.
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop watching, and remove this rank's file."""
+        if not self._is_watching:
+            return
         self._stopped.set()
         self._thread.join()
         self._file.unlink(missing_ok=True)
@@ -121,17 +104,13 @@ class Watchdog:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._file.write_text(position)
             is_stalled = stalled_seconds >= self._stall_seconds
-            if world_size() > 1 and (is_stalled or self._is_notified()):
+            # Path.exists raises while a network folder fails
+            is_notified = os.path.exists(self._folder / NOTE)  # noqa: PTH110
+            if world_size() > 1 and (is_stalled or is_notified):
                 self._report_and_end()
             elif is_stalled:
                 self._warn()
                 stalled_seconds = -math.inf  # once for each stall
-
-    def _is_notified(self) -> bool:
-        try:
-            return (self._folder / NOTE).exists()
-        except OSError:  # a network folder may fail for a while
-            return False
 
     def _warn(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)

@@ -1,14 +1,16 @@
 """Arguments of the command line are read, take effect, or are refused."""
 
 import math
+import signal
 from datetime import date
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sbkit.base.errors import ConfigError
 from sbkit.config.hparams import read_knobs
-from sbkit.config.overrides import parse_command, parse_overrides
+from sbkit.config.overrides import nest_overrides, parse_command, parse_overrides
 from tests.config.conftest import refusal
 from tests.runs import ROOT
 
@@ -152,6 +154,29 @@ def test_override_without_effect_is_refused(path: Path, argument: str, text: str
 def test_key_inside_a_plain_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="`a.b` is a key inside `a`, which .* sets to 1"):
         parse_overrides(["--a=1", "--a.b=2"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nested"),
+    [
+        ({"a.b": 1, "a": {"c": 2}}, {"a": {"b": 1, "c": 2}}),
+        (
+            {"a": {"b": {"c": np.float32(0.5)}}, "a.b.d": (1, 2)},
+            {"a": {"b": {"c": 0.5, "d": [1, 2]}}},
+        ),
+        ({"a": range(2), "b": {3, 2}, "c": signal.SIGINT}, {"a": [0, 1], "b": [2, 3], "c": 2}),
+        ({"a.b": 1, "a": {"b": 2}}, "`a.b` is overridden twice, by 1 and 2"),
+        ({"a.b": 1, "a": None}, "`a.b` is a key inside `a`, which another override sets to None"),
+    ],
+)
+def test_overrides_of_python_are_nested_without_loss(
+    overrides: dict[str, object], nested: dict[str, object] | str
+) -> None:
+    if isinstance(nested, str):
+        with pytest.raises(ConfigError, match=nested):
+            nest_overrides(overrides)
+    else:
+        assert nest_overrides(overrides) == nested
 
 
 def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:

@@ -66,8 +66,9 @@ def test_terminal_gets_live_line_and_other_output(monkeypatch: pytest.MonkeyPatc
 
 
 def test_progress_bar_logs_time_left_each_minute_without_terminal(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel sets it for its children
     seconds = itertools.count(step=25)
     with (
         log_to_screen(to_stderr=True),

@@ -1,10 +1,12 @@
 """A run from Python does all that `train.py` does, and its folder may be moved."""
 
+import operator
 import os
+import pickle
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.rng import isolated_rng
+from sbkit.config.hparams import Knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
 from sbkit.run import ending
@@ -75,18 +78,50 @@ def test_finished_run_tells_its_history_and_scores(finished: dict[str, object]) 
     assert 0 < run.scores["test"]["CER"] <= 2
     assert "Transformer.dropout" in (run.folder / "train.log").read_text()
     weights = load_file(run.folder / "bundle/model.safetensors")
+    state = torch.get_rng_state()
     assert weights.keys() == run.model.state_dict().keys()
+    run.check()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert repr(run).startswith(f"Run({str(YAML)!r}, {{'device': 'cpu'")
+
+
+RESULTS: dict[str, Callable[[Run], object]] = {
+    "train": Run.train,
+    "test": Run.test,
+    "scores": lambda run: run.scores,
+    "history": lambda run: run.history,
+    "model": lambda run: run.model,
+    "tune": Run.tune,
+}
 
 
 @pytest.mark.slow
-def test_another_setting_in_the_same_folder_is_refused(finished: dict[str, object]) -> None:
+@pytest.mark.parametrize("result", RESULTS)
+def test_another_setting_in_the_same_folder_is_refused(
+    finished: dict[str, object], result: str
+) -> None:
     """It used to train nothing, and to return the scores of the first one."""
+    use = RESULTS[result]
     with pytest.raises(
         SbkitError, match=r"has trained all its epochs.*lr: 0.002 before, 0.004 now"
     ):
-        Run(YAML, {**finished, "lr": 0.004}).train()
+        use(Run(YAML, {**finished, "lr": 0.004}))
     with pytest.raises(SbkitError, match="begun with another configuration.*d_model"):
-        Run(YAML, {**finished, "d_model": 48}).make_loaders()
+        use(Run(YAML, {**finished, "d_model": 48}))
+    assert Run.open(folder_of(finished)).knobs["lr"] == 0.002
+
+
+@pytest.mark.slow
+def test_scores_of_another_decoder_are_not_those_of_the_test(finished: dict[str, object]) -> None:
+    with pytest.raises(SbkitError, match="has no scores yet"):
+        _ = Run.open(folder_of(finished), {"beam_size": 3}).scores
+
+
+def test_run_without_a_model_says_so(tmp_path: Path) -> None:
+    run = Run(YAML, {"output_folder": tmp_path})
+    for use in (lambda: run.model, run.tune, lambda: run.export(tmp_path / "bundle")):
+        with pytest.raises(SbkitError, match=r"has no model yet. Call `train\(\)`."):
+            use()
 
 
 @pytest.mark.slow
@@ -94,8 +129,13 @@ def test_interrupted_run_goes_on_with_the_next_call(
     finished: dict[str, object], tmp_path: Path
 ) -> None:
     run = Run(YAML, {**finished, "output_folder": tmp_path, "check": False})
+    run.make_loaders()
+    run = pickle.loads(pickle.dumps(run))  # as a pool of processes takes it
     with stopped_after(5), pytest.raises(KeyboardInterrupt, match="checkpoint saved"):
         run.train()
+    run.train()
+    assert run.scores == Run(YAML, finished).scores
+    shutil.rmtree(tmp_path)  # as one does in a notebook, to begin afresh
     run.train()
     assert run.scores == Run(YAML, finished).scores
 
@@ -139,7 +179,9 @@ def test_moved_run_has_the_same_figures(
         path = Path("run", name)
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     run = Run.open("run")
+    monkeypatch.chdir("/")  # the folder is where it was when the run was opened
     scores = run.test()
+    monkeypatch.chdir(tmp_path / "moved")
     assert scores["test"] == before
     run.export(tmp_path / "bundle")
     clip = rows_of(Path(str(finished["data_folder"]), "test.tsv"))[0]["path"]
@@ -170,6 +212,8 @@ def test_brain_of_a_run_starts_from_its_initial_weights(
     assert (tmp_path / "hyperparams.yaml").is_file()
     with pytest.raises(SbkitError, match="no checkpoint, so nothing can be tested yet"):
         brain.evaluate(run.make_loaders().test)
+    with pytest.raises(SbkitError, match="must be `brain.hparams.epoch_counter`"):
+        brain.fit(range(1, 3), run.make_loaders().train)
     with pytest.raises(SbkitError, match="has no scores yet"):
         _ = run.scores
 
@@ -224,10 +268,34 @@ def test_corpus_may_be_rows_of_python(workplace: Workplace, tmp_path: Path) -> N
         assert own[name]["samples"][:] == split["samples"][:]
 
 
-def test_knobs_of_a_run_cannot_be_changed() -> None:
+CHANGES: dict[str, Callable[[Knobs], object]] = {
+    "item": lambda knobs: operator.setitem(knobs, "lr", 0.1),
+    "update": lambda knobs: knobs.update(lr=0.1),
+    "pop": lambda knobs: knobs.pop("lr"),
+    "or": lambda knobs: operator.ior(knobs, {"lr": 0.1}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_knobs_of_a_run_cannot_be_changed(change: str) -> None:
     run = Run(YAML)
-    with pytest.raises(SbkitError, match=r"`lr` cannot be changed.*Run\(yaml, {'lr': 0.1}\)"):
-        run.knobs["lr"] = 0.1
+    with pytest.raises(SbkitError, match=r"cannot be changed any more.*Run\(yaml, {'lr': 0.1}\)"):
+        CHANGES[change](run.knobs)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "error"),
+    [
+        ([{"path": "a.wav"}], "`corpus` must map train, dev and test to rows, but is a list"),
+        ({"train": []}, r"`corpus\['train'\]`: There are no rows"),
+        ({"train": "a.csv"}, r"`corpus\['train'\]`: Rows must be mappings.* but one is a"),
+        ({"train": [{"audio": [0.0] * 9}]}, "An array needs its sample rate"),
+        ({"train": [{"path": "a.wav", "text": "a"}]}, "no files for dev. .*, or rows to `corpus`"),
+    ],
+)
+def test_corpus_that_cannot_be_read_is_named(corpus: Any, error: str, tmp_path: Path) -> None:
+    with pytest.raises(SbkitError, match=error):
+        Run(YAML, {"output_folder": tmp_path}, corpus=corpus).prepare_splits()
 
 
 def test_run_in_another_thread_is_refused() -> None:

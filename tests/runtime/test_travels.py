@@ -1,5 +1,6 @@
 """What was loaded from a folder travels to other processes, and says why it cannot be used."""
 
+import copy
 import multiprocessing
 import pickle
 import re
@@ -73,6 +74,9 @@ def test_loaded_objects_pickle_by_loading_again(
     expected = use(original, CLIP)
     assert expected
     monkeypatch.chdir(tmp_path)
+    state = torch.get_rng_state()
+    assert use(copy.deepcopy(original), CLIP) == expected
+    assert torch.equal(torch.get_rng_state(), state)
     content = cloudpickle.dumps(original)  # as joblib and Ray pickle
     assert len(content) < SMALL_PICKLE
     assert use(pickle.loads(content), CLIP) == expected
@@ -103,6 +107,8 @@ def test_loaded_objects_refuse_a_fork_at_once(
 def test_closed_objects_say_so(streaming: Path) -> None:
     transcriber = Transcriber.load(streaming, device="cpu")
     recognizer = StreamingRecognizer.load(streaming, device="cpu")
+    copy.deepcopy(transcriber).close()
+    transcribe(transcriber, CLIP)
     transcriber.close()
     recognizer.close()
     with pytest.raises(SbkitError, match="^This model is closed. Load it again.$"):
