@@ -12,7 +12,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.checkpoint.provenance import Provenance, text_settings
 from sbkit.data.splits import filled_rows, read_column, sample_counts
 from sbkit.decoding.words import GREEDY
-from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.seen import describe_seen
@@ -113,11 +113,9 @@ class BundleScorer:
             quiet=quiet,
             max_batches=max_batches,
         )
-        scored = [*map(results.get, sorted(results))]
-        kept = labeled if len(results) == len(labeled) else labeled.select(sorted(results))
         num_empty = len(rows) - len(labeled)
         note = f", without {num_empty} whose {label} is empty" if num_empty else ""
-        return ScoredSet(name=name, rows=kept, results=scored, note=note)
+        return ScoredSet.gather(name, labeled, results, note=note)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:
@@ -169,7 +167,7 @@ def score_rows(
     quiet: bool = False,
     max_batches: int | None = None,
 ) -> dict[int, Result]:
-    """Score the utterances of all ranks, the shortest first; return the results by row."""
+    """Score the utterances of this rank, the shortest first; return the results by row."""
     results: dict[int, Result] = {}
     batches = read_whole_clips(rows, bundle.config.sample_rate, batch_seconds=batch_seconds)
     with progress_bar(title, float(sample_counts(rows).sum()), quiet=quiet) as advance:
@@ -182,4 +180,4 @@ def score_rows(
             with model_errors_as_bundle_errors(", ".join(ids[:3])):
                 results |= zip(batch, score(batch_rows, clips), strict=True)
             advance(world_size() * sum(map(len, clips)))
-    return {row: result for share in gather_over_ranks(results) for row, result in share.items()}
+    return results
