@@ -10,7 +10,7 @@ from sbkit.audio.io import Samples
 from sbkit.checkpoint.run_config import RUN_YAML, folder_override
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import UtteranceDataset
-from sbkit.evaluate.intervals import Grouping, interval_of
+from sbkit.evaluate.intervals import Grouping, intervals_of
 from sbkit.evaluate.wer import ErrorCounts, TextErrors, count_errors
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.train.recipe import load_recipe
@@ -55,4 +55,5 @@ def error_rate(counts: Sequence[ErrorCounts]) -> str:
     """Write an error rate with its counts and its 95 % interval over clips."""
     total = sum(counts, ErrorCounts())
     clips = Grouping("clip", tuple(map(str, range(len(counts)))))
-    return f"{100 * total.rate:.1f} % ({total}; {interval_of(counts, clips)})"
+    interval = intervals_of({"WER": counts}, clips)["WER"]
+    return f"{100 * total.rate:.1f} % ({total}; {interval})"

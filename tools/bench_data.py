@@ -3,14 +3,18 @@
 python -m tools.bench_data index --rows 8000000       (shards of 10,000 hours, without audio)
 python -m tools.bench_data loader --workers 1         (the default corpus, local, pcm and flac)
 python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
+python -m tools.bench_data results --utterances 100000   (of a test, without audio)
 
 `index` writes the tables of shards, and prepares a run up to its first batch in three new
 processes: the first start, which trains the tokenizer; a later start; and one that resumes in the
-middle of an epoch. It reads no audio.
+middle of an epoch. It reads no audio. `results` makes utterances with about 10 % wrong words, and
+prints what it takes to report them.
 """
 
 import argparse
 import json
+import pickle
+import re
 import resource
 import subprocess
 import sys
@@ -26,6 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset
 
 from recipes.prepare import collate_clips, prepare_transcripts
 from sbkit.commands.cli import run as sbkit
@@ -35,7 +40,13 @@ from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import FACTS_KEY, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
 from sbkit.data.splits import sample_counts
+from sbkit.evaluate.slices import measure_slices, write_slices
+from sbkit.evaluate.wer import ScoredUtterance
+from sbkit.evaluate.wer_report import slice_figures
 from sbkit.logs.handlers import log_to_screen
+from sbkit.runtime.test_report import ScoredSet, TestReport
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.text.word import Word
 from sbkit.train.setup import RunSetup
 from tools.bench_sides import convert
 
@@ -44,6 +55,7 @@ ROWS_PER_SHARD = 7_000  # 1 GB of pcm
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
+SPEAKERS = 3_000  # of a test
 TARGET_RTFX = 8 * 10_000  # of eight GPUs; the last column is the number of workers for them
 
 
@@ -57,6 +69,8 @@ def main() -> None:
     loader.add_argument("--workers", type=int, default=1)
     loader.add_argument("--seconds", type=float, default=10.0)
     loader.add_argument("--url")
+    results = commands.add_parser("results")
+    results.add_argument("--utterances", type=int, default=100_000)
     start = commands.add_parser("start")
     start.add_argument("folder", type=Path)
     start.add_argument("--share", type=float, default=0.0)
@@ -66,6 +80,8 @@ def main() -> None:
             measure_index(Path(folder), options.rows)
         elif options.command == "loader":
             measure_loader(Path(folder), options)
+        elif options.command == "results":
+            measure_results(Path(folder), options.utterances)
         else:
             start_run(options.folder, options.share)
 
@@ -84,10 +100,7 @@ def measure_index(folder: Path, rows: int) -> None:
 def write_index(folder: Path, rows: int) -> None:
     """Write the index and the tables of shards, with lengths and transcripts but without audio."""
     random = np.random.default_rng(0)
-    letters = np.array(list("etaoinshrdlu"))
-    words = np.array(
-        ["".join(random.choice(letters, n)) for n in random.integers(2, 9, VOCABULARY_WORDS)]
-    )
+    words = _make_words(random)
     counts = {"train": rows, "dev": 1000, "test": 1000}
     names = {
         split: [f"{split}-{number:05d}" for number in range(-(-count // ROWS_PER_SHARD))]
@@ -106,6 +119,12 @@ def write_index(folder: Path, rows: int) -> None:
     roles = {"train": ["train"], "valid": ["dev"], "test": ["test"]}
     index = Index(sample_rate=SAMPLE_RATE, roles=roles, splits=names, corpus={})
     (folder / INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, **asdict(index)}))
+
+
+def _make_words(random: np.random.Generator) -> Any:
+    letters = np.array(list("etaoinshrdlu"))
+    lengths = random.integers(2, 9, VOCABULARY_WORDS)
+    return np.array(["".join(random.choice(letters, length)) for length in lengths])
 
 
 def _make_table(random: np.random.Generator, words: Any, *, size: int, first: int) -> pa.Table:
@@ -158,6 +177,54 @@ def _planned_batches(setup: RunSetup, share: float) -> Iterator[Any]:
     assert isinstance(sampler, TrainSampler)
     sampler.set_epoch(1, start=int(len(sampler) * share))
     return iter(sampler)
+
+
+def measure_results(folder: Path, count: int) -> None:
+    """Print the CPU seconds and the peak memory of each part of a test's report."""
+    results = _make_results(count)
+    speakers = [utterance.speaker for utterance in results]
+    ids = [utterance.id for utterance in results]
+    rows = Dataset.from_dict({"id": ids, "samples": [0] * count, "speaker": speakers})
+    scored = ScoredSet(name="test", rows=rows, results=results)
+    no_mp3 = 1  # Hz: no clip is read
+    report = TestReport(folder, SPEECH_RECOGNITION, sample_rate=no_mp3, quiet=True)
+    columns = [(speaker,) for speaker in speakers]
+    parts: dict[str, Callable[[], object]] = {
+        "results": lambda: report.add(scored),
+        "slices by speaker": lambda: write_slices(
+            folder / "slices.tsv", measure_slices(["speaker"], columns, results, slice_figures)
+        ),
+        "report": lambda: report.write(known_words=None, notes=(), device="cpu"),
+        "described": lambda: report.describe(scored),
+    }
+    size = len(pickle.dumps(results))
+    print(f"{count:,} utterances, which a rank sends as {size / 1e6:.0f} MB\n")
+    print("| | CPU s | peak GB |\n|---|---|---|")
+    for name, measure in parts.items():
+        Path("/proc/self/clear_refs").write_text("5")  # begin a new peak
+        start = time.process_time()
+        measure()
+        seconds = time.process_time() - start
+        (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+        print(f"| {name} | {seconds:.1f} | {int(peak) * 1024 / 1e9:.2f} |", flush=True)
+
+
+def _make_results(count: int) -> list[ScoredUtterance]:
+    random = np.random.default_rng(0)
+    vocabulary = _make_words(random)
+    shape = (count, WORDS_PER_SENTENCE)
+    references = random.choice(vocabulary, shape)
+    hypotheses = np.where(random.random(shape) < 0.1, random.choice(vocabulary, shape), references)
+    confidences = random.beta(6, 1, shape).tolist()
+    results: list[ScoredUtterance] = []
+    for number, (reference, hypothesis) in enumerate(zip(references, hypotheses, strict=True)):
+        timed = enumerate(zip(hypothesis.tolist(), confidences[number], strict=True))
+        words = tuple(Word(text, 0.5 * n, 0.5 * n + 0.4, sure) for n, (text, sure) in timed)
+        texts = (" ".join(reference), " ".join(hypothesis))
+        id, speaker = f"common_voice_xx_{number:08d}", f"speaker-{number % SPEAKERS}"
+        utterance = ScoredUtterance(id, *texts, speaker=speaker, seconds=4.0, words=words)
+        results.append(utterance)
+    return results
 
 
 def measure_loader(folder: Path, options: argparse.Namespace) -> None:

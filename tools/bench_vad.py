@@ -38,7 +38,7 @@ from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
-from sbkit.evaluate.intervals import Grouping, rate_interval
+from sbkit.evaluate.intervals import Grouping, rate_intervals
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.voice_detector import SILERO, VoiceDetector
 from tools.bench_times import TIMES_COLUMN
@@ -121,10 +121,10 @@ def detect(detector: VoiceDetector, audio: Samples) -> Windows:
 
 def error_cell(errors: Sequence[Windows], relevant: Sequence[Windows]) -> str:
     """Return the percentage of the relevant windows that are errors, with its interval."""
-    counts = np.array([mask.sum() for mask in errors]), np.array([mask.sum() for mask in relevant])
+    counts, totals = (np.array([[*map(np.sum, masks)]]) for masks in (errors, relevant))
     clips = Grouping("clip", tuple(f"{number:06}" for number in range(len(errors))))
-    interval = rate_interval(*counts, clips, draws=NUM_DRAWS)
-    return f"{100 * counts[0].sum() / counts[1].sum():.1f} ({interval.format_ends()})"
+    (interval,) = rate_intervals(counts, totals, clips, draws=NUM_DRAWS)
+    return f"{100 * counts.sum() / totals.sum():.1f} ({interval.format_ends()})"
 
 
 def conditions(clips: Sequence[LabeledClip]) -> Iterator[tuple[str, list[Samples]]]:

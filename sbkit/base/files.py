@@ -17,8 +17,9 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -47,8 +48,8 @@ def os_errors_name(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_bytes_atomically(path: Path, content: bytes) -> None:
-    """Write a file under another name, then rename it.
+def write_bytes_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file, or its blocks one by one, under another name, then rename it.
 
     A reader sees the whole old file or the whole new one. If writing fails, the old file stays.
     """
@@ -58,7 +59,7 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
     with os_errors_name(path):
         try:
             with temporary.open("wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 fsync(file.fileno())
             temporary.replace(path)
@@ -69,6 +70,11 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 def write_text_atomically(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, completely or not at all."""
     write_bytes_atomically(path, text.encode())
+
+
+def write_lines_atomically(path: Path, lines: Iterable[str]) -> None:
+    """Write lines as UTF-8 with a line end after each, completely or not at all."""
+    write_bytes_atomically(path, (f"{line}\n".encode() for line in lines))
 
 
 def require_writable(folder: Path, *, option: str) -> None:
@@ -92,7 +98,11 @@ def nearest_existing(path: Path) -> Path:
 
 def to_json(value: object, *, indent: int | None = None) -> str:
     """Encode plain data and numbers of NumPy or torch as JSON; NaN and infinity become null."""
-    return json.dumps(_to_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    encode = partial(json.dumps, indent=indent, ensure_ascii=False, allow_nan=False)
+    try:
+        return encode(value)
+    except (TypeError, ValueError):  # a number of NumPy or torch, or one that is not finite
+        return encode(_to_plain(value))
 
 
 def _to_plain(value: Any) -> object:

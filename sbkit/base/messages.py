@@ -47,6 +47,8 @@ def printable(text: str) -> str:
 
     Names and transcripts come from other people: an escape sequence could clear the screen.
     """
+    if text.isprintable():
+        return text
     return "".join(_escape(c) if _is_hidden(c) else c for c in text)
 
 

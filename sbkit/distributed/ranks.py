@@ -223,6 +223,15 @@ def gather_over_ranks(value: T) -> list[T]:
     return _gather(value)
 
 
+@_stopped_like_others()
+def gather_on_main_rank(value: T) -> list[T]:
+    """Return the objects of all ranks on rank 0, as `gather_over_ranks`; others get their own."""
+    values = [value] * (world_size() if rank() == 0 else 1)
+    if world_size() > 1:
+        dist.gather_object(value, values if rank() == 0 else None)
+    return values
+
+
 def leave_together(error: Exception | None) -> None:
     """Stop all ranks if any has an error: ranks with one raise it, others OtherRankError."""
     if any(gather_over_ranks(error is not None)):

@@ -89,17 +89,11 @@ def reliability_bins(confidences: Sequence[float], is_right: Sequence[bool]) -> 
     values = np.array(confidences, np.float64)
     right_mask = np.array(is_right, np.bool_)
     tenths = np.minimum((values * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    bins: list[Bin] = []
-    for tenth in np.unique(tenths):
-        inside = tenths == tenth
-        bins.append(
-            Bin(
-                words=int(inside.sum()),
-                confidence=float(values[inside].mean()),
-                right_share=float(right_mask[inside].mean()),
-            )
-        )
-    return tuple(bins)
+    masks = (tenths == tenth for tenth in np.unique(tenths))
+    return tuple(
+        Bin(int(mask.sum()), float(values[mask].mean()), float(right_mask[mask].mean()))
+        for mask in masks
+    )
 
 
 def _auc(values: Float64s, is_right: Bools) -> float:

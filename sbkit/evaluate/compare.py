@@ -19,7 +19,7 @@ from string import ascii_uppercase
 from typing import NamedTuple
 
 from sbkit.base.errors import DataError
-from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
+from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
 from sbkit.evaluate.report import REPORT, write_report
 from sbkit.evaluate.run_results import RunResults, read_clips, read_results
 from sbkit.evaluate.settings import SETTINGS, describe_settings, differing_settings, read_records
@@ -60,13 +60,9 @@ class ComparedRun(NamedTuple):
     def num_errors(self) -> int:
         return sum(utterance.counts.errors for utterance in self.utterances)
 
-    def counts(self, rate: str) -> list[ErrorCounts]:
-        return [
-            utterance.errors.counts_by_rate(include_wer=True)[rate] for utterance in self.utterances
-        ]
-
-    def total(self, rate: str) -> ErrorCounts:
-        return sum(self.counts(rate), ErrorCounts())
+    def counts(self, rates: Sequence[str]) -> dict[str, list[ErrorCounts]]:
+        by_rate = [u.errors.counts_by_rate(include_wer=True) for u in self.utterances]
+        return {rate: [counts[rate] for counts in by_rate] for rate in rates}
 
 
 def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
@@ -132,19 +128,20 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
         for of_runs in zip(*(run.utterances for run in runs), strict=True)
     ]
     grouping = group_by_speaker([utterance.id for utterance in best.utterances], speakers)
+    best_counts = best.counts(rates)
+    best_totals = {rate: sum(best_counts[rate], ErrorCounts()) for rate in rates}
     rows: list[FigureDict] = []
     for letter, run in zip(_letters(len(runs)), runs, strict=True):
         is_best = run.num_errors == best.num_errors
         row: FigureDict = {"letter": letter, "run": run.name, "is_best": is_best}
         above_best: FigureDict = {}
-        for rate in rates:
-            counts = run.counts(rate)
-            total = run.total(rate)
-            interval = interval_of(counts, grouping)
+        counts = run.counts(rates)
+        for rate, interval in intervals_of(counts, grouping).items():
+            total = sum(counts[rate], ErrorCounts())
             row[rate] = {"rate": total.rate, "errors": total.errors, "interval": asdict(interval)}
-            if run is not best:
-                interval = interval_of(counts, grouping, minus=best.counts(rate))
-                difference = total.rate - best.total(rate).rate
+        if run is not best:
+            for rate, interval in intervals_of(counts, grouping, minus=best_counts).items():
+                difference = row[rate]["rate"] - best_totals[rate].rate
                 above_best[rate] = {"difference": difference, "interval": asdict(interval)}
         if above_best:
             row["above_best"] = above_best
@@ -152,7 +149,7 @@ def compare(name: str, runs: Sequence[ComparedRun]) -> FigureDict:
     return {
         "utterances": len(best.utterances),
         "normalized": is_normalized,
-        **{UNIT_OF_RATE[rate]: best.total(rate).reference_length for rate in rates},
+        **{UNIT_OF_RATE[rate]: best_totals[rate].reference_length for rate in rates},
         "rows": rows,
         "changed": _most_changed(*runs) if len(runs) == 2 else [],
     }

@@ -9,18 +9,21 @@ speakers with individual rates, intervals over 2, 5, 10, 20 and 60 speakers cont
 in 51, 84, 90, 93 and 94 %.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Counts, Float64s
+from sbkit.base.arrays import Array, Counts, Float64s
 from sbkit.evaluate.wer import ErrorCounts
 
 NUM_DRAWS = 10_000
-UNITS_AT_ONCE = 1 << 20  # drawn together, 8 MB; all draws of 20,000 clips would be 1.6 GB
+UNITS_AT_ONCE = 1 << 17  # drawn together: 1 MB stays in a core's cache
+MAX_KEPT_UNITS = 1 << 20  # whose draws are kept, 8 MB; those of 20,000 clips would be 1.6 GB
 MIN_UNITS = 10  # an interval over fewer contains the true rate in less than 90 %
+CountsByRate = Mapping[str, Sequence[ErrorCounts]]  # of each utterance, by the name of the rate
 
 
 class Grouping(NamedTuple):
@@ -37,7 +40,8 @@ class Interval:
     unit: "speaker", "clip" or "speaker or clip"; unit_count: the number of units.
 
     >>> counts = [ErrorCounts(substitutions=n % 3, reference_length=9) for n in range(40)]
-    >>> print(interval_of(counts, group_by_speaker([str(n) for n in range(40)], [""] * 40)))
+    >>> clips = group_by_speaker([str(n) for n in range(40)], [""] * 40)
+    >>> print(intervals_of({"WER": counts}, clips)["WER"])
     8.1 to 13.6, 40 clips
     """
 
@@ -79,41 +83,60 @@ def group_by_speaker(ids: Sequence[str], speakers: Sequence[str]) -> Grouping:
     return Grouping("speaker" if all(speakers) else "speaker or clip", groups)
 
 
-def interval_of(
-    counts: Sequence[ErrorCounts], grouping: Grouping, *, minus: Sequence[ErrorCounts] = ()
-) -> Interval:
-    """Compute the interval of a rate from the counts of each utterance.
+def intervals_of(
+    counts: CountsByRate, grouping: Grouping, *, minus: CountsByRate | None = None
+) -> dict[str, Interval]:
+    """Compute the interval of each rate from its counts of each utterance.
 
     With ``minus``, the counts of another system on the same references, compute the interval of the
     difference of both rates. Both rates of a draw are from the same units, so the units' difficulty
     cancels out.
     """
-    errors = np.array([count.errors for count in counts], dtype=np.int64)
-    if minus:
-        errors -= [count.errors for count in minus]
-    lengths = np.array([count.reference_length for count in counts], dtype=np.int64)
-    return rate_interval(errors, lengths, grouping)
+    errors = np.array([[c.errors for c in of_rate] for of_rate in counts.values()], np.int64)
+    if minus is not None:
+        errors -= [[c.errors for c in minus[rate]] for rate in counts]
+    lengths = [[c.reference_length for c in of_rate] for of_rate in counts.values()]
+    intervals = rate_intervals(errors, np.array(lengths, np.int64), grouping)
+    return dict(zip(counts, intervals, strict=True))
 
 
-def rate_interval(
+def rate_intervals(
     errors: Counts, totals: Counts, grouping: Grouping, *, draws: int = NUM_DRAWS, seed: int = 0
-) -> Interval:
-    """Compute the interval of the rate ``errors.sum() / totals.sum()``: (N,), (N,), N utterances.
+) -> list[Interval]:
+    """Compute the intervals of R rates of N utterances: the sums over (R, N), (R, N), divided.
 
-    The same input in any order gives the same interval.
+    The same input in any order gives the same intervals.
     """
-    names, unit_of = np.unique(np.array(grouping.groups, dtype=np.str_), return_inverse=True)
-    unit_counts = np.zeros((len(names), 2), dtype=np.int64)
-    np.add.at(unit_counts, unit_of, np.stack([errors, totals], axis=1))
-    ends: Sequence[float | None] = (None, None)
-    if len(names) > 1 and totals.any():
-        random = np.random.default_rng(seed)
-        unit_errors, unit_totals = unit_counts.T.copy()
-        step = max(1, UNITS_AT_ONCE // len(names))
-        rates: list[Float64s] = []
-        for first in range(0, draws, step):
-            drawn = random.integers(len(names), size=(min(step, draws - first), len(names)))
-            drawn_totals = np.maximum(unit_totals.take(drawn).sum(1), 1)  # references may be empty
-            rates.append(unit_errors.take(drawn).sum(1) / drawn_totals)
-        ends = np.quantile(np.concatenate(rates), (0.025, 0.975)).tolist()
-    return Interval(low=ends[0], high=ends[1], unit=grouping.unit, unit_count=len(names))
+    units = {name: index for index, name in enumerate(sorted({*grouping.groups}))}
+    unit_of = np.array([units[group] for group in grouping.groups], dtype=np.int64)
+    unit_counts = np.zeros((len(units), 2 * len(errors)))  # whole numbers, so sums are exact
+    np.add.at(unit_counts, unit_of, np.concatenate([errors, totals]).T)
+    ends: Array = np.full((2, len(errors)), None)
+    if len(units) > 1:
+        resample = _few_resamples if draws * len(units) <= MAX_KEPT_UNITS else _resamples
+        sums = np.concatenate([drawn @ unit_counts for drawn in resample(len(units), draws, seed)])
+        drawn_totals = np.maximum(sums[:, len(errors) :], 1)  # references may be empty
+        rates = sums[:, : len(errors)] / drawn_totals
+        has_total = totals.any(axis=1)
+        ends[:, has_total] = np.quantile(rates[:, has_total], (0.025, 0.975), axis=0)
+    return [
+        Interval(low=low, high=high, unit=grouping.unit, unit_count=len(units))
+        for low, high in ends.T.tolist()
+    ]
+
+
+def _resamples(num_units: int, draws: int, seed: int) -> Iterator[Float64s]:
+    """Yield how often draws contain the units: blocks of (D, num_units)."""
+    random = np.random.default_rng(seed)
+    step = max(1, UNITS_AT_ONCE // num_units)
+    for first in range(0, draws, step):
+        rows = np.arange(min(step, draws - first))[:, None]
+        drawn = random.integers(num_units, size=(len(rows), num_units))
+        counts = np.bincount((rows * num_units + drawn).ravel(), minlength=drawn.size)
+        yield counts.reshape(drawn.shape).astype(np.float64)
+
+
+@lru_cache(maxsize=1)
+def _few_resamples(num_units: int, draws: int, seed: int) -> list[Float64s]:
+    """Keep the draws for the next slice, which often has as many units."""
+    return [*_resamples(num_units, draws, seed)]

@@ -6,6 +6,7 @@ right if both words of a pair have it, even if the word itself is wrong.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import zip_longest
 
 from rapidfuzz.distance import Levenshtein
@@ -26,6 +27,8 @@ def measure_marks(scored: Iterable[ScoredUtterance]) -> dict[str, FigureDict]:
     for utterance in scored:
         for reference, hypothesis in _pair_words(utterance):
             in_reference, in_hypothesis = _find(reference), _find(hypothesis)
+            if not in_reference and not in_hypothesis:
+                continue
             for counts, places in (
                 (right, in_reference & in_hypothesis),
                 (written, in_hypothesis),
@@ -85,11 +88,13 @@ def _characters(text: str) -> list[str]:
     return characters
 
 
+@lru_cache(maxsize=1 << 16)
 def _bare(word: str) -> str:
     """Return a word without marks."""
     return "".join(char for char in word if not is_mark(char))
 
 
+@lru_cache(maxsize=1 << 16)
 def _find(word: str) -> Counter[tuple[str, int]]:
     """Count the marks of a word, and its capitals by their place: iPhone and Iphone share none."""
     marks = [(char, 0) for char in word if is_mark(char)]

@@ -4,11 +4,10 @@ results -> for each test set the utterances to show, frequent errors, slices -> 
 """
 
 from base64 import b64encode
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from itertools import accumulate, chain
+from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +19,6 @@ from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import (
     FigureDict,
     ScoredUtterance,
-    UnitPairs,
     all_have_word_boundaries,
     mark_pair,
 )
@@ -42,6 +40,7 @@ Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
 
 UtteranceOfRuns = tuple[ScoredUtterance, ...]  # an utterance as each run recognized it
+PairCounts = Counter[tuple[str, str]]  # how often a word and its counterpart are aligned
 
 
 class KnownWords(NamedTuple):
@@ -130,19 +129,20 @@ def _section(
     """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
     utterances = join_utterances([run.utterances[name] for run in runs])
     ordered = order_by_use(utterances)
-    sizes = [0, *accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)]
-    num_shown = bisect_right(sizes, MAX_ROW_BYTES // num_sets) - 1
-    shown_utterances = ordered[:num_shown]
-    clip_bytes = MAX_BYTES // num_sets - sizes[num_shown]
+    ends = accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)
+    shown_ends = [0, *takewhile(lambda end: end <= MAX_ROW_BYTES // num_sets, ends)]
+    shown_utterances = ordered[: len(shown_ends) - 1]
+    clip_bytes = MAX_BYTES // num_sets - shown_ends[-1]
     ids = [utterance[0].id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
     clip_of_id = clips(name, ids, clip_bytes)
-    pairs = [[result.aligned_units for result in run] for run in zip(*utterances, strict=True)]
-    judged = [word_confidences(run.utterances[name]) for run in runs]
+    results = [*zip(*utterances, strict=True)]  # of each run
+    pairs = [Counter(chain.from_iterable(u.aligned_units for u in of_run)) for of_run in results]
+    judged = [word_confidences(of_run) for of_run in results]
     reliability = [reliability_bins(*words) for words in judged]
     section = {
         "name": name,
         "utterances": len(utterances),
-        "shown": num_shown,
+        "shown": len(shown_utterances),
         "played": len(clip_of_id),
         "errors": confusions(pairs),
         "unknown": unknown_words(pairs[0], known_words.words) if known_words and pairs else [],
@@ -214,35 +214,31 @@ def _side(scored: ScoredUtterance) -> FigureDict:
     }
 
 
-def confusions(runs: Sequence[Iterable[UnitPairs]]) -> dict[str, list[FigureDict]]:
+def confusions(runs: Sequence[PairCounts]) -> dict[str, list[FigureDict]]:
     """Return the most frequent errors by kind, with the count of each run.
 
     The reference of an inserted word is "", and so is the hypothesis of a deleted one.
     """
-    counters = [
-        Counter(pair for pairs in utterances for pair in pairs if pair[0] != pair[1])
-        for utterances in runs
-    ]
-    totals = sum(counters, Counter[tuple[str, str]]())
+    totals = sum(runs, PairCounts())
     errors: dict[str, list[FigureDict]] = {"Substituted": [], "Deleted": [], "Inserted": []}
-    for pair in sorted(totals, key=lambda pair: (-totals[pair], pair)):
+    wrong = (pair for pair in totals if pair[0] != pair[1])
+    for pair in sorted(wrong, key=lambda pair: (-totals[pair], pair)):
         reference, hypothesis = pair
         kind = "Inserted" if not reference else "Substituted" if hypothesis else "Deleted"
-        counts = [counter[pair] for counter in counters]
+        counts = [counter[pair] for counter in runs]
         errors[kind].append({"reference": reference, "hypothesis": hypothesis, "counts": counts})
     return {kind: rows[:MAX_FREQUENT_ERRORS] for kind, rows in errors.items()}
 
 
-def unknown_words(utterances: Iterable[UnitPairs], vocabulary: Container[str]) -> list[FigureDict]:
+def unknown_words(pairs: PairCounts, vocabulary: Container[str]) -> list[FigureDict]:
     """Return the unknown words of the references, the most frequent first.
 
     Each has its count, the number of times it was right, and the words recognized instead.
     """
     recognized_as: dict[str, Counter[str]] = defaultdict(Counter)
-    for pairs in utterances:
-        for word, recognized in pairs:
-            if word and word not in vocabulary:
-                recognized_as[word][recognized] += 1
+    for (word, recognized), count in pairs.items():
+        if word and word not in vocabulary:
+            recognized_as[word][recognized] = count
     rows = [
         {
             "word": word,

@@ -24,14 +24,9 @@ PAGE_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script
 
 
 def write_summary(path: Path, *, test: Mapping[str, FigureDict], device: str, **facts: Any) -> None:
-    """Write the figures of a test as JSON.
+    """Write the figures of each test set as JSON, with facts about the model and its training.
 
-    Args:
-        path: the file.
-        test: the figures of each test set by its name.
-        device: where the model was tested.
-        facts: about the model and its training; `provenance` is the record of the tested model
-            (`sbkit/checkpoint/provenance.py`).
+    device: where the model was tested.
     """
     accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     summary = {
@@ -68,8 +63,12 @@ class RunResults:
     data: FigureDict | None
 
 
-def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> RunResults:
-    """Read the results in a folder; ``test``: the figures of its test sets, if they are known.
+def read_results(
+    folder: Path,
+    test: Mapping[str, FigureDict] | None = None,
+    utterances: Mapping[str, Sequence[ScoredUtterance]] | None = None,
+) -> RunResults:
+    """Read the results in a folder, except for figures and utterances that are known.
 
     Raises BundleError if there are no figures, DataError if the utterances cannot be read.
     """
@@ -80,12 +79,14 @@ def read_results(folder: Path, test: Mapping[str, FigureDict] | None = None) -> 
                 f"{folder} has no {SUMMARY}. Finish the run, or: sbkit score RUN DATA --out DIR."
             )
         test = dict(json.loads(summary.read_bytes())["test"])
-    files = {name: utterances_file(folder, name) for name in test}
+    if utterances is None:
+        files = {name: utterances_file(folder, name) for name in test}
+        utterances = {name: read_utterances(file) for name, file in files.items() if file.exists()}
     data_report = folder / DATA_REPORT
     return RunResults(
         name="/".join(folder.absolute().parts[-3:]),
         test=test,
-        utterances={name: read_utterances(file) for name, file in files.items() if file.exists()},
+        utterances=utterances,
         log=read_log(folder / LOG_FILE),
         data=json.loads(data_report.read_bytes()) if data_report.exists() else None,
     )

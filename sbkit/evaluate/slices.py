@@ -12,7 +12,7 @@ from typing import TypeVar
 from sbkit.audio.io import Samples
 from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import write_text_atomically
+from sbkit.base.files import write_lines_atomically
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.evaluate.wer import FigureDict
@@ -94,10 +94,9 @@ def measure_slices(
         by_value: dict[str, list[Result]] = defaultdict(list)
         for values, result in zip(columns, results, strict=True):
             by_value[values[index] or EMPTY_VALUE].append(result)
-        slices[name] = {
-            value: {"utterances": len(part), **measure(part)}
-            for value, part in sorted(by_value.items())
-        }
+        parts = sorted(by_value.items(), key=lambda part: len(part[1]))  # equal sizes share draws
+        figures = {value: {"utterances": len(part), **measure(part)} for value, part in parts}
+        slices[name] = {value: figures[value] for value in sorted(figures)}
     return slices
 
 
@@ -110,7 +109,7 @@ def write_slices(file: Path, slices: Slices) -> None:
     ]
     lines = [list(rows[0])] if rows else []
     lines += [[_format_cell(value) for value in row.values()] for row in rows]
-    write_text_atomically(file, "".join("\t".join(line) + "\n" for line in lines))
+    write_lines_atomically(file, map("\t".join, lines))
 
 
 def _flatten(figures: FigureDict) -> FigureDict:

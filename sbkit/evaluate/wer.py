@@ -1,15 +1,14 @@
 """Word and character error rates: counts are added over a split and divided once."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from rapidfuzz.distance import Levenshtein
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from sbkit.text.word import Word
 
@@ -20,7 +19,7 @@ BLANK_FRAMES, TOKENS_WRITTEN = "blank_frames", "tokens_written"  # metrics of a 
 SPACE = "\N{OPEN BOX}"  # stands for a space when characters are aligned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ErrorCounts:
     """The edits that turn references into hypotheses, in words or in characters.
 
@@ -58,10 +57,10 @@ class ErrorCounts:
         return self.errors / max(self.reference_length, 1)
 
     def by_kind(self) -> dict[str, int]:
-        return {name: count for name, count in asdict(self).items() if name in ERROR_KINDS}
+        return {name: getattr(self, name) for name in ERROR_KINDS}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TextErrors:
     """The error counts of one text or more; ``sum(errors, TextErrors())`` adds those of a split.
 
@@ -238,26 +237,24 @@ def format_alignment(
     An error is S, D or I, and ``*`` stands for a missing word or character. Columns are as wide as
     a terminal shows them: two cells for a CJK character, none for a combining accent.
     """
-    columns: list[list[str]] = []
+    cells: tuple[list[str], list[str], list[str]] = ([], [], [])
     for expected, actual in pair_units(reference, hypothesis, by_words=by_words):
         width = max(1, cell_len(expected), cell_len(actual))
         filler = "*" * width
-        cells = (expected or filler, actual or filler, mark_pair(expected, actual))
-        columns.append([set_cell_size(cell, width) for cell in cells])
+        column = (expected or filler, actual or filler, mark_pair(expected, actual))
+        for line, cell in zip(cells, column, strict=True):
+            line.append(cell + " " * (width - cell_len(cell)))
     separator = " " if by_words else ""
-
-    def line(index: int) -> str:
-        return separator.join(column[index] for column in columns).rstrip()
-
-    return line(0), line(1), line(2)
+    first, second, marks = (separator.join(line).rstrip() for line in cells)
+    return first, second, marks
 
 
 def _count_edits(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCounts:
-    kinds = Counter(edit.tag for edit in Levenshtein.editops(reference, hypothesis))
+    kinds = [kind for kind, _, _ in Levenshtein.editops(reference, hypothesis).as_list()]
     return ErrorCounts(
-        substitutions=kinds["replace"],
-        deletions=kinds["delete"],
-        insertions=kinds["insert"],
+        substitutions=kinds.count("replace"),
+        deletions=kinds.count("delete"),
+        insertions=kinds.count("insert"),
         reference_length=len(reference),
     )
 

@@ -18,17 +18,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
 from sbkit.base.errors import DataError
-from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.files import to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
-from sbkit.evaluate.calibration import measure_calibration
-from sbkit.evaluate.intervals import Interval, group_by_speaker, interval_of
+from sbkit.evaluate.calibration import Calibration, measure_calibration
+from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
 from sbkit.evaluate.marks import describe_marks, measure_marks
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
+    ErrorCounts,
     FigureDict,
     ScoredUtterance,
     TextErrors,
@@ -55,12 +57,14 @@ MAX_RELIABLE_CER = 0.4
 MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
 
 
-def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -> FigureDict:
-    """Write the utterances of a test set for people and for programs; return figures and notes.
+def write_results(
+    folder: Path, split: str, scored: Sequence[ScoredUtterance], figures: FigureDict, *_: object
+) -> FigureDict:
+    """Write the utterances of a test set for people and for programs; return notes.
 
     Suspicious transcripts are ranked in a table of their own.
     """
-    write_wer(folder / f"wer_{split}.txt", scored)
+    write_wer(folder / f"wer_{split}.txt", scored, figures)
     write_utterances(utterances_file(folder, split), scored)
     notes = [*describe_silence(scored)]
     table = folder / f"suspicious_{split}.tsv"
@@ -72,13 +76,13 @@ def write_results(folder: Path, split: str, scored: Sequence[ScoredUtterance]) -
             rates = (f"{utterance.errors.cer:.3f}", f"{mean_confidence(utterance):.3f}")
             texts = (utterance.reference, utterance.hypothesis)
             lines.append("\t".join(map(printable, (utterance.id, *rates, *texts))))
-        write_text_atomically(table, "\n".join(lines) + "\n")
+        write_lines_atomically(table, lines)
         ids = listed(printable(utterance.id) for utterance in suspects)
         notes.append(
             f"{plural(len(suspects), 'transcript')} may be wrong, since the model hears another "
             f"text ({table.name}): {ids}"
         )
-    return {**figures_of_test_set(scored), "notes": notes}
+    return {"notes": notes}
 
 
 def suspicious_transcripts(scored: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
@@ -110,82 +114,84 @@ def mean_confidence(utterance: ScoredUtterance) -> float:
 # ---- for people
 
 
-def write_wer(path: Path, scored: Iterable[ScoredUtterance]) -> None:
+def write_wer(path: Path, scored: Iterable[ScoredUtterance], figures: FigureDict) -> None:
     """Write the error rates, then every utterance with its aligned errors, the worst first."""
 
     def rank(utterance: ScoredUtterance) -> tuple[float, float, str]:
         return -utterance.counts.errors, -utterance.counts.rate, utterance.id
 
-    worst_first = sorted(scored, key=rank)
-    errors = total_errors(worst_first)
-    by_words = all_have_word_boundaries(worst_first)
     rates = [
         f"{rate} {100 * counts.rate:.2f} % ({counts.errors} errors / {counts.reference_length} "
         f"{UNIT_OF_RATE[rate]}: {counts.substitutions} S, {counts.deletions} D, "
         f"{counts.insertions} I)"
-        for rate, counts in errors.counts_by_rate(include_wer=by_words).items()
+        for rate, counts in _counts_by_rate(figures).items()
     ]
     legend = (
-        f"Utterances: {errors.utterances}, the worst first. "
+        f"Utterances: {figures['utterances']}, the worst first. "
         "S: substituted, D: deleted, I: inserted, *: no counterpart."
     )
-    normalized = normalized_of(worst_first)
-    if normalized:
-        rates.append(f"normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}")
-    if marks := measure_marks(worst_first):
-        rates.append(f"precision and recall: {describe_marks(marks)}")
-    lines = [*rates, "", legend, "", *map(_describe_utterance, worst_first)]
-    write_text_atomically(path, "\n".join(lines))
+    if "normalized" in figures:
+        rates.append(_describe_normalized(figures["normalized"]))
+    if "marks" in figures:
+        rates.append(f"precision and recall: {describe_marks(figures['marks'])}")
+    utterances = chain.from_iterable(map(_describe_utterance, sorted(scored, key=rank)))
+    write_lines_atomically(path, chain(rates, ["", legend], utterances))
 
 
-def _describe_utterance(utterance: ScoredUtterance) -> str:
+def _describe_utterance(utterance: ScoredUtterance) -> Iterator[str]:
     by_rate = utterance.errors.counts_by_rate(include_wer=utterance.by_words)
     rates = [f"{rate} {100 * counts.rate:.2f} % ({counts})" for rate, counts in by_rate.items()]
-    text = f"{printable(utterance.id)}: {', '.join(rates)}\n"
+    yield ""
+    yield f"{printable(utterance.id)}: {', '.join(rates)}"
     lines = format_alignment(utterance.reference, utterance.hypothesis, by_words=utterance.by_words)
     for name, line in zip(("reference", "hypothesis", ""), lines, strict=True):
         if name or line:
-            text += f"  {name:<10}  {printable(line)}".rstrip() + "\n"
-    return text
+            yield f"  {name:<10}  {printable(line)}".rstrip()
 
 
-def describe_results(scored: Sequence[ScoredUtterance]) -> str:
+def describe_results(figures: FigureDict) -> str:
     """Describe both rates of a test set with their counts and 95 % intervals, in one line.
 
     The line also has the rates of texts that another normalizer wrote, those of greedy decoding, if
     another decoder was used, the precision and recall of punctuation marks and capitals, and the
     quality of the confidences, if there are any.
     """
-    line = _describe_rates(scored)
-    normalized = normalized_of(scored)
-    if normalized:
-        line += f"; normalized by {normalized[0].normalizer}: {_describe_rates(normalized)}"
-        before, after = (
-            sum(len(utterance.reference.split()) for utterance in utterances)
-            for utterances in (scored, normalized)
-        )
+    line = _describe_rates(figures)
+    if "normalized" in figures:
+        line += f"; {_describe_normalized(figures['normalized'])}"
+        before, after = (counted.get("words", 0) for counted in (figures, figures["normalized"]))
         # Whisper's normalizer splits many words of some languages at signs of vowels.
-        if all_have_word_boundaries(scored) and abs(after - before) > MAX_CHANGED_WORDS * before:
+        if abs(after - before) > MAX_CHANGED_WORDS * before:
             counts = f"the normalizer makes {after} words of {before}"
             line += f" ({counts}, so the WER counts other words)"
-    greedy = greedy_of(scored)
-    if greedy:
-        line += f"; greedily {_describe_rates(greedy)}"
-    if marks := measure_marks(scored):
-        line += f"; precision and recall: {describe_marks(marks)}"
-    confidence = measure_calibration(*word_confidences(scored))
-    if confidence is not None:
-        line += f"; confidence {confidence}"
+    if "greedy" in figures:
+        line += f"; greedily {_describe_rates(figures['greedy'])}"
+    if "marks" in figures:
+        line += f"; precision and recall: {describe_marks(figures['marks'])}"
+    if "confidence" in figures:
+        line += f"; confidence {Calibration(**figures['confidence'])}"
     return line
 
 
-def _describe_rates(scored: Sequence[ScoredUtterance]) -> str:
-    by_words = all_have_word_boundaries(scored)
-    counts = total_errors(scored).counts_by_rate(include_wer=by_words)
+def _describe_normalized(figures: FigureDict) -> str:
+    return f"normalized by {figures.get('normalizer', '')}: {_describe_rates(figures)}"
+
+
+def _describe_rates(figures: FigureDict) -> str:
     return ", ".join(
-        f"{rate} {100 * counts[rate].rate:.1f} % ({counts[rate]} {UNIT_OF_RATE[rate]}; {interval})"
-        for rate, interval in _intervals(scored).items()
+        f"{rate} {100 * counts.rate:.1f} % ({counts} {UNIT_OF_RATE[rate]}; "
+        f"{Interval(**figures[f'{rate}_interval'])})"
+        for rate, counts in reversed(_counts_by_rate(figures).items())
     )
+
+
+def _counts_by_rate(figures: FigureDict) -> dict[str, ErrorCounts]:
+    """Return the counts of `rates_and_counts`: of words, if there is a WER, and of characters."""
+    return {
+        rate: ErrorCounts(**figures[ERROR_KEYS[rate]], reference_length=figures[unit])
+        for rate, unit in UNIT_OF_RATE.items()
+        if rate in figures
+    }
 
 
 def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
@@ -193,7 +199,7 @@ def describe_silence(scored: Sequence[ScoredUtterance]) -> Iterator[str]:
     greedy = greedy_of(scored)
     texts = [utterance.hypothesis.strip() for utterance in greedy or scored]
     num_written = sum(map(len, texts))
-    num_spoken = total_errors(scored).characters.reference_length
+    num_spoken = sum(utterance.errors.characters.reference_length for utterance in scored)
     if num_written < MAX_SILENT_SHARE * num_spoken:
         cause = "; the beam's words come from its language model" if greedy else ""
         yield (
@@ -239,8 +245,7 @@ def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """
     figures = _decoder_figures(scored)
     figures["references"] = hash_references(scored)
-    greedy = greedy_of(scored)
-    if greedy:
+    if greedy := greedy_of(scored):
         figures["greedy"] = _decoder_figures(greedy)
     return figures
 
@@ -253,8 +258,7 @@ def _decoder_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
         figures["normalizer"] = scored[0].normalizer
     if marks := measure_marks(scored):
         figures["marks"] = marks
-    normalized = normalized_of(scored)
-    if normalized:
+    if normalized := normalized_of(scored):
         figures["normalized"] = _decoder_figures(normalized)
     confidence = measure_calibration(*word_confidences(scored))
     if confidence is not None:
@@ -266,41 +270,34 @@ def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict
     """Return the rates of a test set with their counts; the WER only if ``by_words``."""
     by_rate = errors.counts_by_rate(include_wer=by_words)
     rates = {"WER": errors.wer, "CER": errors.cer}
-    figures: FigureDict = {rate: rates[rate] for rate in by_rate}
-    figures["utterances"] = errors.utterances
-    for rate, counts in by_rate.items():
-        figures[UNIT_OF_RATE[rate]] = counts.reference_length
-    for rate, counts in by_rate.items():
-        figures[ERROR_KEYS[rate]] = counts.by_kind()
-    return figures
+    return {
+        **{rate: rates[rate] for rate in by_rate},
+        "utterances": errors.utterances,
+        **{UNIT_OF_RATE[rate]: counts.reference_length for rate, counts in by_rate.items()},
+        **{ERROR_KEYS[rate]: counts.by_kind() for rate, counts in by_rate.items()},
+    }
 
 
 def slice_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a part of a test set with their lengths and 95 % intervals."""
     all_figures = rates_and_counts(total_errors(scored), by_words=all_have_word_boundaries(scored))
-    figures: FigureDict = {}
-    for name in ("CER", "WER", "words", "characters"):
-        if name in all_figures:
-            figures[name] = all_figures[name]
-    normalized = normalized_of(scored)
-    if normalized:
+    names = ("CER", "WER", "words", "characters")
+    figures = {name: all_figures[name] for name in names if name in all_figures}
+    if normalized := normalized_of(scored):
         counts = total_errors(normalized).counts_by_rate(include_wer="WER" in figures)
         figures |= {f"normalized_{rate}": counts[rate].rate for rate in counts}
     return figures | _interval_figures(scored)
 
 
 def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
-    return {f"{rate}_interval": asdict(interval) for rate, interval in _intervals(scored).items()}
-
-
-def _intervals(scored: Sequence[ScoredUtterance]) -> dict[str, Interval]:
-    groups = group_by_speaker(
+    grouping = group_by_speaker(
         [utterance.id for utterance in scored], [utterance.speaker for utterance in scored]
     )
-    rates = {"CER": [utterance.errors.characters for utterance in scored]}
+    counts = {"CER": [utterance.errors.characters for utterance in scored]}
     if all_have_word_boundaries(scored):
-        rates["WER"] = [utterance.errors.words for utterance in scored]
-    return {rate: interval_of(counts, groups) for rate, counts in rates.items()}
+        counts["WER"] = [utterance.errors.words for utterance in scored]
+    intervals = intervals_of(counts, grouping)
+    return {f"{rate}_interval": asdict(interval) for rate, interval in intervals.items()}
 
 
 # ---- for programs
@@ -322,8 +319,7 @@ def list_test_sets(folder: Path) -> list[str]:
 def write_utterances(path: Path, scored: Iterable[ScoredUtterance]) -> None:
     """Write a line for every utterance, sorted by id."""
     ordered = sorted(scored, key=lambda utterance: utterance.id)
-    lines = [to_json(_to_row(utterance)) + "\n" for utterance in ordered]
-    write_text_atomically(path, "".join(lines))
+    write_lines_atomically(path, (to_json(_to_row(utterance)) for utterance in ordered))
 
 
 def _to_row(utterance: ScoredUtterance) -> FigureDict:

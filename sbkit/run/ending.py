@@ -24,7 +24,7 @@ from sbkit.data.splits import take_columns
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import gather_over_ranks, main_rank_first, rank, single_rank
+from sbkit.distributed.ranks import main_rank_first, rank, single_rank
 from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
@@ -180,11 +180,8 @@ class RunEnding:
             )
         else:
             network = None if bundle is None else bundle.model.network
-            shares = gather_over_ranks(brain.score_batches(self._loaders.test[name], network))
-            by_row = {row: result for share in shares for row, result in share.items()}
-            rows = rows if len(by_row) == len(rows) else rows.select(sorted(by_row))
-            results = [by_row[row] for row in sorted(by_row)]
-            scored = ScoredSet(name=name, rows=rows, results=results)
+            results = brain.score_batches(self._loaders.test[name], network)
+            scored = ScoredSet.gather(name, rows, results)
         brain.leave_if_asked()
         return scored
 

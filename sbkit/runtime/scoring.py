@@ -11,7 +11,7 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.checkpoint.provenance import Provenance, text_settings
 from sbkit.data.splits import filled_rows, read_column, sample_counts
 from sbkit.decoding.words import GREEDY
-from sbkit.distributed.ranks import gather_over_ranks, world_size
+from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.seen import describe_seen
@@ -114,14 +114,9 @@ class BundleScorer:
                 with model_errors_as_bundle_errors(", ".join(ids[:3])):
                     own_results |= zip(batch, self._score_batch(batch_rows, clips), strict=True)
                 advance(world_size() * sum(map(len, clips)))
-        results = {
-            r: result for share in gather_over_ranks(own_results) for r, result in share.items()
-        }
-        scored = [*map(results.get, sorted(results))]
-        kept = labeled if len(results) == len(labeled) else labeled.select(sorted(results))
         num_empty = len(rows) - len(labeled)
         note = f", without {num_empty} whose {label} is empty" if num_empty else ""
-        return ScoredSet(name=name, rows=kept, results=scored, note=note)
+        return ScoredSet.gather(name, labeled, own_results, note=note)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:

@@ -11,10 +11,12 @@ from sbkit.audio.io import Samples
 from sbkit.base.messages import plural
 from sbkit.data.report import encode_clips
 from sbkit.data.shard import read_clips
+from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_report
 from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
+from sbkit.evaluate.wer_report import utterances_file
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.tasks.task import Labels, Task
@@ -22,12 +24,23 @@ from sbkit.tasks.task import Labels, Task
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredSet:
-    """A test set, and the results of its rows in their order."""
+    """A test set, and the results of its rows in their order; those of all ranks on rank 0 only."""
 
     name: str
     rows: datasets.Dataset
     results: Sequence[Any]
     note: str = ""  # which rows were left out
+
+    @classmethod
+    def gather(
+        cls, name: str, rows: datasets.Dataset, results: Mapping[int, Any], *, note: str = ""
+    ) -> "ScoredSet":
+        """Collect the results of all ranks, by row, on rank 0, which writes the report."""
+        shares = gather_on_main_rank(results)
+        by_row = {row: result for share in shares for row, result in share.items()}
+        scored = sorted(by_row)
+        kept = rows if len(scored) == len(rows) else rows.select(scored)
+        return cls(name=name, rows=kept, results=[by_row[row] for row in scored], note=note)
 
 
 class TestReport:
@@ -70,7 +83,7 @@ class TestReport:
         self._report_by = report_by
         self._ping = ping
         self._quiet = quiet
-        self._rows: dict[str, datasets.Dataset] = {}
+        self._sets: dict[str, ScoredSet] = {}
 
     def describe(self, scored: ScoredSet) -> str:
         """Return a line about a test set: its metrics, those of the Brain alone, and its size."""
@@ -80,19 +93,16 @@ class TestReport:
         added = {name: value for name, value in values.items() if name in names}
         texts = describe_values(self._metrics, values if describe is None else added)
         if describe is not None:
-            texts = [describe(results), *texts]
+            texts = [describe(self._figures(scored)), *texts]
         size = plural(len(results), "utterance")
         return f"{scored.name}: {', '.join(texts)}, {size}{scored.note}"
 
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
         """Write the files of a test set, and return its figures, with further facts about it."""
         scorer, results, rows = self._task.scorer, scored.results, scored.rows
-        figures = scorer.figures or self._measure
-        entry: FigureDict = {**self._measure(results), "utterances": len(results)}
-        if scorer.report is None:
-            entry |= figures(results)
-        else:
-            entry |= scorer.report(self.folder, scored.name, results, self._labels) or {}
+        entry = self._figures(scored)
+        if scorer.report is not None:
+            entry |= scorer.report(self.folder, scored.name, results, entry, self._labels) or {}
         notes = [*entry.get("notes", ()), *facts.get("notes", ())]
         entry |= facts | ({"notes": notes} if notes else {})
         if self._report_by:
@@ -104,12 +114,19 @@ class TestReport:
                 self._rate,
                 self._watched_clips(rows),
             )
-            slices = measure_slices(self._report_by, columns, results, figures)
+            measure = scorer.slice_figures or self._measure
+            slices = measure_slices(self._report_by, columns, results, measure)
             write_slices(self.folder / f"report_by_{scored.name}.tsv", slices)
             entry["report_by"] = slices
-        self.entries[scored.name] = entry
-        self._rows[scored.name] = rows
+        self._sets[scored.name] = scored
         return entry
+
+    def _figures(self, scored: ScoredSet) -> FigureDict:
+        """Return the entry of a test set, whose figures are computed once."""
+        if scored.name not in self.entries:
+            measured = {**self._measure(scored.results), "utterances": len(scored.results)}
+            self.entries[scored.name] = measured | self._task.scorer.figures(scored.results)
+        return self.entries[scored.name]
 
     def _watched_clips(self, rows: datasets.Dataset) -> Iterator[Samples]:
         for id, clip in zip(rows["id"][:], read_clips(rows, range(len(rows))), strict=True):
@@ -131,9 +148,14 @@ class TestReport:
         notes: further lines of the page; facts: of the summary.
         """
         folder = self.folder
+        utterances = {
+            name: scored.results
+            for name, scored in self._sets.items()
+            if utterances_file(folder, name).exists()
+        }
         write_report(
             folder / REPORT,
-            [read_results(folder, self.entries)],
+            [read_results(folder, self.entries, utterances)],
             clips=self._encode_clips,
             metrics=self._metrics,
             known_words=known_words,
@@ -152,7 +174,7 @@ class TestReport:
                     yield id
 
             return encode_clips(
-                self._rows[name],
+                self._sets[name].rows,
                 watched_ids(),
                 sample_rate=self._rate,
                 max_seconds=MAX_CLIP_SECONDS,

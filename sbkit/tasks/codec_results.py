@@ -13,10 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sbkit.base.arrays import Counts
-from sbkit.base.files import write_text_atomically
+from sbkit.base.files import write_lines_atomically
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics, describe_values
 from sbkit.models.code_space import Codes
+from sbkit.tasks.task import Figures
 
 logger = logging.getLogger(__name__)
 
@@ -61,30 +62,29 @@ def measure_codes(results: Sequence[CodedUtterance]) -> Mapping[str, float]:
     return measured
 
 
-def describe_codes(results: Sequence[CodedUtterance]) -> str:
+def describe_codes(figures: Figures) -> str:
     """Write the mel distance, and the means over all codebooks."""
-    values = measure_codes(results)
-    return ", ".join(describe_values(METRICS, {name: values[name] for name in SUMMARY}))
+    return ", ".join(describe_values(METRICS, {name: figures[name] for name in SUMMARY}))
 
 
-def report_codes(folder: Path, split: str, results: Sequence[CodedUtterance], _: object) -> None:
+def report_codes(
+    folder: Path, split: str, results: Sequence[CodedUtterance], figures: Figures, _: object
+) -> None:
     """Write the count of each code as `codes_SPLIT.tsv` and as a picture.
 
     Log a note for each codebook in which most codes do not occur.
     """
-    values = measure_codes(results)
     counts = count_codes(results)
     rows = [["code", *map(str, range(len(counts)))]]
     rows += [[str(code), *map(str, row)] for code, row in enumerate(counts.T.tolist())]
-    table = "".join("\t".join(row) + "\n" for row in rows)
-    write_text_atomically(folder / f"codes_{split}.tsv", table)
-    write_picture(folder / f"codes_{split}.png", lambda: draw_codes(counts, values))
+    write_lines_atomically(folder / f"codes_{split}.tsv", map("\t".join, rows))
+    write_picture(folder / f"codes_{split}.png", lambda: draw_codes(counts, figures))
     codebook_size = counts.shape[1]
     num_draws = counts[0].sum()
     # A code of K equally likely ones is missing in n draws with probability (1 - 1/K)^n.
     expected_usage = 1 - (1 - 1 / codebook_size) ** num_draws
     for codebook in range(len(counts)):
-        usage = values[f"usage_{codebook}"]
+        usage = figures[f"usage_{codebook}"]
         if usage < MIN_USAGE_SHARE * expected_usage:
             logger.info(
                 f"note: most codes of codebook {codebook} are dead in {split} ({usage:.0%} "

@@ -9,7 +9,12 @@ from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.clips import Recognition
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
-from sbkit.evaluate.wer_report import describe_results, slice_figures, write_results
+from sbkit.evaluate.wer_report import (
+    describe_results,
+    figures_of_test_set,
+    slice_figures,
+    write_results,
+)
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
 from sbkit.text.normalization import Orthography
@@ -130,9 +135,10 @@ SPEECH_RECOGNITION = Task(
     heads=("ctc_lin", "seq_lin"),
     scorer=Scorer(
         measure=measure_texts,
-        figures=slice_figures,
+        figures=figures_of_test_set,
+        slice_figures=slice_figures,
         describe=describe_results,
-        report=lambda folder, name, results, _: write_results(folder, name, results),
+        report=write_results,
         score=transcribe_rows,
         target="text",
     ),

@@ -79,7 +79,7 @@ def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
     }
 
 
-def report_speech(folder: Path, split: str, results: Sequence[SpokenUtterance], _: object) -> None:
+def report_speech(folder: Path, split: str, results: Sequence[SpokenUtterance], *_: object) -> None:
     """Draw a few utterances of a test set as `speech_SPLIT.png`.
 
     Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.

@@ -16,6 +16,7 @@ from sbkit.logs.metric import LOSS, Metrics
 
 Labels = Any  # the object that a task makes from its label file
 Result = Any  # of an utterance: what was predicted, beside the right answer
+Figures = dict[str, Any]  # of a test set
 Array = Any  # of numpy, which the command line does not import
 Arrays = Sequence[Array]
 Argument = tuple[str, Mapping[str, Any]]  # the name and the keywords of `add_argument`
@@ -64,10 +65,12 @@ class Scorer:
 
     measure: returns the value of each metric; by default the loss, of results that are its sum and
         its count.
-    figures: returns the figures of a test set or a slice of it, such as counts and intervals.
-    describe: returns a line for the screen; by default the metrics.
-    report: takes a folder, the name of a test set, its results and the labels of the model; writes
-        files, and returns further figures of the set, if there are any.
+    figures: returns further figures of a test set, such as counts and intervals.
+    slice_figures: returns the figures of a slice of a test set; by default the metrics.
+    describe: takes all figures of a test set, and returns a line for the screen; by default the
+        metrics.
+    report: takes a folder, the name of a test set, its results, their figures and the labels of the
+        model; writes files, and returns still further figures, if there are any.
     score: takes a bundle, rows, their clips, and the keywords `label` (the column of the right
         answers), `times` (whether words are timed) and `normalizer`; returns a result for each row.
         Without it, `sbkit score` refuses the bundle, and the Brain of a run scores the batches of
@@ -77,9 +80,10 @@ class Scorer:
     """
 
     measure: Callable[[Sequence[Result]], Mapping[str, float]] = mean_loss
-    figures: Callable[[Sequence[Result]], Mapping[str, Any]] | None = None
-    describe: Callable[[Sequence[Result]], str] | None = None
-    report: Callable[[Path, str, Sequence[Result], Labels], Mapping[str, Any] | None] | None = None
+    figures: Callable[[Sequence[Result]], Figures] = lambda _: {}
+    slice_figures: Callable[[Sequence[Result]], Mapping[str, Any]] | None = None
+    describe: Callable[[Figures], str] | None = None
+    report: Callable[[Path, str, Sequence[Result], Figures, Labels], Figures | None] | None = None
     score: Callable[..., list[Result]] | None = None
     target: Literal["text", "label", "audio"] = "audio"
 

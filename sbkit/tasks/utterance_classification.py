@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +13,11 @@ import numpy as np
 
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import Counts
-from sbkit.base.files import write_text_atomically
-from sbkit.evaluate.intervals import Interval, group_by_speaker, rate_interval
+from sbkit.base.files import write_lines_atomically
+from sbkit.evaluate.intervals import Interval, group_by_speaker, rate_intervals
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
+from sbkit.tasks.task import Exportable, Figures, LabelFile, Scorer, Task
 from sbkit.text.vocabulary import LABEL_FILE, ClassLabels
 
 MAX_DRAWN_CLASSES = 50  # a picture of 1,200 took more than five minutes
@@ -46,18 +47,18 @@ def accuracy_figures(results: Sequence[Classified]) -> dict[str, Any]:
     groups = group_by_speaker(
         [result.id for result in results], [result.speaker for result in results]
     )
-    right = np.array([result.is_right for result in results], dtype=np.int64)
+    right = np.array([[result.is_right for result in results]], dtype=np.int64)
+    (interval,) = rate_intervals(right, np.ones_like(right), groups)
     return {
         "accuracy": accuracy(results),
         "right": int(right.sum()),
         "utterances": len(results),
-        "accuracy_interval": asdict(rate_interval(right, np.ones_like(right), groups)),
+        "accuracy_interval": asdict(interval),
     }
 
 
-def describe_accuracy(results: Sequence[Classified]) -> str:
+def describe_accuracy(figures: Figures) -> str:
     """Return a line with the accuracy, its counts and its 95 % interval."""
-    figures = accuracy_figures(results)
     counts = f"{figures['right']} / {figures['utterances']}"
     interval = Interval(**figures["accuracy_interval"])
     return f"accuracy {100 * figures['accuracy']:.1f} % ({counts}; {interval})"
@@ -75,21 +76,19 @@ def classify_rows(
 
 
 def report_classes(
-    folder: Path, name: str, results: Sequence[Classified], labels: ClassLabels
-) -> Mapping[str, Any]:
-    """Write each answer, and the confusion matrix as a table and a picture; return the counts."""
-    rows = [("id", "right", "found"), *(result[:3] for result in results)]
-    lines = ["\t".join(" ".join(field.split()) for field in row) for row in rows]
-    write_text_atomically(folder / f"answers_{name}.tsv", "\n".join(lines) + "\n")
+    folder: Path, name: str, results: Sequence[Classified], _: Figures, labels: ClassLabels
+) -> None:
+    """Write each answer, and the confusion matrix as a table and a picture."""
+    rows = chain([("id", "right", "found")], (result[:3] for result in results))
+    lines = ("\t".join(" ".join(field.split()) for field in row) for row in rows)
+    write_lines_atomically(folder / f"answers_{name}.tsv", lines)
     classes = labels.names
     pairs = Counter((result.target, result.predicted) for result in results)
     confusion = np.array([[pairs[target, answer] for answer in classes] for target in classes])
     table = [["right / found", *classes]]
     table += [[target, *map(str, row)] for target, row in zip(classes, confusion, strict=True)]
-    content = "".join("\t".join(row) + "\n" for row in table)
-    write_text_atomically(folder / f"confusion_{name}.tsv", content)
+    write_lines_atomically(folder / f"confusion_{name}.tsv", map("\t".join, table))
     write_picture(folder / f"confusion_{name}.png", lambda: draw_confusion(confusion, classes))
-    return accuracy_figures(results)
 
 
 def draw_confusion(confusion: Confusion, names: Sequence[str]) -> bytes:
@@ -131,6 +130,7 @@ UTTERANCE_CLASSIFICATION = Task(
     scorer=Scorer(
         measure=lambda results: {"accuracy": accuracy(results)},
         figures=accuracy_figures,
+        slice_figures=accuracy_figures,
         describe=describe_accuracy,
         report=report_classes,
         score=classify_rows,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Word:
     """A recognized word, its times in seconds, and the probability that it is correct.
 

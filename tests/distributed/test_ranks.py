@@ -48,6 +48,7 @@ with process_group(torch.device("cpu")):
     except OtherRankError as silent:
         seen["left"] = silent.code
     seen["ranks"] = gather_over_ranks([me, world_size()])
+    seen["for the first"] = gather_on_main_rank(me)
     seen["sum"] = sum_over_ranks(torch.tensor([me + 1.0, 10.0])).tolist()
     module = DistributedDataParallel(torch.nn.Linear(2, 2))
     module(torch.ones(1, 2)).sum().backward()
@@ -118,8 +119,9 @@ def test_two_ranks_wait_fail_gather_and_sum(tmp_path: Path) -> None:
     common = {"found": True, "ranks": [[0, 2], [1, 2]], "sum": [3.0, 20.0]}
     common |= {"alone": [0, 1], "threads": []}
     first, second = (json.loads((tmp_path / f"{me}.json").read_text()) for me in (0, 1))
-    assert first == {**common, "left": "with its error"}
-    assert second == {**common, "left": 1}  # in silence, with the code of the first
+    assert first == {**common, "left": "with its error", "for the first": [0, 1]}
+    # In silence, with the code of the first
+    assert second == {**common, "left": 1, "for the first": [1]}
 
 
 # -- rendezvous ------------------------------------------------------------------------------

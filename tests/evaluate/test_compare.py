@@ -20,7 +20,7 @@ from sbkit.evaluate.compare import (
     write_comparison,
 )
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import write_results
+from sbkit.evaluate.wer_report import figures_of_test_set, write_results
 from sbkit.lm.seen import SEEN
 from tests.runs import read_json
 
@@ -35,7 +35,9 @@ def read_pair(name: str, side: str) -> list[ScoredUtterance]:
 
 def write_run(folder: Path, sets: Mapping[str, Sequence[ScoredUtterance]]) -> str:
     folder.mkdir()
-    test = {name: write_results(folder, name, scored) for name, scored in sets.items()}
+    test = {name: figures_of_test_set(scored) for name, scored in sets.items()}
+    for name, scored in sets.items():
+        write_results(folder, name, scored, test[name])
     (folder / "summary.json").write_text(json.dumps({"test": test}))
     return str(folder)
 

@@ -7,13 +7,20 @@ from sbkit.evaluate.intervals import (
     Grouping,
     Interval,
     group_by_speaker,
-    rate_interval,
+    rate_intervals,
 )
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import describe_results
+from sbkit.evaluate.wer_report import describe_results, figures_of_test_set
 from sbkit.tasks.utterance_classification import Classified, accuracy_figures, describe_accuracy
 
 SPEAKERS = Grouping(unit="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
+
+
+def rate_interval(
+    errors: np.ndarray, totals: np.ndarray, grouping: Grouping, **options: int
+) -> Interval:
+    (interval,) = rate_intervals(errors[None], totals[None], grouping, **options)
+    return interval
 
 
 def clips(count: int) -> Grouping:
@@ -51,6 +58,19 @@ def test_interval_does_not_depend_on_the_order() -> None:
     assert rate_interval(errors[order], totals[order], shuffled) == first
     assert rate_interval(errors, totals, SPEAKERS, seed=1) != first
     assert (first.unit, first.unit_count) == ("speaker", 60)
+
+
+@pytest.mark.parametrize("draws", [200, 30_000])  # of 60 speakers, kept and not kept
+def test_rates_together_have_the_intervals_of_the_plain_definition(draws: int) -> None:
+    samples = [simulate(np.random.default_rng(seed), mean=0.2) for seed in (0, 1)]
+    errors, totals = np.array(samples).swapaxes(0, 1)
+    intervals = rate_intervals(errors, totals, SPEAKERS, draws=draws)
+    order = np.argsort([f"s{n}" for n in range(60)])
+    drawn = np.random.default_rng(0).integers(60, size=(draws, 60))
+    for sample, interval in zip(samples, intervals, strict=True):
+        in_errors, in_totals = (row.reshape(60, 8).sum(1)[order][drawn].sum(1) for row in sample)
+        low, high = np.quantile(in_errors / in_totals, (0.025, 0.975))
+        assert (interval.low, interval.high) == (low, high)
 
 
 def test_one_unit_has_no_interval() -> None:
@@ -95,14 +115,15 @@ SET += [ScoredUtterance(f"bob{n}", "a b", "a c", speaker="bob") for n in range(1
 
 def test_describe_results_names_the_units() -> None:
     words = "WER 25.0 % (10 / 40 words; 0.0 to 50.0, only 2 speakers)"
-    assert describe_results(SET).endswith(f", {words}")
-    assert describe_results(SET[:1]).endswith("(0 / 2 words; no interval over 1 clip)")
+    assert describe_results(figures_of_test_set(SET)).endswith(f", {words}")
+    line = describe_results(figures_of_test_set(SET[:1]))
+    assert line.endswith("(0 / 2 words; no interval over 1 clip)")
 
 
 def test_accuracy_has_an_interval() -> None:
     answers = [Classified(str(n), "a", "ab"[n % 4 == 0], speaker=str(n % 20)) for n in range(40)]
-    assert describe_accuracy(answers) == "accuracy 75.0 % (30 / 40; 55.0 to 95.0, 20 speakers)"
     figures = accuracy_figures(answers)
+    assert describe_accuracy(figures) == "accuracy 75.0 % (30 / 40; 55.0 to 95.0, 20 speakers)"
     assert (figures["accuracy"], figures["right"], figures["utterances"]) == (0.75, 30, 40)
     assert figures["accuracy_interval"]["unit_count"] == 20
     assert accuracy_figures([])["accuracy_interval"]["low"] is None

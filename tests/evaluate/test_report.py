@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,9 @@ def test_order_by_use_alternates_the_worst_and_draws() -> None:
 
 
 def test_confusions_count_errors_for_each_run() -> None:
-    a = [pair_units("hold the line", "told the line"), pair_units("hold on", "told on now")]
-    b = [pair_units("hold the line", "hold line"), pair_units("hold on", "told on")]
-    assert confusions([a, b]) == {
+    a = pair_units("hold the line", "told the line") + pair_units("hold on", "told on now")
+    b = pair_units("hold the line", "hold line") + pair_units("hold on", "told on")
+    assert confusions([Counter(a), Counter(b)]) == {
         "Substituted": [{"reference": "hold", "hypothesis": "told", "counts": [2, 1]}],
         "Deleted": [{"reference": "the", "hypothesis": "", "counts": [0, 1]}],
         "Inserted": [{"reference": "", "hypothesis": "now", "counts": [1, 0]}],
@@ -119,7 +120,8 @@ def test_confusions_count_errors_for_each_run() -> None:
 
 def test_unknown_words_are_counted_with_their_substitutes() -> None:
     texts = (("grey mare", "grey mayor"), ("mare", "mare"), ("mare", ""))
-    assert unknown_words([pair_units(*pair) for pair in texts], {"grey"}) == [
+    pairs = Counter(pair for text in texts for pair in pair_units(*text))
+    assert unknown_words(pairs, {"grey"}) == [
         {"word": "mare", "count": 3, "right": 1, "instead": ["mayor"]}
     ]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import suspicious_transcripts, write_results
+from sbkit.evaluate.wer_report import figures_of_test_set, suspicious_transcripts, write_results
 from sbkit.text.word import Word
 
 
@@ -19,7 +19,8 @@ UNSURE = heard("unsure", "press two", "good bye", 0.2)
 
 
 def test_confident_other_readings_are_ranked_and_written(tmp_path: Path) -> None:
-    (note,) = write_results(tmp_path, "train", [WRONG, UNSURE, *RIGHT * 2, WORSE])["notes"]
+    scored = [WRONG, UNSURE, *RIGHT * 2, WORSE]
+    (note,) = write_results(tmp_path, "train", scored, figures_of_test_set(scored))["notes"]
     assert note.startswith("2 transcripts may be wrong")
     assert note.endswith("(suspicious_train.tsv): worse, wrong")
     header, *lines = (tmp_path / "suspicious_train.tsv").read_text().splitlines()
@@ -37,6 +38,7 @@ def test_no_transcript_is_suspected_without_a_reliable_model(tmp_path: Path) -> 
     assert not suspicious_transcripts([without_confidence, *RIGHT])
     unsure = [heard(str(n), "hold the line", "hold the line", 0.09) for n in range(8)]
     assert not suspicious_transcripts([heard("wrong", "press one", "good bye", 0.08), *unsure])
-    write_results(tmp_path, "test", [WRONG, *RIGHT])
-    assert write_results(tmp_path, "test", RIGHT)["notes"] == []
+    figures = figures_of_test_set(RIGHT)
+    write_results(tmp_path, "test", [WRONG, *RIGHT], figures)
+    assert write_results(tmp_path, "test", RIGHT, figures)["notes"] == []
     assert not [*tmp_path.glob("suspicious_*")]  # nor that of an earlier test

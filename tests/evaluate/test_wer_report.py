@@ -59,7 +59,7 @@ c_right: WER 0.00 % (0 / 3), CER 0.00 % (0 / 11)
 
 
 def test_write_wer_writes_the_worst_first(tmp_path: Path) -> None:
-    write_wer(tmp_path / "wer_test.txt", iter(SPLIT))
+    write_wer(tmp_path / "wer_test.txt", iter(SPLIT), figures_of_test_set(SPLIT))
     assert (tmp_path / "wer_test.txt").read_text() == REPORT
 
 
@@ -77,7 +77,7 @@ def test_word_confidences_are_compared_with_the_reference() -> None:
         "right": 1,
     }
     assert figures["greedy"]["confidence"]["ECE"] == pytest.approx(0.4)
-    assert describe_results([beam]).endswith(
+    assert describe_results(figures_of_test_set([beam])).endswith(
         "; confidence AUC 1.0, NCE 0.8, ECE 0.15 (1 right / 2 words)"
     )
     assert "confidence" not in figures_of_test_set(SPLIT)
@@ -105,14 +105,16 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
     texts = (("a", "今天天气好", "今天气好"), ("b", "你好", "您好吗"))
     greedy = [ScoredUtterance(*row, by_words=False) for row in texts]
     scored = [replace(result, greedy=result) for result in greedy]
-    assert "; greedily CER " in describe_results(scored)
-    figures = write_results(tmp_path, "test", scored)
+    figures = figures_of_test_set(scored)
+    line = describe_results(figures)
+    assert "; greedily CER " in line
     of_slice = slice_figures(scored)
-    text = json.dumps([describe_results(scored), figures, of_slice])
+    text = json.dumps([line, figures, of_slice])
     assert "WER" not in text
     assert "word" not in text
     assert figures["CER"] == figures["greedy"]["CER"] == of_slice["CER"] == 3 / 7
     assert figures["character_errors"] == {"substitutions": 1, "deletions": 1, "insertions": 1}
+    write_results(tmp_path, "test", scored, figures)
     worst, other = (tmp_path / "wer_test.txt").read_text().split("\n\n")[2:]
     assert worst.startswith("b: CER 100.00 % (2 / 2)")
     assert other.splitlines() == [

@@ -117,11 +117,13 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
     for name, values in per_codebook.items():
         assert (measured[f"{name}_0"], measured[f"{name}_1"]) == values
     assert (measured["mel_distance"], measured["usage"]) == (2.0, 0.375)
-    report_codes(tmp_path, "test", [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)], None)
+    coded = [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)]
+    report_codes(tmp_path, "test", coded, measure_codes(coded), None)
     (note,) = caplog.messages  # all four could occur, and one does
     assert "most codes of codebook 1 are dead in test (25% occur)" in note
     all_different = np.tile(np.arange(36)[:, None], (1, 2))
-    report_codes(tmp_path, "dev", [CodedUtterance(2.0, all_different, 1000)], None)
+    coded = [CodedUtterance(2.0, all_different, 1000)]
+    report_codes(tmp_path, "dev", coded, measure_codes(coded), None)
     assert caplog.messages == [note]
 
 
@@ -159,7 +161,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
-    described = [figure.split()[0] for figure in describe_codes(scores).split(", ")]
+    described = [figure.split()[0] for figure in describe_codes(measure_codes(scores)).split(", ")]
     assert described == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].mel_distance_per_frame == pytest.approx(
         outputs.mel_distance_sum[2].item() / 13
