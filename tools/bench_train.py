@@ -164,7 +164,8 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
             side = stack.enter_context(closing(Side(name, arguments, variables)))
             sides.append(side)
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
-            if options.only_sbkit:
+            # On a GPU, waiting threads do not matter, and three models may not fit into its memory.
+            if options.only_sbkit or (len(sides) == 2 and "cuda" in sides[0].facts["device"]):
                 break
         take_turns(sides, options.rounds, seconds=options.seconds)
         print(table(sides))
