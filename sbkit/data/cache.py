@@ -71,6 +71,7 @@ logger = logging.getLogger(__name__)
 CACHE_VERSION = 5  # raise it if the same clip would give other audio, or tables other columns
 AUDIO_FOLDER = "audio"  # of the cache
 EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
+PREPARED_FOLDER = "prepared"  # of the cache: the tables of `sbkit.data.prepared`
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
 BLOCK_CLIPS = 1000  # 160 MB if they last 5 s at 16 kHz
 BLOCK_BYTES = 200_000_000  # most bytes of audio files in a block
@@ -184,7 +185,8 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
             errors[row] = AudioError("no samples", f"The corpus states 0 ms for {key.path}.")
     samples = np.rint(seconds[[*keys]] * sample_rate).astype(np.int64)
     locations = [
-        {"file": key.path, "shard": 0, "sample_rate": sample_rate} for key in keys.values()
+        {"file": key.path, "shard": 0, "size": key.file_size, "sample_rate": sample_rate}
+        for key in keys.values()
     ]
     digests = [
         f"{key.file_size} bytes, {count} samples"
@@ -479,7 +481,7 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
     entries = []
     # Extracted files first: once `prune_orphans` has removed them, the audio decoded from them is
     # an orphan, too.
-    for name in (EXTRACTED_FOLDER, AUDIO_FOLDER):
+    for name in (EXTRACTED_FOLDER, AUDIO_FOLDER, PREPARED_FOLDER):
         for folder in sorted((cache_folder / name).glob("*")):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
                 entries.append(CacheEntry(folder, _read_corpus(folder), _size_of(folder)))

@@ -97,6 +97,12 @@ def about(knobs: KnobValues) -> Mapping[str, str | None]:
     return read_index(Storage(knobs["data_folder"])).corpus
 
 
+def files(knobs: KnobValues) -> list[Path] | None:
+    """Return the folder, for `sbkit.data.prepared`; None for a URL."""
+    folder = Storage(knobs["data_folder"]).folder
+    return None if folder is None else [folder]
+
+
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Return the manifest of one split; the audio is not read yet."""
     storage = Storage(knobs["data_folder"])
