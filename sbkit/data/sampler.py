@@ -258,8 +258,11 @@ class TrainSampler(Sampler[MicroBatch]):
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
         parts = self._world_size * self._accumulation
-        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in self.steps())
-        return islice(chain.from_iterable(dealt), self._start, None)
+        plan = self.steps()
+        first, skipped = divmod(self._start, self._accumulation)
+        steps = (plan[number] for number in range(first, len(plan)))
+        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in steps)
+        return islice(chain.from_iterable(dealt), skipped, None)
 
     def __len__(self) -> int:
         """Count the micro-batches of the chosen epoch, including skipped ones."""

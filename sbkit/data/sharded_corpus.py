@@ -151,6 +151,8 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
     """Append the row to repeated ids: table folders may have clips of the same name."""
+    if len(pc.unique(ids)) == len(ids):
+        return ids
     seen: set[str] = set()
     names: list[str] = []
     for row, id in enumerate(ids.to_pylist()):

@@ -119,11 +119,15 @@ def prepare_split(
     with an empty transcript. Only training can do without them: elsewhere, words recognized in
     silence are errors to be counted.
     """
-    texts = [normalize(sentence) for sentence in manifest.sentences]
-    rows = manifest.rows.append_column("text", pa.array(texts, pa.string()))
+    sentences = manifest.rows["sentence"]
+    blocks = (sentences.slice(start, TEXT_ROWS) for start in range(0, len(sentences), TEXT_ROWS))
+    texts = [pa.array(map(normalize, to_texts(block)), pa.string()) for block in blocks]
+    rows = manifest.rows.append_column("text", pa.chunked_array(texts, pa.string()))
     manifest = replace(manifest, rows=rows)
-    is_empty = np.array([not (keep_empty or text.strip()) for text in texts], bool)
-    usable = manifest.take(np.flatnonzero(~is_empty))
+    is_empty = np.zeros(len(manifest), bool)
+    if not keep_empty:
+        is_empty = pc.equal(pc.utf8_trim_whitespace(rows["text"]), "").to_numpy()
+    usable = manifest.filter(~is_empty)
     if usable.stored is not None:
         stored, errors = StoredAudio(usable.stored, {})
     elif store == LAZY:
@@ -140,9 +144,11 @@ def prepare_split(
     for row, error in errors.items():
         excluded.append(Excluded(usable[row].id, reason_of(error), str(error), split))
     check_loss(split, excluded, len(manifest) + len(manifest.excluded))
-    for clip in manifest.take(np.flatnonzero(is_empty)):
+    for clip in manifest.filter(is_empty):
         excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
-    readable = usable.take(np.delete(np.arange(len(usable)), [*errors])).rows
+    is_readable = np.ones(len(usable), bool)
+    is_readable[[*errors]] = False
+    readable = usable.filter(is_readable).rows
     other_names = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
     columns = {name: readable[name] for name in ("id", "text", "sentence")}
     columns["samples"] = stored["samples"]
