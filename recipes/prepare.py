@@ -32,12 +32,13 @@ from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, splits_of
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares, sources_of
-from sbkit.data.prepared import PreparedData, PreparedSplit, prepare_once
+from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
 from sbkit.data.sources import TableFolders
 from sbkit.data.splits import (
     EMPTY,
+    PreparedSplit,
     Splits,
     prepare_split,
     sample_counts,

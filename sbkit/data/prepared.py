@@ -26,7 +26,7 @@ import pyarrow as pa
 from datasets.table import MemoryMappedTable
 
 from sbkit.base.errors import SbkitError
-from sbkit.base.files import atomic_folder, fsync_tree, to_json
+from sbkit.base.files import atomic_folder, fsync_tree, to_json, write_text_atomically
 from sbkit.base.versions import versions
 from sbkit.config.hparams import Knobs
 from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder
@@ -35,6 +35,7 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.splits import PreparedSplit
 
 RECORD_FILE = "splits.json"
+MEASURED_FOLDER = "measured"  # of the prepared data: facts about splits
 BATCH_ROWS = 100_000  # in a record batch; Arrow's 32-bit offsets allow up to 2 GB of text
 PACKAGES = ("num2words", "regex", "pyarrow")  # they decide texts, too
 # All that the corpora of this package, the filters and `prepare_split` read: they see no other key.
@@ -86,6 +87,20 @@ def prepare_once(
         logger.info(f"note: All tables are read again at the next start, because {error}")
         return data
     return _read(folder) or data
+
+
+def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
+    """Return the plain data that an earlier call has stored for ``identity``, or measure it."""
+    digest = hashlib.sha256(to_json([identity, _describe_code()]).encode()).hexdigest()[:16]
+    file = default_cache() / PREPARED_FOLDER / MEASURED_FOLDER / f"{digest}.json"
+    if not file.is_file():
+        facts = to_json(measure())
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, facts)
+        except OSError:  # a cache may be read-only
+            return json.loads(facts)
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 @contextmanager

@@ -129,8 +129,8 @@ class Plan:
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
         self._examples = examples
         self._order = order
-        lengths = (order[start : start + BLOCK_ROWS] for start in range(0, len(order), BLOCK_ROWS))
-        lengths = chain.from_iterable(examples.samples[rows].tolist() for rows in lengths)
+        blocks = (order[start : start + BLOCK_ROWS] for start in range(0, len(order), BLOCK_ROWS))
+        lengths = chain.from_iterable(examples.samples[rows].tolist() for rows in blocks)
         self._ends = np.array(cut_runs(lengths, capacity), dtype=np.int64)
         self._shuffled = np.arange(len(self._ends))
 

@@ -7,6 +7,7 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -354,14 +355,17 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
     identity = split._fingerprint.encode() + tokenizer.content
     name = f"{hashlib.sha256(identity).hexdigest()[:16]}.npy"
     file = default_cache() / PREPARED_FOLDER / TRANSCRIPTS_FOLDER / name
-    if not file.is_file():
-        counts = [np.empty((5, 0), np.int32)]
-        counts += [_count_tokens(texts, tokenizer) for texts in read_texts(split)]
+    if file.is_file():
+        counts = np.load(file, mmap_mode="r")
+    else:
+        blocks = [_count_tokens(texts, tokenizer) for texts in read_texts(split)]
+        counts = np.concatenate([np.empty((5, 0), np.int32), *blocks], axis=1)
         content = io.BytesIO()
-        np.save(content, np.concatenate(counts, axis=1))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes_atomically(file, content.getvalue())
-    characters, tokens, needed, refused, unknown = np.load(file, mmap_mode="r")
+        np.save(content, counts)
+        with suppress(OSError):  # a cache may be read-only
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(file, content.getvalue())
+    characters, tokens, needed, refused, unknown = counts
     is_refused, is_unknown = refused.astype(bool), unknown.astype(bool)
     return Transcripts(sample_counts(split), characters, tokens, needed, is_refused, is_unknown)
 
