@@ -77,10 +77,11 @@ def prepare_once(
     folder = default_cache() / PREPARED_FOLDER / f"{source.name}-{key}".lstrip("-.")
     if not _is_verifying and (data := _read(folder)) is not None:
         return data
-    data = make(knobs)  # several processes may share the decoding; the first one stores
+    data = make(knobs)  # several processes may share the decoding; the first one stores the rows
+    if not _is_verifying and (stored := _read(folder)) is not None:
+        return stored
     try:
-        if _is_verifying:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete or earlier one
         with atomic_folder(folder) as unfinished:
             _write(unfinished, data, source)
     except (OSError, SbkitError) as error:  # a cache may be read-only, or full
@@ -157,17 +158,18 @@ def _write(folder: Path, data: PreparedData, source: Path) -> None:
 
 
 def _read(folder: Path) -> PreparedData | None:
-    """Map the splits of a folder; None without them, or if a file that was missing is there now."""
+    """Map the splits of a folder; None without all, or if a file that was missing is there now."""
     file = folder / RECORD_FILE
     if not file.is_file():
         return None
     record = json.loads(file.read_text(encoding="utf-8"))
     splits: dict[str, PreparedSplit] = {}
     for name, facts in record["splits"].items():
-        if any(map(os.path.exists, facts["missing"])):
+        table_file = folder / f"{name}.arrow"
+        if not table_file.is_file() or any(map(os.path.exists, facts["missing"])):
             return None
         excluded = [Excluded(**row) for row in facts.pop("excluded")]
-        table = MemoryMappedTable.from_file(str(folder / f"{name}.arrow"))
+        table = MemoryMappedTable.from_file(str(table_file))
         dataset = datasets.Dataset(table, fingerprint=facts["fingerprint"][:16])
         splits[name] = PreparedSplit(dataset, excluded, **facts)
     return PreparedData(record["roles"], splits)
