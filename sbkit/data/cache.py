@@ -484,10 +484,13 @@ class CacheEntry:
     folder: Path
     corpus: Path | None  # the folder or file that its audio comes from, if known
     size: int  # bytes on the disk
+    is_superseded: bool = False  # by splits of the same settings that were prepared later
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the corpus is gone. A corpus that cannot be accessed may still exist."""
+        """Whether nothing needs it. A corpus that cannot be accessed may still exist."""
+        if self.is_superseded:
+            return True
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -499,10 +502,16 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
     entries = []
     # Extracted files first: once `prune_orphans` has removed them, the audio decoded from them is
     # an orphan, too.
-    for name in (EXTRACTED_FOLDER, AUDIO_FOLDER, PREPARED_FOLDER):
+    for name in (EXTRACTED_FOLDER, AUDIO_FOLDER):
         for folder in sorted((cache_folder / name).glob("*")):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
                 entries.append(CacheEntry(folder, _read_corpus(folder), _size_of(folder)))
+    prepared = sorted((cache_folder / PREPARED_FOLDER).glob("*-*"), key=lambda f: f.stat().st_mtime)
+    newest = {folder.name.rpartition("-")[0]: folder for folder in prepared}
+    for folder in prepared:
+        is_superseded = folder not in newest.values()
+        entry = CacheEntry(folder, _read_corpus(folder), _size_of(folder), is_superseded)
+        entries.append(entry)
     return entries
 
 
@@ -545,7 +554,7 @@ def print_entries(cache_folder: Path) -> None:
     for entry in entries:
         corpus = "unknown" if entry.corpus is None else str(entry.corpus)
         if entry.is_orphan:
-            corpus += " (gone)"
+            corpus += " (not needed)"
         print(printable(f"{_format_size(entry.size):>9}  {corpus}, in {entry.folder}"))
     total = _format_size(sum(entry.size for entry in entries))
     print(f"{total} in {plural(len(entries), 'folder')} of {cache_folder}")

@@ -1,12 +1,12 @@
 """Prepared splits in the cache: one process makes them, and every process of later runs maps them.
 
-NAME-KEY/corpus.json     the corpus
-NAME-KEY/splits.json     the roles of the splits, and what was left out of each
-NAME-KEY/SPLIT.arrow     the rows of a split, as `datasets` maps them
+NAME-SETTINGS-VERSION/corpus.json     the corpus
+NAME-SETTINGS-VERSION/splits.json     the roles of the splits, and what was left out of each
+NAME-SETTINGS-VERSION/SPLIT.arrow     the rows of a split, as `datasets` maps them
 
-KEY is a hash of all that decides the rows: the values of `DATA_KEYS` in the YAML, the sizes and
-times of the tables, and the code. Audio files are looked at when the splits are made, and by
-`sbkit prepare --verify`; not at each start.
+SETTINGS is a hash of the values of `DATA_KEYS` in the YAML, VERSION one of the sizes and times of
+the tables, and of the code. Audio files are looked at when the splits are made, and by `sbkit
+prepare --verify`; not at each start.
 """
 
 import hashlib
@@ -71,10 +71,11 @@ def prepare_once(
     if files is None:
         return make(knobs)
     knobs = Knobs({name: knobs[name] for name in DATA_KEYS if name in knobs})
-    decisive = [kind, _describe_code(), {**knobs}, [*map(_describe_file, files)]]
-    key = hashlib.sha256(json.dumps(decisive, default=str).encode()).hexdigest()[:16]
     source = files[0]
-    folder = default_cache() / PREPARED_FOLDER / f"{source.name}-{key}".lstrip("-.")
+    settings = _hash([kind, {**knobs}, [*map(str, files)]])
+    version = _hash([_describe_code(), [*map(_describe_file, files)]])
+    name = f"{source.name}-{settings}-{version}".lstrip("-.")
+    folder = default_cache() / PREPARED_FOLDER / name
     if not _is_verifying and (data := _read(folder)) is not None:
         return data
     data = make(knobs)  # several processes may share the decoding; the first one stores the rows
@@ -92,8 +93,8 @@ def prepare_once(
 
 def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
     """Return the plain data that an earlier call has stored for ``identity``, or measure it."""
-    digest = hashlib.sha256(to_json([identity, _describe_code()]).encode()).hexdigest()[:16]
-    file = default_cache() / PREPARED_FOLDER / MEASURED_FOLDER / f"{digest}.json"
+    name = f"{_hash([identity, _describe_code()])}.json"
+    file = default_cache() / PREPARED_FOLDER / MEASURED_FOLDER / name
     if not file.is_file():
         facts = to_json(measure())
         try:
@@ -102,6 +103,10 @@ def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
         except OSError:  # a cache may be read-only
             return json.loads(facts)
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
 
 
 @contextmanager

@@ -143,3 +143,13 @@ def test_damaged_or_half_removed_tables_are_made_again(
     shutil.rmtree(folder)
     assert prepare(release).train[:] == expected
     assert len(read_splits) == 9
+
+
+def test_cache_prune_removes_splits_of_earlier_tables(release: Path, tmp_path: Path) -> None:
+    prepare(release)
+    (release / "train.tsv").touch()
+    prepare(release)
+    folder = tmp_path / "cache" / "prepared"
+    assert len([*folder.glob("release-*")]) == 2
+    assert sbkit(["cache", "prune"]) == 0
+    assert len([*folder.glob("release-*")]) == 1
