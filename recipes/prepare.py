@@ -5,7 +5,7 @@ import importlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -31,7 +31,8 @@ from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, splits_of
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
-from sbkit.data.mix import Shares, read_shares, sources_of
+from sbkit.data.mix import read_shares, sources_of
+from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
 from sbkit.data.sources import TableFolders
@@ -174,42 +175,41 @@ def _prepare(
     knobs: KnobValues, *, normalize: Callable[[str], str], keep_empty: bool = False
 ) -> Splits:
     corpus = corpus_of(knobs)
-    splits_by_role = splits_of(corpus, knobs)
-    mix = read_shares(knobs.get("mix"), splits_by_role["train"])
-    store = require_store(knobs.get("audio_store", "pcm"))
 
-    manifests = {
-        name: read_manifest(corpus, knobs, name) for name in chain(*splits_by_role.values())
-    }
-    manifests = filter_manifests(manifests, knobs)
+    def make(own_knobs: KnobValues) -> PreparedData:
+        roles = splits_of(corpus, own_knobs)
+        read_shares(knobs.get("mix"), roles["train"])  # before audio is decoded
+        store = require_store(own_knobs.get("audio_store", "pcm"))
+        names = [*chain(*roles.values())]
+        manifests = {name: read_manifest(corpus, own_knobs, name) for name in names}
+        manifests = filter_manifests(manifests, own_knobs)
+        splits: dict[str, PreparedSplit] = {}
+        for name in names:
+            if not keep_empty:
+                check_locale(manifests[name], own_knobs["language"])
+            splits[name] = prepare_split(
+                manifests.pop(name),
+                split=name,
+                normalize=normalize,
+                sample_rate=own_knobs["sample_rate"],
+                cache_folder=default_cache(),
+                keep_empty=keep_empty or name not in roles["train"],
+                store=store,
+            )
+        return PreparedData(roles, splits)
 
-    def prepare(name: str, role: str) -> PreparedSplit:
-        if not keep_empty:
-            check_locale(manifests[name], knobs["language"])
-        return prepare_split(
-            manifests[name],
-            split=name,
-            normalize=normalize,
-            sample_rate=knobs["sample_rate"],
-            cache_folder=default_cache(),
-            keep_empty=keep_empty or role != "train",
-            store=store,
-        )
-
-    prepared = {
-        role: {name: prepare(name, role) for name in names}
-        for role, names in splits_by_role.items()
-    }
-    return _assemble(knobs, prepared, mix)
+    kind = "audio" if keep_empty else "transcripts"
+    return _assemble(knobs, prepare_once(corpus, knobs, kind, make))
 
 
-def _assemble(
-    knobs: KnobValues, prepared: Mapping[str, Mapping[str, PreparedSplit]], mix: Shares
-) -> Splits:
+def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
-    train = concatenate_datasets([split.dataset for split in prepared["train"].values()])
+    roles, splits = prepared
+    mix = read_shares(knobs.get("mix"), roles["train"])
+    train_splits = [splits[name] for name in roles["train"]]
+    train = concatenate_datasets([split.dataset for split in train_splits])
     if not len(train):
-        excluded = [row for split in prepared["train"].values() for row in split.excluded]
+        excluded = [row for split in train_splits for row in split.excluded]
         reasons = {row.reason for row in excluded}
         if reasons == {EMPTY}:
             raise DataError(
@@ -221,7 +221,7 @@ def _assemble(
             f"({', '.join(sorted(reasons)) or 'there are none'}). Correct the data."
         )
     if mix:
-        counts = [len(split.dataset) for split in prepared["train"].values()]
+        counts = [len(split.dataset) for split in train_splits]
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
     inside, outside, out_of_range = within_limits(
         train,
@@ -229,11 +229,10 @@ def _assemble(
         max_seconds=knobs["max_seconds"],
         sample_rate=knobs["sample_rate"],
     )
-    splits = {name: split for role in prepared.values() for name, split in role.items()}
     return Splits(
         inside,
-        {name: split.dataset for name, split in prepared["valid"].items()},
-        {name: split.dataset for name, split in prepared["test"].items()},
+        {name: splits[name].dataset for name in roles["valid"]},
+        {name: splits[name].dataset for name in roles["test"]},
         excluded=[row for split in splits.values() for row in split.excluded],
         out_of_range=out_of_range,
         unused=outside,

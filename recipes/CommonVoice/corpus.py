@@ -61,6 +61,12 @@ def splits(knobs: KnobValues) -> Mapping[str, tuple[str, ...]]:
     return resolve_splits(knobs["splits"], USUAL_SPLITS, sorted(set.intersection(*names)))
 
 
+def files(knobs: KnobValues) -> list[Path]:
+    """Return the folders of the tables, for `sbkit.data.prepared`."""
+    folders = [table.parent for table in _find_spontaneous(knobs).values()]
+    return folders or [*_find_releases(knobs).values()]
+
+
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split of the release, or of one release for each language of a list.
 
@@ -106,9 +112,7 @@ def _without_evaluation(
 def about(knobs: KnobValues) -> Mapping[str, str]:
     """Return the names and the licenses that the datasheets state, for a model card."""
     try:
-        tables = _find_spontaneous(knobs)
-        folders = [table.parent for table in tables.values()]
-        folders = folders or [*_find_releases(knobs).values()]
+        folders = files(knobs)
     except SbkitError:  # `read` raises it again
         return {}
     names: list[str] = []

@@ -33,6 +33,11 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     return resolve_splits(knobs.get("splits"), defaults, available)
 
 
+def files(knobs: KnobValues) -> list[Path]:
+    """Return the folder of the manifests, for `sbkit.data.prepared`."""
+    return [Path(knobs["data_folder"])]
+
+
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Read one split, with the columns speaker, language and gender; paths are relative to it."""
     folder = Path(knobs["data_folder"])

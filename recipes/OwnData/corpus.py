@@ -73,15 +73,27 @@ def splits(knobs: KnobValues) -> Mapping[str, Sequence[str]]:
     return splits_by_role
 
 
+def files(knobs: KnobValues) -> list[Path] | None:
+    """Return the sources, for `sbkit.data.prepared`; None if some are not on this machine."""
+    sources = _list_sources(knobs["manifest"])
+    if any("://" in source for source in sources):
+        return None
+    return [find_metadata(Path(source)) or Path(source) for source in sources]
+
+
+def _list_sources(manifest: object) -> list[str]:
+    """Return the absolute paths or URLs in ``manifest``."""
+    if isinstance(manifest, Mapping) and ALL_SPLITS in manifest:
+        manifest = {"train": manifest[ALL_SPLITS]}
+    return [source for split in _parse_manifest(manifest).values() for source in split.sources]
+
+
 def _check_columns(knobs: KnobValues) -> None:
     """Check that the keys which map tables to columns name sources of ``manifest``."""
     mappings = {key: knobs[key] for key in COLUMN_KEYS if isinstance(knobs.get(key), Mapping)}
     if not mappings:
         return
-    manifest = knobs["manifest"]
-    if ALL_SPLITS in manifest:
-        manifest = {"train": manifest[ALL_SPLITS]}
-    sources = [source for split in _parse_manifest(manifest).values() for source in split.sources]
+    sources = _list_sources(knobs["manifest"])
     for column, mapping in mappings.items():
         for table in mapping:
             if not any(is_named(source, table) for source in sources):

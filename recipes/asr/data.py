@@ -17,7 +17,7 @@ from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import Splits, read_column, read_transcripts, sample_counts
+from sbkit.data.splits import Splits, read_column, read_transcripts, sample_counts, select_rows
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -95,13 +95,15 @@ def leave_out_impossible(
     frames = transcripts.frames(subsampling, fastest)
     needed = transcripts.frames_needed
     reason = "too short for its transcript"
-    ids = splits.train.select(too_short)["id"]
+    ids = read_column(splits.train.select(too_short), "id")
     left_out = [
         Excluded(id, reason, f"{frames[row]} frames, {needed[row]} needed", "train")
         for row, id in zip(too_short, ids, strict=True)
     ]
-    rows = np.setdiff1d(np.arange(len(splits.train)), too_short)
-    return replace(splits, train=splits.train.select(rows), excluded=[*splits.excluded, *left_out])
+    is_long_enough = np.ones(len(splits.train), bool)
+    is_long_enough[too_short] = False
+    train = select_rows(splits.train, is_long_enough)
+    return replace(splits, train=train, excluded=[*splits.excluded, *left_out])
 
 
 def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> None:

@@ -9,6 +9,6 @@ Array = npt.NDArray[Any]  # of any type
 Float32s = npt.NDArray[np.float32]
 Float64s = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]  # ids and indices
-Counts = npt.NDArray[np.int64]  # counts and lengths
+Counts = npt.NDArray[np.signedinteger[Any]]  # counts and lengths, in 16 to 64 bits
 Bools = npt.NDArray[np.bool_]
 LogProbs = npt.NDArray[np.floating]  # natural logarithms; usually (U, V): frames by tokens

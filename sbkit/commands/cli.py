@@ -294,6 +294,7 @@ def _add_training_commands(add_command: AddCommand) -> None:
     prepare = "decode the data of a run; several processes may share the work"
     add = add_command("prepare", _imported("prepare.prepare_data"), prepare, _yaml)
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
+    add("--verify", action="store_true", help="look at all audio files again, and name changes")
     add("--shards", metavar="DIR|URL", help="only write the data as shards there")
     add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
 

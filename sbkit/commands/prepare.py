@@ -15,6 +15,7 @@ from sbkit.data.corpus import describe_corpus, splits_of
 from sbkit.data.filesystem import Storage
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import Manifest
+from sbkit.data.prepared import verifying
 from sbkit.data.report import measure_data, write_data_report
 from sbkit.data.shard import LAZY
 from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
@@ -43,6 +44,13 @@ def prepare_data(options: Namespace) -> None:
     rate = setup.knobs["sample_rate"]
     language = setup.knobs.get("language")
     splits = setup.prepare_splits()
+    if options.verify:
+        with verifying():
+            verified = RunSetup(options.yaml, setup.overrides).prepare_splits()
+        for name, fingerprint in verified.fingerprints.items():
+            state = "as" if fingerprint == splits.fingerprints.get(name) else "no longer as"
+            logger.info(f"{name}: {state} it was prepared")
+        splits = verified
     facts = measure_data(splits, sample_rate=rate, language=language)
     for name, split in facts["splits"].items():
         logger.info(f"{name}: {plural(split['utterances'], 'utterance')}, {split['hours']:.2f} h")

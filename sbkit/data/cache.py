@@ -71,6 +71,7 @@ logger = logging.getLogger(__name__)
 CACHE_VERSION = 5  # raise it if the same clip would give other audio, or tables other columns
 AUDIO_FOLDER = "audio"  # of the cache
 EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
+PREPARED_FOLDER = "prepared"  # of the cache: the tables of `sbkit.data.prepared`
 CORPUS_FILE = "corpus.json"  # in a folder of the cache: the path of its corpus
 BLOCK_CLIPS = 1000  # 160 MB if they last 5 s at 16 kHz
 BLOCK_BYTES = 200_000_000  # most bytes of audio files in a block
@@ -178,23 +179,35 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
             f"of {len(rows):,} ({listed(rows['id'].take(unknown).to_pylist())}) have none. Choose "
             "pcm or flac, which decode all clips first."
         )
-    keys, errors = _file_keys(manifest)
-    for row in np.flatnonzero(is_empty).tolist():
-        if key := keys.pop(row, None):
-            errors[row] = AudioError("no samples", f"The corpus states 0 ms for {key.path}.")
-    samples = np.rint(seconds[[*keys]] * sample_rate).astype(np.int64)
-    locations = [
-        {"file": key.path, "shard": 0, "sample_rate": sample_rate} for key in keys.values()
-    ]
-    digests = [
-        f"{key.file_size} bytes, {count} samples"
-        for key, count in zip(keys.values(), samples.tolist(), strict=True)
-    ]
+    sizes = np.zeros(len(rows), np.int64)
+    errors: dict[int, AudioError] = {}
+    for row, path in enumerate(manifest.paths):
+        status = _stat(path)
+        if isinstance(status, AudioError):
+            errors[row] = status
+        elif is_empty[row]:
+            errors[row] = AudioError("no samples", f"The corpus states 0 ms for {path}.")
+        else:
+            sizes[row] = status.st_size
+    is_readable = np.ones(len(rows), bool)
+    is_readable[[*errors]] = False
+    count = int(is_readable.sum())
+    samples = pa.array(np.rint(seconds[is_readable] * sample_rate).astype(np.int64))
+    readable_sizes = pa.array(sizes[is_readable])
+    locations = {
+        "file": rows["audio"].filter(pa.array(is_readable)).cast(pa.string()),
+        "shard": pa.repeat(0, count),
+        "start": pa.nulls(count, pa.int64()),
+        "size": readable_sizes,
+        "crc32": pa.nulls(count, pa.int64()),
+        "sample_rate": pa.repeat(sample_rate, count),
+    }
+    facts = (readable_sizes.cast(pa.string()), samples.cast(pa.string()))
     columns = {
-        "samples": pa.array(samples),
-        "digest": pa.array(digests, pa.string()),
-        MIX_FAULT: pa.array([""] * len(keys)),
-        AUDIO: pa.array(locations, AUDIO_TYPE),
+        "samples": samples,
+        "digest": pc.binary_join_element_wise(facts[0], " bytes, ", facts[1], " samples", ""),
+        MIX_FAULT: pa.repeat("", count),
+        AUDIO: pa.table(locations, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
     return StoredAudio(pa.table(columns), errors)
 
@@ -237,16 +250,23 @@ def _file_keys(manifest: Manifest) -> tuple[dict[int, ClipKey], dict[int, AudioE
     keys: dict[int, ClipKey] = {}
     errors: dict[int, AudioError] = {}
     for row, (path, start, end, channel) in enumerate(manifest.parts):
-        try:
-            status = os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
-            path.encode()  # it becomes text in a table
-        except (OSError, ValueError) as error:
-            reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
-            detail = getattr(error, "strerror", None) or "its name is not UTF-8"
-            errors[row] = AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
-            continue
-        keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns, start, end, channel)
+        status = _stat(path)
+        if isinstance(status, AudioError):
+            errors[row] = status
+        else:
+            keys[row] = ClipKey(path, status.st_size, status.st_mtime_ns, start, end, channel)
     return keys, errors
+
+
+def _stat(path: str) -> os.stat_result | AudioError:
+    """Return the status of a file, or why it cannot be reached."""
+    try:
+        path.encode()  # it becomes text in a table
+        return os.stat(path)  # noqa: PTH116 - in half the time of Path.stat
+    except (OSError, ValueError) as error:
+        reason = "missing" if isinstance(error, FileNotFoundError) else "unreachable"
+        detail = getattr(error, "strerror", None) or "its name is not UTF-8"
+        return AudioError(reason, f"{path} is {reason} ({detail}). Repair it.")
 
 
 def _divide(keys: Iterable[ClipKey]) -> list[list[ClipKey]]:
@@ -464,10 +484,13 @@ class CacheEntry:
     folder: Path
     corpus: Path | None  # the folder or file that its audio comes from, if known
     size: int  # bytes on the disk
+    is_superseded: bool = False  # by splits of the same settings that were prepared later
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the corpus is gone. A corpus that cannot be accessed may still exist."""
+        """Whether nothing needs it. A corpus that cannot be accessed may still exist."""
+        if self.is_superseded:
+            return True
         try:
             return self.corpus is not None and not self.corpus.exists()
         except OSError:
@@ -483,6 +506,12 @@ def list_entries(cache_folder: Path) -> list[CacheEntry]:
         for folder in sorted((cache_folder / name).glob("*")):
             if folder.is_dir() and not folder.is_symlink():  # a link may lead out of the cache
                 entries.append(CacheEntry(folder, _read_corpus(folder), _size_of(folder)))
+    prepared = sorted((cache_folder / PREPARED_FOLDER).glob("*-*"), key=lambda f: f.stat().st_mtime)
+    newest = {folder.name.rpartition("-")[0]: folder for folder in prepared}
+    for folder in prepared:
+        is_superseded = folder not in newest.values()
+        entry = CacheEntry(folder, _read_corpus(folder), _size_of(folder), is_superseded)
+        entries.append(entry)
     return entries
 
 
@@ -525,7 +554,7 @@ def print_entries(cache_folder: Path) -> None:
     for entry in entries:
         corpus = "unknown" if entry.corpus is None else str(entry.corpus)
         if entry.is_orphan:
-            corpus += " (gone)"
+            corpus += " (not needed)"
         print(printable(f"{_format_size(entry.size):>9}  {corpus}, in {entry.folder}"))
     total = _format_size(sum(entry.size for entry in entries))
     print(f"{total} in {plural(len(entries), 'folder')} of {cache_folder}")

@@ -40,6 +40,17 @@ def describe_corpus(corpus: Corpus | None, knobs: KnobValues) -> dict[str, str |
     return facts | {key: value for key, value in stated.items() if value}
 
 
+def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
+    """Return the tables of a corpus, from its optional function ``files(knobs)``.
+
+    They are files, or folders whose files are tables. A change of a corpus shows in their names,
+    sizes and times; None if the corpus does not tell them.
+    """
+    files = getattr(corpus, "files", None)
+    paths: Sequence[Path] | None = files and files(knobs)
+    return paths
+
+
 JOINED_FOLDERS = "joined_folders"  # a knob of a corpus: its folders, if there are several
 
 
@@ -75,6 +86,16 @@ class JoinedCorpora:
         endings = tuple(f"-{name}" for name, _, _ in self._corpora)
         extra = [split for split in named if split.endswith(endings)]
         return resolve_splits(chosen, roles, [*dict.fromkeys([*chain(*roles.values()), *extra])])
+
+    def files(self, knobs: KnobValues) -> list[Path] | None:
+        """Return the files of all corpora; None if one does not tell them."""
+        paths: list[Path] = []
+        for _, folder, corpus in self._corpora:
+            own_paths = list_files(corpus, {**knobs, "data_folder": folder})
+            if own_paths is None:
+                return None
+            paths += own_paths
+        return paths
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
         """Return the manifest of one split of one of the corpora."""

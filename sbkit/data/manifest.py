@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioPart
+from sbkit.base.arrays import Bools
 from sbkit.base.errors import DataError
 from sbkit.text.languages import primary_language
 
@@ -186,6 +187,14 @@ class Manifest:
     @property
     def sentences(self) -> list[str]:
         return to_texts(self.rows["sentence"])
+
+    def filter(self, mask: Bools) -> Self:
+        """Return the clips that a mask chooses, whose texts may have any number of bytes."""
+        if mask.all():
+            return self
+        chosen = pa.array(mask)
+        stored = self.stored and self.stored.filter(chosen)
+        return replace(self, rows=self.rows.filter(chosen), stored=stored)
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
         """Return the clips with these indices, in this order; copy nothing if these are all."""

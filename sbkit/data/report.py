@@ -9,6 +9,7 @@ times as long to encode.
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.data.changes import find_changes
 from sbkit.data.manifest import DURATION_COLUMN, Excluded
 from sbkit.data.mix import sources_of
+from sbkit.data.prepared import measure_once
 from sbkit.data.shard import AUDIO, read_clips
 from sbkit.data.splits import (
     Splits,
+    batch_columns,
     count_characters,
-    read_column,
     read_texts,
     rows_of_other_durations,
     sample_counts,
@@ -107,7 +109,11 @@ def measure_data(
         "normalizer": NORMALIZER_VERSION,
         "sample_rate": sample_rate,
         "splits": {
-            name: _measure(split, sample_rate, str(language)) for name, split in named.items()
+            name: measure_once(
+                ["split", split._fingerprint, sample_rate, str(language)],
+                partial(_measure, split, sample_rate, str(language)),
+            )
+            for name, split in named.items()
         },
         "sources": list(_measure_sources(splits, sample_rate)),
         "speakers": _count_speakers(named.values()),
@@ -119,7 +125,10 @@ def measure_data(
                 for reason, count in reasons.items()
             ),
         ],
-        "shared": list(_compare_splits(named)),
+        "shared": measure_once(
+            ["shared", {name: split._fingerprint for name, split in named.items()}],
+            lambda: [*_compare_splits(named)],
+        ),
     }
 
 
@@ -167,7 +176,10 @@ def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
     A second of audio at the median rate is added to every clip, because a single word may take
     several times as long as the same letters in a sentence, with silence around it.
     """
-    characters = np.array([len(text) for texts in read_texts(split) for text in texts])
+    lengths = [
+        pc.utf8_length(columns["text"]).to_numpy() for columns in batch_columns(split, "text")
+    ]
+    characters = np.concatenate([np.empty(0, np.int32), *lengths])
     samples = sample_counts(split)
     rows = np.flatnonzero((characters > 0) & (samples > 0))
     if len(rows) < MIN_COMPARED_CLIPS:
@@ -299,13 +311,15 @@ def encode_clips(
     """
     if sample_rate not in MP3_RATES:
         return {}
-    row_of = {id: row for row, id in enumerate(read_column(split, "id"))}
+    wanted = [*ids]
+    present = take_columns(split, "id")["id"].combine_chunks()
+    rows = pc.index_in(pa.array(wanted, pa.string()), value_set=present).to_pylist()
     encoded: dict[str, str] = {}
-    for id in ids:
-        if id not in row_of:
+    for id, row in zip(wanted, rows, strict=True):
+        if row is None:
             continue
         try:
-            (audio,) = read_clips(split, [row_of[id]])
+            (audio,) = read_clips(split, [row])
         except SbkitError:
             continue
         content = encode_mp3(audio[: int(max_seconds * sample_rate)], sample_rate)

@@ -18,7 +18,7 @@ become objects when the batch is read.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import ClassVar, Self
@@ -59,7 +59,8 @@ class Examples:
     def of_single_rows(cls, samples: Counts) -> Self:
         """Make an example of every row, at the natural speed."""
         count = len(samples)
-        return cls(np.arange(count), np.arange(count + 1), samples, np.full(count, 100))
+        starts = np.arange(count + 1, dtype=np.int32)
+        return cls(starts[:-1], starts, samples, np.full(count, 100, np.int16))
 
     def __getitem__(self, index: int) -> Example:
         rows = self.rows[self.starts[index] : self.starts[index + 1]].tolist()
@@ -84,24 +85,38 @@ def join_rows(
     not fit into a batch of ``capacity`` samples. It grows until it has ``long_enough`` samples, and
     never beyond the capacity.
     """
-    played = at_speed(samples[order], percents)
-    percents = np.where(played <= capacity, percents, 100)
-    played = np.where(played <= capacity, played, samples[order])
-    starts: list[int] = []
-    totals: list[int] = []
-    total, percent = 0, 100
-    rows = zip(samples[order].tolist(), played.tolist(), percents.tolist(), is_joined, strict=True)
-    for index, (natural, row_samples, row_percent, joins) in enumerate(rows):
-        longer = total + at_speed(natural, percent)
-        if starts and joins and total < long_enough and longer <= capacity:
-            total = totals[-1] = longer
-        else:
-            total = row_samples
-            percent = row_percent
-            starts.append(index)
-            totals.append(total)
-    firsts = np.array(starts, dtype=np.int64)
-    return Examples(order, np.append(firsts, len(order)), np.array(totals), percents[firsts])
+    natural = samples[order]
+    played = at_speed(natural, percents)
+    fits = played <= capacity
+    percents = np.where(fits, percents, 100).astype(np.int16)
+    # The length of the example up to each row, until the row proves to join the one before it.
+    totals = np.where(fits, played, natural)
+    is_joined = is_joined.copy()
+    is_joined[:1] = False
+    for rows in _rounds(is_joined):  # a row's predecessor is in an earlier round
+        joined = totals[rows - 1] + at_speed(natural[rows], percents[rows - 1])
+        joins = (totals[rows - 1] < long_enough) & (joined <= capacity)
+        is_joined[rows] = joins
+        totals[rows] = np.where(joins, joined, totals[rows])
+        percents[rows] = np.where(joins, percents[rows - 1], percents[rows])
+    firsts = np.flatnonzero(~is_joined)
+    starts = np.append(firsts, len(order))
+    return Examples(
+        order.astype(np.int32),
+        starts.astype(np.int32),
+        totals[starts[1:] - 1].astype(np.int32),
+        percents[firsts],
+    )
+
+
+def _rounds(is_joined: Bools) -> list[Counts]:
+    """Return the rows that may join: those one place after a row that does not, two places, ..."""
+    rows = np.arange(len(is_joined))
+    places = rows - np.maximum.accumulate(np.where(is_joined, 0, rows))
+    rows = rows[is_joined]
+    places = places[is_joined]
+    in_order = rows[np.argsort(places, kind="stable")]
+    return np.split(in_order, np.cumsum(np.bincount(places))[1:-1]) if len(rows) else []
 
 
 class Plan:
@@ -114,7 +129,9 @@ class Plan:
     def __init__(self, examples: Examples, order: Counts, capacity: int) -> None:
         self._examples = examples
         self._order = order
-        self._ends = np.array(cut_runs(examples.samples[order].tolist(), capacity), dtype=np.int64)
+        blocks = (order[start : start + BLOCK_ROWS] for start in range(0, len(order), BLOCK_ROWS))
+        lengths = chain.from_iterable(examples.samples[rows].tolist() for rows in blocks)
+        self._ends = np.array(cut_runs(lengths, capacity), dtype=np.int64)
         self._shuffled = np.arange(len(self._ends))
 
     def shuffle(self, random: np.random.Generator, windows: Counts) -> Self:
@@ -136,14 +153,14 @@ class Plan:
         return len(self._ends)
 
 
-def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
+def cut_runs(lengths: Iterable[int], capacity: int) -> list[int]:
     """Return where runs of lengths end, such that count times longest is within ``capacity``.
 
     >>> cut_runs([1, 1, 2, 2, 9, 1], 4)
     [2, 4, 5, 6]
     """
     ends: list[int] = []
-    count = longest = 0
+    count = longest = total = 0
     for index, length in enumerate(lengths):
         longest = max(longest, length)
         if count and longest * (count + 1) > capacity:
@@ -151,9 +168,11 @@ def cut_runs(lengths: Sequence[int], capacity: int) -> list[int]:
             count = 0
             longest = length
         count += 1
-    return [*ends, len(lengths)] if count else ends
+        total = index + 1
+    return [*ends, total] if count else ends
 
 
+BLOCK_ROWS = 100_000  # that are Python objects at the same time
 LENGTH_JITTER = 0.02  # relative; similar lengths change places, so batches differ between epochs
 MAX_JOINED_SECONDS = 10.0  # longer examples are not joined further: attention is quadratic
 
@@ -216,7 +235,7 @@ class TrainSampler(Sampler[MicroBatch]):
         self._num_shards = len(numbers)
         self._shuffle_shards = shuffle_shards
         self._sources = sources
-        self._source_of_row = np.zeros_like(self._samples)
+        self._source_of_row = np.zeros(len(self._samples), np.int16)
         for index, source in enumerate(sources):
             self._source_of_row[source.rows] = index
         self._capacity = seconds_to_samples(batch_seconds, sample_rate)
@@ -239,8 +258,11 @@ class TrainSampler(Sampler[MicroBatch]):
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield this rank's batches; ``accumulation`` micro-batches in a row belong to one step."""
         parts = self._world_size * self._accumulation
-        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in self.steps())
-        return islice(chain.from_iterable(dealt), self._start, None)
+        plan = self.steps()
+        first, skipped = divmod(self._start, self._accumulation)
+        steps = (plan[number] for number in range(first, len(plan)))
+        dealt = (split_batch(step, parts)[self._rank :: self._world_size] for step in steps)
+        return islice(chain.from_iterable(dealt), skipped, None)
 
     def __len__(self) -> int:
         """Count the micro-batches of the chosen epoch, including skipped ones."""
@@ -276,7 +298,7 @@ class TrainSampler(Sampler[MicroBatch]):
         spread = random.uniform(1 - LENGTH_JITTER, 1 + LENGTH_JITTER, len(examples))
         windows = windows[examples.starts[:-1]]
         lengths = examples.samples * spread * np.where(windows % 2, -1, 1)
-        order = np.lexsort((lengths, windows))
+        order = np.lexsort((lengths, windows)).astype(np.int32)
         return Plan(examples, order, self._capacity).shuffle(random, windows)
 
     def _draw_all(self, random: np.random.Generator) -> tuple[Counts, Counts]:
@@ -339,7 +361,7 @@ class EvalSampler(Sampler[MicroBatch]):
         capacity = seconds_to_samples(
             batch_seconds, sample_rate
         )  # a longer clip is a batch of its own
-        order = np.argsort(lengths, kind="stable")
+        order = np.argsort(lengths, kind="stable").astype(np.int32)
         self._plan = Plan(Examples.of_single_rows(lengths), order, capacity)
         self._indices = range(rank, len(self._plan), world_size)
 

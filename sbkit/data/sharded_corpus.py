@@ -97,6 +97,12 @@ def about(knobs: KnobValues) -> Mapping[str, str | None]:
     return read_index(Storage(knobs["data_folder"])).corpus
 
 
+def files(knobs: KnobValues) -> list[Path] | None:
+    """Return the folder, for `sbkit.data.prepared`; None for a URL."""
+    folder = Storage(knobs["data_folder"]).folder
+    return None if folder is None else [folder]
+
+
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Return the manifest of one split; the audio is not read yet."""
     storage = Storage(knobs["data_folder"])
@@ -145,6 +151,8 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
 
 def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
     """Append the row to repeated ids: table folders may have clips of the same name."""
+    if len(pc.unique(ids)) == len(ids):
+        return ids
     seen: set[str] = set()
     names: list[str] = []
     for row, id in enumerate(ids.to_pylist()):

@@ -4,10 +4,11 @@ manifest -> transcripts, normalized each time -> audio, decoded once -> Dataset
 """
 
 import hashlib
+import io
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
@@ -22,9 +23,16 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.base.files import write_text_atomically
+from sbkit.base.files import write_bytes_atomically, write_text_atomically
 from sbkit.base.units import at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.data.cache import StoredAudio, cache_audio, plan_audio
+from sbkit.data.cache import (
+    PREPARED_FOLDER,
+    TEMPORARY_REASONS,
+    StoredAudio,
+    cache_audio,
+    default_cache,
+    plan_audio,
+)
 from sbkit.data.manifest import (
     DURATION_COLUMN,
     MIX_FAULT,
@@ -40,8 +48,9 @@ from sbkit.models.parts import Subsampling
 from sbkit.text.vocabulary import Vocabulary
 
 MAX_UNUSABLE_SHARE = 0.05  # of a split's rows; with more, the run is refused
+TRANSCRIPTS_FOLDER = "transcripts"  # of the prepared data in the cache
 UNREADABLE, EMPTY = "unreadable audio", "empty transcript"  # reasons
-TEXT_ROWS, TOKENIZED_ROWS = 100_000, 10_000  # in a batch
+TEXT_ROWS = 100_000  # in a batch
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class PreparedSplit:
     excluded: list[Excluded]
     fingerprint: str  # changes if the ids, texts or audio files of the dataset do
     filtered: Mapping[str, int] = field(default_factory=dict)  # counts, by reason
+    missing: Sequence[str] = ()  # audio files that were not there
 
 
 def prepare_split(
@@ -110,11 +120,15 @@ def prepare_split(
     with an empty transcript. Only training can do without them: elsewhere, words recognized in
     silence are errors to be counted.
     """
-    texts = [normalize(sentence) for sentence in manifest.sentences]
-    rows = manifest.rows.append_column("text", pa.array(texts, pa.string()))
+    sentences = manifest.rows["sentence"]
+    blocks = (sentences.slice(start, TEXT_ROWS) for start in range(0, len(sentences), TEXT_ROWS))
+    texts = [pa.array(map(normalize, to_texts(block)), pa.string()) for block in blocks]
+    rows = manifest.rows.append_column("text", pa.chunked_array(texts, pa.string()))
     manifest = replace(manifest, rows=rows)
-    is_empty = np.array([not (keep_empty or text.strip()) for text in texts], bool)
-    usable = manifest.take(np.flatnonzero(~is_empty))
+    is_empty = np.zeros(len(manifest), bool)
+    if not keep_empty:
+        is_empty = pc.equal(pc.utf8_trim_whitespace(rows["text"]), "").to_numpy()
+    usable = manifest.filter(~is_empty)
     if usable.stored is not None:
         stored, errors = StoredAudio(usable.stored, {})
     elif store == LAZY:
@@ -131,9 +145,11 @@ def prepare_split(
     for row, error in errors.items():
         excluded.append(Excluded(usable[row].id, reason_of(error), str(error), split))
     check_loss(split, excluded, len(manifest) + len(manifest.excluded))
-    for clip in manifest.take(np.flatnonzero(is_empty)):
+    for clip in manifest.filter(is_empty):
         excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
-    readable = usable.take(np.delete(np.arange(len(usable)), [*errors])).rows
+    is_readable = np.ones(len(usable), bool)
+    is_readable[[*errors]] = False
+    readable = usable.filter(is_readable).rows
     other_names = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
     columns = {name: readable[name] for name in ("id", "text", "sentence")}
     columns["samples"] = stored["samples"]
@@ -144,7 +160,10 @@ def prepare_split(
     fingerprint = _fingerprint(table, stored, sample_rate)
     datasets.disable_progress_bars()
     dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
-    return PreparedSplit(dataset, excluded, fingerprint, manifest.filtered)
+    missing = [
+        str(usable[row].path) for row, error in errors.items() if error.reason in TEMPORARY_REASONS
+    ]
+    return PreparedSplit(dataset, excluded, fingerprint, manifest.filtered, missing)
 
 
 def reason_of(error: AudioError) -> str:
@@ -168,9 +187,11 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
 def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
     """Hash the contents of a split, but not where or when they were stored."""
     hash = hashlib.sha256(f"{sample_rate}\n".encode())
-    columns = [table["id"], table["text"], stored["samples"], stored["digest"]]
-    for id, text, samples, digest in zip(*(col.to_pylist() for col in columns), strict=True):
-        hash.update(f"{id}\0{text}\0{samples}\0{digest}\n".encode())
+    columns = [table["id"], table["text"], stored["samples"].cast(pa.string()), stored["digest"]]
+    for start in range(0, len(table), TEXT_ROWS):
+        block = [column.slice(start, TEXT_ROWS) for column in columns]
+        lines = pc.binary_join_element_wise(*block, "\0")
+        hash.update("\n".join(lines.to_pylist()).encode())
     return hash.hexdigest()
 
 
@@ -181,23 +202,22 @@ def within_limits(
     samples = sample_counts(train)
     is_short = samples < seconds_to_samples(min_seconds, sample_rate)
     is_long = samples > seconds_to_samples(max_seconds, sample_rate)
-    ids = take_columns(train, "id")["id"]
     out_of_range = []
     for mask, reason in (
         (is_short, f"shorter than {min_seconds:g} s"),
         (is_long, f"longer than {max_seconds:g} s"),
     ):
-        for row in np.flatnonzero(mask).tolist():
-            seconds = samples_to_seconds(int(samples[row]), sample_rate)
-            out_of_range.append(Excluded(ids[row].as_py(), reason, f"{seconds:.2f} s", "train"))
+        ids = read_column(select_rows(train, mask), "id")
+        for id, count in zip(ids, samples[mask].tolist(), strict=True):
+            seconds = samples_to_seconds(count, sample_rate)
+            out_of_range.append(Excluded(id, reason, f"{seconds:.2f} s", "train"))
     is_outside = is_short | is_long
     if len(train) and is_outside.all():
         raise ConfigError(
             f"None of the {len(train)} training utterances is between `min_seconds` "
             f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
         )
-    inside, outside = (train.select(np.flatnonzero(mask)) for mask in (~is_outside, is_outside))
-    return inside, outside, out_of_range
+    return select_rows(train, ~is_outside), select_rows(train, is_outside), out_of_range
 
 
 def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
@@ -210,6 +230,11 @@ def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
 
 
 # Columns of a prepared split
+
+
+def select_rows(split: datasets.Dataset, mask: Bools) -> datasets.Dataset:
+    """Return the rows that a mask chooses; the split itself if it chooses all."""
+    return split if mask.all() else split.select(np.flatnonzero(mask))
 
 
 def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
@@ -256,16 +281,22 @@ def rows_of_other_durations(split: datasets.Dataset, sample_rate: int) -> Counts
 
 def shard_numbers(split: datasets.Dataset) -> Counts:
     """Return for every row the number of the shard with its audio; 0 for the cache."""
-    audio = take_columns(split, AUDIO)[AUDIO]
+    audio = split.data.table[AUDIO]
     numbers: Counts = pc.struct_field(audio, "shard").to_numpy()
-    return numbers
+    return numbers if split._indices is None else numbers[split._indices.column(0).to_numpy()]
 
 
 def read_texts(split: datasets.Dataset, name: str = "text") -> Iterator[list[str]]:
     """Yield the texts of a column in batches."""
-    column = take_columns(split, name)[name]
-    for start in range(0, len(column), TEXT_ROWS):
-        yield column.slice(start, TEXT_ROWS).to_pylist()
+    for columns in batch_columns(split, name):
+        yield to_texts(columns[name])
+
+
+def batch_columns(split: datasets.Dataset, *names: str) -> Iterator[pa.Table]:
+    """Yield some columns of batches of rows, as `take_columns`, which copies a whole selection."""
+    for start in range(0, len(split), TEXT_ROWS):
+        rows = range(start, min(start + TEXT_ROWS, len(split)))
+        yield take_columns(split.select(rows), *names)
 
 
 def count_characters(batches: Iterable[Sequence[str]]) -> Counter[str]:
@@ -291,6 +322,7 @@ class TextTokenizer(Hashable, Protocol):
     """An object that turns normalized text into ids of a vocabulary."""
 
     vocabulary: Vocabulary
+    content: bytes  # all that decides the ids
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -315,18 +347,31 @@ class Transcripts:
         return subsampling.count(at_speed(self.samples, percent))
 
 
-@lru_cache(maxsize=32)  # the checks and then the loaders read every split
 def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Transcripts:
-    """Tokenize all texts of a split; a million of 50 characters take about ten seconds."""
-    columns = take_columns(split, "samples", "text")
-    starts = range(0, max(1, len(split)), TOKENIZED_ROWS)
-    batches = [_tokenize(columns.slice(start, TOKENIZED_ROWS), tokenizer) for start in starts]
-    arrays = (vars(batch).values() for batch in batches)
-    return Transcripts(*map(np.concatenate, zip(*arrays, strict=True)))
+    """Tokenize all texts of a split, or map the counts that an earlier call has stored.
+
+    A million texts of 50 characters take about ten seconds.
+    """
+    identity = split._fingerprint.encode() + tokenizer.content
+    name = f"{hashlib.sha256(identity).hexdigest()[:16]}.npy"
+    file = default_cache() / PREPARED_FOLDER / TRANSCRIPTS_FOLDER / name
+    if file.is_file():
+        counts = np.load(file, mmap_mode="r")
+    else:
+        blocks = [_count_tokens(texts, tokenizer) for texts in read_texts(split)]
+        counts = np.concatenate([np.empty((5, 0), np.int32), *blocks], axis=1)
+        content = io.BytesIO()
+        np.save(content, counts)
+        with suppress(OSError):  # a cache may be read-only
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(file, content.getvalue())
+    characters, tokens, needed, refused, unknown = counts
+    is_refused, is_unknown = refused.astype(bool), unknown.astype(bool)
+    return Transcripts(sample_counts(split), characters, tokens, needed, is_refused, is_unknown)
 
 
-def _tokenize(table: pa.Table, tokenizer: TextTokenizer) -> Transcripts:
-    texts = to_texts(table["text"])
+def _count_tokens(texts: Sequence[str], tokenizer: TextTokenizer) -> Counts:
+    """Count, for each text, what `Transcripts` has; (5, N) int32."""
     encoded = [tokenizer.encode(text) for text in texts]
     counts = np.fromiter(map(len, encoded), np.int64, len(texts))
     tokens = np.fromiter(chain.from_iterable(encoded), np.int64, counts.sum())
@@ -337,11 +382,11 @@ def _tokenize(table: pa.Table, tokenizer: TextTokenizer) -> Transcripts:
     def rows_with(mask: Bools) -> Bools:
         return np.bincount(rows[mask], minlength=len(texts)) > 0
 
-    return Transcripts(
-        samples=table["samples"].to_numpy(),
-        characters=np.fromiter(map(len, texts), np.int64, len(texts)),
-        tokens=counts,
-        frames_needed=frames_needed(tokens, counts),
-        refused=rows_with(is_refused),
-        unknown=rows_with(tokens == vocabulary.unk),
-    )
+    columns = [
+        np.fromiter(map(len, texts), np.int64, len(texts)),
+        counts,
+        frames_needed(tokens, counts),
+        rows_with(is_refused),
+        rows_with(tokens == vocabulary.unk),
+    ]
+    return np.stack(columns).astype(np.int32)

@@ -795,10 +795,10 @@ def _add_durations(manifest: Manifest, file: Path, clips: Path) -> Manifest:
             "again, or remove it: then clips are decoded to measure them.",
             where=f"{file}:1",
         )
-    folder = pa.scalar(os.fsencode(clips), pa.binary())
-    names = columns[0].cast(pa.binary())
-    paths = pc.binary_join_element_wise(folder, names, pa.scalar(b"/", pa.binary()))
-    indices = pc.index_in(rows["audio"], value_set=paths.combine_chunks())
+    folder, slash = (pa.scalar(part, pa.large_binary()) for part in (os.fsencode(clips), b"/"))
+    names = columns[0].cast(pa.large_binary())  # with 64-bit offsets, for more than 2 GB
+    paths = pc.binary_join_element_wise(folder, names, slash)
+    indices = pc.index_in(rows["audio"].cast(pa.large_binary()), value_set=paths.combine_chunks())
     durations = columns[1].take(indices)
     return replace(manifest, rows=rows.append_column(DURATION_COLUMN, durations))
 

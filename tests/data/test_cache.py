@@ -43,7 +43,7 @@ def test_cache_command_lists_corpora_and_sizes(
     *lines, total = capsys.readouterr().out.splitlines()
     sizes = {line.split("  ")[-1].partition(", in ")[0]: line.split()[:2] for line in lines}
     parent = cache.parent
-    assert {*sizes} == {f"{parent / 'here'}", f"{parent / 'gone'} (gone)", "unknown"}
+    assert {*sizes} == {f"{parent / 'here'}", f"{parent / 'gone'} (not needed)", "unknown"}
     assert sizes[f"{parent / 'here'}"] == ["0.3", "MB"]
     assert sizes["unknown"] == ["1.5", "GB"]
     assert total.endswith(f"in 3 folders of {cache}")

@@ -1,0 +1,180 @@
+"""Prepared splits in the cache: one process makes them, and every process of later runs maps them.
+
+NAME-SETTINGS-VERSION/corpus.json     the corpus
+NAME-SETTINGS-VERSION/splits.json     the roles of the splits, and what was left out of each
+NAME-SETTINGS-VERSION/SPLIT.arrow     the rows of a split, as `datasets` maps them
+
+SETTINGS is a hash of the values of `DATA_KEYS` in the YAML, VERSION one of the sizes and times of
+the tables, and of the code. Audio files are looked at when the splits are made, and by `sbkit
+prepare --verify`; not at each start.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import pyarrow as pa
+from datasets.table import MemoryMappedTable
+
+from sbkit.base.errors import SbkitError
+from sbkit.base.files import atomic_folder, fsync_tree, to_json, write_text_atomically
+from sbkit.base.versions import versions
+from sbkit.config.hparams import Knobs
+from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder
+from sbkit.data.corpus import Corpus, KnobValues, list_files
+from sbkit.data.manifest import Excluded
+from sbkit.data.splits import PreparedSplit
+
+RECORD_FILE = "splits.json"
+MEASURED_FOLDER = "measured"  # of the prepared data: facts about splits
+BATCH_ROWS = 100_000  # in a record batch; Arrow's 32-bit offsets allow up to 2 GB of text
+PACKAGES = ("num2words", "regex", "pyarrow")  # they decide texts, too
+# All that the corpora of this package, the filters and `prepare_split` read: they see no other key.
+DATA_KEYS = (
+    *("corpus", "data_folder", "manifest", "splits", "split_shares", "language"),
+    *("encoding", "path_column", "text_column", "where", "skip_quality_tags"),
+    *("text", "keep_tags", "sample_rate", "audio_store"),
+)
+
+logger = logging.getLogger(__name__)
+
+_is_verifying = False
+
+
+class PreparedData(NamedTuple):
+    """The splits of a corpus."""
+
+    roles: Mapping[str, Sequence[str]]  # the names of the splits of each role
+    splits: Mapping[str, PreparedSplit]
+
+
+def prepare_once(
+    corpus: Corpus, knobs: KnobValues, kind: str, make: Callable[[KnobValues], PreparedData]
+) -> PreparedData:
+    """Return the splits that an earlier call has stored, or make and store them.
+
+    A corpus without the function ``files(knobs)`` is made at each call.
+
+    kind: what ``make`` makes of these values.
+    make: is given the values of `DATA_KEYS`; for a corpus without ``files``, all values.
+    """
+    files = list_files(corpus, knobs)
+    if files is None:
+        return make(knobs)
+    knobs = Knobs({name: knobs[name] for name in DATA_KEYS if name in knobs})
+    source = files[0]
+    settings = _hash([kind, {**knobs}, [*map(str, files)]])
+    version = _hash([_describe_code(), [*map(_describe_file, files)]])
+    name = f"{source.name}-{settings}-{version}".lstrip("-.")
+    folder = default_cache() / PREPARED_FOLDER / name
+    if not _is_verifying and (data := _read(folder)) is not None:
+        return data
+    data = make(knobs)  # several processes may share the decoding; the first one stores the rows
+    if not _is_verifying and (stored := _read(folder)) is not None:
+        return stored
+    try:
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete or earlier one
+        with atomic_folder(folder) as unfinished:
+            _write(unfinished, data, source)
+    except (OSError, SbkitError) as error:  # a cache may be read-only, or full
+        logger.info(f"note: All tables are read again at the next start, because {error}")
+        return data
+    return _read(folder) or data
+
+
+def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
+    """Return the plain data that an earlier call has stored for ``identity``, or measure it."""
+    name = f"{_hash([identity, _describe_code()])}.json"
+    file = default_cache() / PREPARED_FOLDER / MEASURED_FOLDER / name
+    if not file.is_file():
+        facts = to_json(measure())
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomically(file, facts)
+        except OSError:  # a cache may be read-only
+            return json.loads(facts)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def verifying() -> Iterator[None]:
+    """Make all splits again, and store them in the place of those that are there."""
+    global _is_verifying
+    _is_verifying = True
+    try:
+        yield
+    finally:
+        _is_verifying = False
+
+
+def _describe_file(path: Path) -> list[Any]:
+    """Return the size and the time of a file, or of all files in a folder, by name."""
+    paths = [path]
+    if path.is_dir():
+        paths += sorted(inner for inner in path.iterdir() if not inner.is_dir())
+    if not path.exists():  # which the corpus reports
+        return [str(path)]
+    statuses = [(str(inner), inner.stat()) for inner in paths]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
+
+
+@cache
+def _describe_code() -> Any:
+    """Return the versions of packages, and a hash of the code and the tables of texts."""
+    root = Path(__file__).parents[2]
+    patterns = ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py")
+    digest = hashlib.sha256()
+    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
+        digest.update(file.read_bytes())
+    return versions(PACKAGES), digest.hexdigest()
+
+
+def _write(folder: Path, data: PreparedData, source: Path) -> None:
+    records = {}
+    for name, split in data.splits.items():
+        with (
+            pa.OSFile(str(folder / f"{name}.arrow"), "wb") as file,
+            pa.ipc.new_stream(file, split.dataset.data.schema) as writer,
+        ):
+            writer.write_table(split.dataset.data.table, max_chunksize=BATCH_ROWS)
+        records[name] = {
+            "excluded": [asdict(row) for row in split.excluded],
+            "fingerprint": split.fingerprint,
+            "filtered": split.filtered,
+            "missing": split.missing,
+        }
+    describe_folder(folder, source)
+    record = {"roles": data.roles, "splits": records}
+    (folder / RECORD_FILE).write_text(to_json(record), encoding="utf-8")
+    fsync_tree(folder)
+
+
+def _read(folder: Path) -> PreparedData | None:
+    """Map the splits of a folder; None without all, or if a file that was missing is there now."""
+    file = folder / RECORD_FILE
+    if not file.is_file():
+        return None
+    record = json.loads(file.read_text(encoding="utf-8"))
+    splits: dict[str, PreparedSplit] = {}
+    for name, facts in record["splits"].items():
+        table_file = folder / f"{name}.arrow"
+        if not table_file.is_file() or any(map(os.path.exists, facts["missing"])):
+            return None
+        excluded = [Excluded(**row) for row in facts.pop("excluded")]
+        table = MemoryMappedTable.from_file(str(table_file))
+        dataset = datasets.Dataset(table, fingerprint=facts["fingerprint"][:16])
+        splits[name] = PreparedSplit(dataset, excluded, **facts)
+    return PreparedData(record["roles"], splits)

@@ -1,0 +1,155 @@
+"""Splits are prepared once, and a change of what they were made from shows."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from recipes.CommonVoice import corpus as common_voice
+from recipes.prepare import prepare_transcripts
+from sbkit.base.errors import DataError
+from sbkit.commands.cli import run as sbkit
+from sbkit.config.hparams import read_knobs
+from sbkit.data.shard import read_rows
+from sbkit.data.splits import Splits, read_column
+
+HEADER = "client_id\tpath\tsentence\n"
+YAML = Path("hparams/ctc.yaml")
+
+
+def write_clip(file: Path, seconds: float = 1.0) -> None:
+    soundfile.write(file, np.zeros(int(seconds * 16_000), np.int16), 16_000)
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a release of two clips in each split, with a cache of its own."""
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "release"
+    (folder / "clips").mkdir(parents=True)
+    durations = ["clip\tduration[ms]"]
+    for split in ("train", "dev", "test"):
+        names = [f"{split}-{number}.wav" for number in range(2)]
+        for name in names:
+            write_clip(folder / "clips" / name)
+            durations.append(f"{name}\t1000")
+        rows = "".join(f"ann\t{name}\tWords of {name[:-4]}.\n" for name in names)
+        (folder / f"{split}.tsv").write_text(HEADER + rows)
+    (folder / "clip_durations.tsv").write_text("\n".join(durations) + "\n")
+    return folder
+
+
+@pytest.fixture
+def read_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Return the names of the splits whose tables are read."""
+    names: list[str] = []
+    read = common_voice.read
+
+    def record(knobs: Any, split: str) -> Any:
+        names.append(split)
+        return read(knobs, split)
+
+    monkeypatch.setattr(common_voice, "read", record)
+    yield names
+
+
+def prepare(release: Path, **knobs: object) -> Splits:
+    overrides = {"data_folder": str(release), "audio_store": "lazy", **knobs}
+    return prepare_transcripts(read_knobs(YAML, overrides))
+
+
+def test_later_start_maps_the_same_rows_and_reads_no_table(
+    release: Path, read_splits: list[str]
+) -> None:
+    first, later = prepare(release), prepare(release)
+    assert read_splits == ["train", "dev", "test"]
+    assert later.fingerprints == first.fingerprints
+    assert later.train[:] == first.train[:]
+    assert read_column(later.train, "text") == ["words of train 0", "words of train 1"]
+    assert later.train.cache_files[0]["filename"].endswith("train.arrow")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"language": "de"},
+        {"text": {"case": "keep"}},
+        {"where": {"speaker": "ann"}},
+        {"sample_rate": 8_000},
+        {"splits": {"test": []}},
+        {"keep_tags": ["noise"]},
+    ],
+)
+def test_other_settings_are_prepared_anew(
+    changes: dict[str, object], release: Path, read_splits: list[str]
+) -> None:
+    prepare(release)
+    read_splits.clear()
+    prepare(release, **changes)
+    assert "train" in read_splits
+    read_splits.clear()
+    prepare(release, lr=0.1)  # which decides no row
+    assert read_splits == []
+
+
+def test_changed_table_is_read_again(release: Path) -> None:
+    prepare(release)
+    table = release / "train.tsv"
+    table.write_text(table.read_text().replace("Words", "Other words"))
+    os.utime(table, ns=(0, 0))
+    assert read_column(prepare(release).train, "text")[0] == "other words of train 0"
+
+
+def test_clip_that_was_missing_is_noticed_when_it_comes(release: Path) -> None:
+    rows = "".join(f"ann\tmore-{number}.wav\tmore\n" for number in range(40))
+    for number in range(1, 40):
+        write_clip(release / "clips" / f"more-{number}.wav")
+    with (release / "train.tsv").open("a") as table:
+        table.write(rows)
+    with (release / "clip_durations.tsv").open("a") as durations:
+        durations.write("".join(f"more-{number}.wav\t1000\n" for number in range(40)))
+    assert len(prepare(release).train) == 41
+    write_clip(release / "clips" / "more-0.wav")
+    assert len(prepare(release).train) == 42
+
+
+def test_changed_clip_is_an_error_at_the_clip_and_named_by_verify(
+    release: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(release)
+    write_clip(release / "clips" / "dev-1.wav", seconds=1.5)
+    rows = prepare(release).valid["dev"]
+    with pytest.raises(DataError, match=r"dev-1.wav has \d+ bytes, but had .* --verify"):
+        list(read_rows(rows, [0, 1]))
+    options = (f"--data_folder={release}", "--audio_store=lazy", "--verify")
+    assert sbkit(["prepare", str(YAML), *options]) == 0
+    assert "train: as it was prepared" in caplog.text
+    assert "dev: no longer as it was prepared" in caplog.text
+    assert len(list(read_rows(prepare(release).valid["dev"], [0, 1]))) == 2
+
+
+def test_damaged_or_half_removed_tables_are_made_again(
+    release: Path, tmp_path: Path, read_splits: list[str]
+) -> None:
+    expected = prepare(release).train[:]
+    (folder,) = (tmp_path / "cache" / "prepared").glob("release-*")
+    (folder / "train.arrow").unlink()
+    assert prepare(release).train[:] == expected
+    shutil.rmtree(folder)
+    assert prepare(release).train[:] == expected
+    assert len(read_splits) == 9
+
+
+def test_cache_prune_removes_splits_of_earlier_tables(release: Path, tmp_path: Path) -> None:
+    prepare(release)
+    (release / "train.tsv").touch()
+    prepare(release)
+    folder = tmp_path / "cache" / "prepared"
+    assert len([*folder.glob("release-*")]) == 2
+    assert sbkit(["cache", "prune"]) == 0
+    assert len([*folder.glob("release-*")]) == 1
