@@ -106,19 +106,19 @@ def measure_cost(planned: PlannedRun) -> Cost:
     num_processes = planned.count_processes()
     micro_batches_per_step = num_processes * planned.accumulation
     steps_of_epoch = planned.require_sampler().steps()
-    train_batches = [  # of the first process
-        micro_batch
-        for step in steps_of_epoch
-        for micro_batch in split_batch(step, micro_batches_per_step)[::num_processes]
-    ]
+    # Of the first process, whose first micro-batch of a step is the largest
+    parts = range(0, micro_batches_per_step, num_processes)
+    padded = [steps_of_epoch.padded_samples(part, micro_batches_per_step) for part in parts]
     valid_batches = [
         batch
         for loader in planned.make_loaders().valid.values()
         for batch in loader.batch_sampler or ()
     ]
-    largest = max(train_batches, key=padded_samples)
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
-    most_utterances = max(train_batches, key=len)
+    chosen = np.argmax(padded[0]), np.argmax(-(-steps_of_epoch.sizes // micro_batches_per_step))
+    largest, most_utterances = (
+        split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
+    )
 
     with real_steps(planned) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
@@ -129,7 +129,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         peak_bytes = max(peak_bytes, peak_of_largest, _measure_evaluation(planned, steps))
         checkpoint_bytes = steps.checkpoint_bytes
 
-    train_samples = sum(map(padded_samples, train_batches))
+    train_samples = sum(int(samples.sum()) for samples in padded)
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
     epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
     num_checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS

@@ -34,6 +34,7 @@ from sbkit.data.splits import (
     TextTokenizer,
     Transcripts,
     read_column,
+    read_texts,
     read_transcripts,
     rows_of_other_durations,
     sample_counts,
@@ -109,7 +110,8 @@ def _finding_of_rows(
     """Make a finding of rows, if there are any; counts and ids are added to the problem."""
     splits = planned.prepare_splits().named()
     rows_by_split = {name: rows for name, rows in rows_by_split.items() if len(rows)}
-    ids = [id for name, rows in rows_by_split.items() for id in splits[name].select(rows)["id"][:]]
+    selected = (splits[name].select(rows) for name, rows in rows_by_split.items())
+    ids = [id for split in selected for id in read_column(split, "id")]
     if ids:
         counts = (f"{len(rows_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in rows_by_split)
         problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
@@ -174,11 +176,12 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         problem="Utterances are without a transcript",
         fix="Write down what was said, or remove the rows.",
     )
-    texts = read_column(planned.prepare_splits().train, "text")
-    if len(texts) > 1 and texts[0] and len({*texts}) == 1:
+    train = planned.prepare_splits().train
+    text = next(chain.from_iterable(read_texts(train)), "")
+    if len(train) > 1 and text and all({*texts} == {text} for texts in read_texts(train)):
         yield planned.finding(
             "data_folder",
-            problem=f"All {len(texts):,} transcripts of train are {texts[0][:MAX_SHOWN_TEXT]!r}",
+            problem=f"All {len(train):,} transcripts of train are {text[:MAX_SHOWN_TEXT]!r}",
             fix="Check the column of the transcripts, `text_column`.",
             stops=False,
         )

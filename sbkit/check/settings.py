@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
+
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
@@ -214,7 +216,7 @@ def check_batches(planned: PlannedRun) -> Iterator[Finding]:
             fix="Lower `batch_seconds`.",
             stops=False,
         )
-    num_empty = sum(max(micro_batches_per_step - len(step), 0) for step in steps)
+    num_empty = int(np.maximum(micro_batches_per_step - steps.sizes, 0).sum())
     empty_share = num_empty / (micro_batches_per_step * len(steps))
     if empty_share > MAX_EMPTY_SHARE:
         yield planned.finding(

@@ -141,6 +141,22 @@ class Plan:
         self._shuffled = self._shuffled[np.argsort(windows[first], kind="stable")]
         return self
 
+    @property
+    def sizes(self) -> Counts:
+        """Count the examples of each batch."""
+        return np.diff(self._ends, prepend=0)[self._shuffled]
+
+    def padded_samples(self, part: int, parts: int) -> Counts:
+        """Count the samples, with padding, of one part of each batch, dealt by `split_batch`."""
+        sizes = np.diff(self._ends, prepend=0)
+        lengths = self._examples.samples[self._order].astype(np.int64)
+        batch_of = np.repeat(np.arange(len(sizes)), sizes)
+        lengths = lengths[np.lexsort((-lengths, batch_of))]  # of each batch, the longest first
+        longest = lengths[np.where(part < sizes, self._ends - sizes + part, self._ends - 1)]
+        counts = np.maximum(1, -(-(sizes - part) // parts))
+        padded: Counts = (longest * counts)[self._shuffled]
+        return padded
+
     def __getitem__(self, index: int) -> MicroBatch:
         run = int(self._shuffled[index])
         first = self._ends[run - 1] if run else 0
