@@ -92,6 +92,8 @@ def leave_out_impossible(
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     too_short = transcripts.too_short(subsampling, fastest)
+    if not len(too_short):
+        return splits
     frames = transcripts.frames(subsampling, fastest)
     needed = transcripts.frames_needed
     reason = "too short for its transcript"
