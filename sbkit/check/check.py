@@ -11,6 +11,7 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import plural
 from sbkit.check import cost, data, dry_run, learn, ownership, settings
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.distributed.ranks import single_rank
 from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
 
 def check_before_training(planned: PlannedRun) -> None:
     """Check a run before its first step: log the notes, and raise ConfigError for errors."""
-    findings = check_planned_run(planned)
+    with single_rank():
+        findings = check_planned_run(planned)
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:

@@ -109,6 +109,7 @@ class PlannedRun(RunSetup):
         target: str | None = None,
         run: RunSetup | None = None,
     ) -> None:
+        recipe = recipe if run is None else run.load_recipe()
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder = self.folder

@@ -35,13 +35,7 @@ from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
 from sbkit.distributed.agreement import require_same_code, require_shared
 from sbkit.distributed.device import Placement, describe_tf32, note_precision
-from sbkit.distributed.ranks import (
-    main_rank_first,
-    process_group,
-    rank,
-    single_rank,
-    world_size,
-)
+from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.wer import FigureDict
@@ -237,10 +231,7 @@ class Run(RunSetup):
         """Check the run, unless `check: False`, and take over what was made for that."""
         with main_rank_first():
             if self.knobs.get("check", True) and rank() == 0:
-                planned = PlannedRun(
-                    self.yaml_file, self.overrides, recipe=self.load_recipe(), run=self
-                )
-                with single_rank(), planned:
+                with PlannedRun(self.yaml_file, self.overrides, run=self) as planned:
                     check_before_training(planned)
                     planned.hand_over()
                 del planned
