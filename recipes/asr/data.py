@@ -17,7 +17,7 @@ from sbkit.data.batch import Loaders, TextCollate, make_loaders
 from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import Splits, read_column, read_transcripts, sample_counts, select_rows
+from sbkit.data.splits import Splits, read_column, read_texts, read_transcripts, sample_counts
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
@@ -51,7 +51,7 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
         model_file=Path(knobs["output_folder"]) / TOKENIZER_FILE,
         kind=knobs["token_type"],
         vocab_size=knobs["vocab_size"],
-        texts=lambda: read_column(splits.train, "text"),
+        texts=lambda: chain.from_iterable(read_texts(splits.train)),
         tags=check_tag_names(knobs.get("keep_tags")),
         earlier=earlier,
     )
@@ -92,6 +92,8 @@ def leave_out_impossible(
     transcripts = read_transcripts(splits.train, tokenizer)
     fastest = fastest_percent(speeds)
     too_short = transcripts.too_short(subsampling, fastest)
+    if not len(too_short):
+        return splits
     frames = transcripts.frames(subsampling, fastest)
     needed = transcripts.frames_needed
     reason = "too short for its transcript"
@@ -100,9 +102,7 @@ def leave_out_impossible(
         Excluded(id, reason, f"{frames[row]} frames, {needed[row]} needed", "train")
         for row, id in zip(too_short, ids, strict=True)
     ]
-    is_long_enough = np.ones(len(splits.train), bool)
-    is_long_enough[too_short] = False
-    train = select_rows(splits.train, is_long_enough)
+    train = splits.train.select(np.delete(np.arange(len(splits.train)), too_short))
     return replace(splits, train=train, excluded=[*splits.excluded, *left_out])
 
 
@@ -172,7 +172,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     def texts() -> Iterable[str]:
         if lm_text.texts:
             return read_sentences(lm_text.texts, table, knobs)
-        return read_column(splits.train, "text")
+        return chain.from_iterable(read_texts(splits.train))
 
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(

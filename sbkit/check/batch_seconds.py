@@ -55,11 +55,14 @@ def find_batch_seconds(
     *,
     recipe: Recipe | None = None,
     target: str | None = None,
+    run: RunSetup | None = None,
 ) -> dict[str, object]:
     """Return the overrides, with a number for `batch_seconds: auto`.
 
     A resumed run keeps the number that it started with. All ranks must call this function, and
     all get the same number: the lowest of their own.
+
+    run: the run that follows, which takes over what is prepared here.
     """
     knobs = read_knobs(yaml_file, overrides)
     if knobs.get(BATCH_SECONDS) != AUTO:
@@ -82,14 +85,14 @@ def find_batch_seconds(
     with (
         main_rank_first(),
         single_rank(),
-        quiet(),
-        PlannedRun(yaml_file, probed_overrides, recipe=recipe) as planned,
+        PlannedRun(yaml_file, probed_overrides, recipe=recipe, run=run) as planned,
     ):
         try:
             fitting = _find_fitting(planned, micro_batches_per_step)
         except MissingPartError:  # the checks report the reason
             reason = "no step can run: see the errors of `sbkit check`"
             fitting = FittingBatch(CPU_SECONDS, reason)
+        planned.hand_over()
     fitting = min(gather_over_ranks(fitting), key=lambda batch: batch.seconds)
     seconds = float(micro_batches_per_step * fitting.seconds)
     logger.info(f"{BATCH_SECONDS}: {AUTO} -> {seconds:g} ({fitting.reason})")
@@ -120,8 +123,9 @@ def find_fitting_on_gpu(
 
     Raises MissingPartError if the dry run fails, since a step then fails on any device.
     """
+    planned.prepare_labels()  # told, unlike the steps
     completed_dry_run(planned)
-    with real_steps(planned) as steps:
+    with quiet(), real_steps(planned) as steps:
 
         def peak_of(seconds: int) -> int | None:
             steps.reset_peak()

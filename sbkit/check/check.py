@@ -13,7 +13,6 @@ from sbkit.check import cost, data, dry_run, learn, ownership, settings
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.progress import progress_bar
-from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +74,9 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
     return list(unique.values())
 
 
-def check_before_training(setup: RunSetup) -> None:
+def check_before_training(planned: PlannedRun) -> None:
     """Check a run before its first step: log the notes, and raise ConfigError for errors."""
-    with (
-        single_rank(),
-        PlannedRun(setup.yaml_file, setup.overrides, recipe=setup.load_recipe()) as planned,
-    ):
+    with single_rank():
         findings = check_planned_run(planned)
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:

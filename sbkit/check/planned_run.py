@@ -7,7 +7,7 @@ something cannot be made, that is reported once, and the checks that need it are
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,8 @@ from sbkit.config.document import dotted, read_document
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import Loaders
 from sbkit.data.sampler import TrainSampler
+from sbkit.data.splits import Splits
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import count_local_devices, counter_of_target, parse_device, resolve
 from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
@@ -30,6 +32,8 @@ from sbkit.train.recipe import Recipe
 from sbkit.train.setup import Result, RunSetup, once
 
 ON_CPU = resolve("cpu", "fp32")
+HANDED_OVER = ("splits", "labels")
+LABEL_FILES = "label_files"  # in the results of a run: the contents that its checks have made
 Ids = tuple[str, ...]
 CPU_OPTIONS: dict[str, Any] = {
     "device": ON_CPU.device,
@@ -87,6 +91,8 @@ class PlannedRun(RunSetup):
     """A run that leaves no trace in its folder, ``run_folder``.
 
     target: the machine to check for, such as cuda:8; by default this one.
+    run: the run that follows. Its splits are used if it has them; what is made here is logged, as
+        the run will not make it again.
 
     >>> with PlannedRun(Path("hparams/ctc.yaml"), {"lr": 25.0}) as planned:  # doctest: +SKIP
     ...     for finding in check_planned_run(planned):
@@ -101,7 +107,9 @@ class PlannedRun(RunSetup):
         *,
         recipe: Recipe | None = None,
         target: str | None = None,
+        run: RunSetup | None = None,
     ) -> None:
+        recipe = recipe if run is None else run.load_recipe()
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder = self.folder
@@ -109,6 +117,7 @@ class PlannedRun(RunSetup):
         self.document = read_document(yaml_file)
         self.user_overrides = overrides
         self.faults: dict[str, SbkitError] = {}
+        self._run = run
         self._scratch = TemporaryDirectory(prefix="sbkit-check")
         self.overrides["output_folder"] = self._scratch.name
         self.knobs = read_knobs(yaml_file, self.overrides)
@@ -127,7 +136,8 @@ class PlannedRun(RunSetup):
         if name in self.faults:
             raise MissingPartError(name)
         try:
-            with quiet(), preserve_rng(ON_CPU.device):
+            is_told = self._run is not None and name in HANDED_OVER
+            with nullcontext() if is_told else quiet(), preserve_rng(ON_CPU.device):
                 return super().make_once(name, make)
         except MissingPartError:  # of something that it needs
             raise
@@ -142,19 +152,51 @@ class PlannedRun(RunSetup):
 
     def make_all(self) -> None:
         """Make the Brain, the loaders and all that they need; the errors are in `faults`."""
-        for make in (self.choose_placement, self.make_loaders, self.make_cpu_brain):
+        for make in (
+            self.choose_placement,
+            self.prepare_splits,  # these two first, as `make_once` is quiet about the others
+            self.prepare_labels,
+            self.make_loaders,
+            self.make_cpu_brain,
+        ):
             with suppress(MissingPartError):
                 make()
 
     # -- what differs from training ------------------------------------------------------------
 
+    @once("splits")
+    def prepare_splits(self) -> Splits:
+        """Prepare the data, unless the run that follows has done so."""
+        if self._run is not None and "splits" in self._run.results:
+            self.knobs.names_read |= self._run.knobs.names_read
+            splits: Splits = self._run.results["splits"]
+            return splits
+        return super().prepare_splits()
+
     @once("labels")
     def prepare_labels(self) -> object:
-        """Open the tokenizer or the classes, from a copy of the run's file if it has one."""
-        name = self.load_recipe().task.label_file
-        if name and (self.run_folder / name).is_file():
-            shutil.copy(self.run_folder / name, self.folder)
+        """Open the tokenizer or the classes, from copies of the run's files if it has them."""
+        earlier = {} if self._run is None else self._run.results.get(LABEL_FILES, {})
+        for name in self._label_file_names():
+            if name in earlier:
+                (self.folder / name).write_bytes(earlier[name])
+            elif (self.run_folder / name).is_file():
+                shutil.copy(self.run_folder / name, self.folder)
         return super().prepare_labels()
+
+    def _label_file_names(self) -> list[str]:
+        """Name the files that `prepare_labels` may write."""
+        return [name for name in (self.load_recipe().task.label_file, LANGUAGE_MODELS_FILE) if name]
+
+    def hand_over(self) -> None:
+        """Give the run that follows the splits, and the contents of its label files."""
+        if self._run is None:
+            return
+        if "splits" in self.results:
+            self._run.results.setdefault("splits", self.results["splits"])
+            self._run.knobs.names_read |= self.knobs.names_read
+        files = [self.folder / name for name in self._label_file_names()]
+        self._run.results[LABEL_FILES] = {f.name: f.read_bytes() for f in files if f.is_file()}
 
     @once("model")
     def require_model(self) -> nn.ModuleList:

@@ -11,6 +11,8 @@ memory than the file.
 
 import hashlib
 import json
+import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,6 +36,7 @@ from sbkit.lm.arpa import DATA_HEADER, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import TrainedNgrams, train
 from sbkit.lm.ngram import SPECIAL, Grams, NgramModel
 from sbkit.lm.seen import SEEN, count_seen, draw_hashes
+from sbkit.text.drawing import draw_sentences
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     Orthography,
@@ -55,6 +58,12 @@ SEEN_HASHES = "seen"  # the array of `draw_hashes`
 WORD_TABLE = "word_table"  # in the metadata: `NgramModel.table` of the model of words
 SUBJECT = "The text of a language model"  # in errors
 KENLM_HEADER = b"mmap lm http://kheafield.com/code"  # of a binary file of KenLM
+# Bytes of text that a model learns from, of more text in drawn sentences; and the memory that a
+# byte takes to be counted, in 3-grams of words or 6-grams of characters.
+MAX_TEXT_BYTES = {WORDS: 75_000_000, TOKENS: 30_000_000}
+MEMORY_OF_BYTE = {WORDS: 22, TOKENS: 60}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -257,15 +266,25 @@ def ensure_language_models(
     arpa = lm_text.arpa
     models = {} if arpa is None else _read_arpa_model(arpa, orders, tokenizer, word_table)
     messages = [f"language model of {name}: {arpa}" for name in models]
-    all_sentences = [text for text in texts() if text.strip()]
-    sentences = [text for text in all_sentences if to_plain(text) not in excluded]
+    num_left_out = 0
+
+    def learned_texts() -> Iterator[str]:
+        nonlocal num_left_out
+        for text in filter(str.strip, texts()):
+            if to_plain(text) in excluded:
+                num_left_out += 1
+            else:
+                yield text
+
+    sentences, num_sentences = draw_sentences(learned_texts(), max(MAX_TEXT_BYTES.values()))
     if held_out:
-        count = plural(len(all_sentences) - len(sentences), "sentence")
+        count = plural(num_left_out, "sentence")
         left_out = f"{count} left out, because {' or '.join(held_out)} has the same"
         if not sentences and any(orders.values()):
             raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
         messages.append(f"lm_text: {left_out}")
-    spelling_notes = _check_spelling(Counter(" ".join(sentences).split()), tokenizer)
+    words = Counter(chain.from_iterable(map(str.split, sentences)))
+    spelling_notes = _check_spelling(words, tokenizer)
     to_words = _normalizer(word_table)
     splitters: dict[str, Callable[[str], list[str]]] = {
         WORDS: lambda text: to_words(text).split(),
@@ -273,7 +292,9 @@ def ensure_language_models(
     }
     for name, order in orders.items():
         if order and name not in models:
-            trained = train(map(splitters[name], sentences), order=order)
+            drawn, _ = draw_sentences(sentences, MAX_TEXT_BYTES[name])
+            logger.info(_describe_size(name, order, drawn, num_sentences))
+            trained = train(map(splitters[name], drawn), order=order)
             models[name] = replace(trained.model, table=word_table if name == WORDS else None)
             messages.append(_describe(name, trained))
     if WORDS in models and models[WORDS].table is not None:
@@ -364,6 +385,19 @@ def _to_pieces(text: str, tokenizer: Tokenizer) -> list[str]:
     """Return the tokens of a text as pieces, without unknown ones."""
     unknown = tokenizer.vocabulary.unk
     return [tokenizer.piece(token) for token in tokenizer.encode(text) if token != unknown]
+
+
+def _describe_size(name: str, order: int, drawn: Sequence[str], num_sentences: int) -> str:
+    """Describe what a model will learn from, and what it takes."""
+    megabytes = MEMORY_OF_BYTE[name] * sum(len(text.encode()) for text in drawn) / 1e6
+    # With a space before the first token of BPE, and the end of the sentence
+    num_tokens = sum((text.count(" ") if name == WORDS else len(text)) + 2 for text in drawn)
+    all_sentences = f" drawn of {num_sentences:,}" if len(drawn) < num_sentences else ""
+    return (
+        f"language model of {name}: counting up to {order * num_tokens:,} n-grams in "
+        f"{plural(len(drawn), 'sentence')}{all_sentences}, in up to "
+        f"{math.ceil(megabytes):,} MB of memory"
+    )
 
 
 def _describe(name: str, trained: TrainedNgrams) -> str:

@@ -5,6 +5,7 @@
 Each step can also be taken alone, and takes the steps that it needs first.
 """
 
+import gc
 import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +18,12 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training, check_planned_run
-from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.check.planned_run import LABEL_FILES, Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
@@ -274,28 +276,48 @@ class Run(RunSetup):
     @once("batch_seconds")
     def _fix_batch_seconds(self) -> None:
         """Replace `batch_seconds: auto` by a number."""
-        recipe = self.load_recipe()
-        self.overrides = find_batch_seconds(self.yaml_file, self.overrides, recipe=recipe)
+        self.overrides = find_batch_seconds(
+            self.yaml_file, self.overrides, recipe=self.load_recipe(), run=self
+        )
+        names_read = self.knobs.names_read  # in the preparation of the splits
         self.knobs = read_knobs(self.yaml_file, self.overrides)
+        self.knobs.names_read |= names_read
 
     @once("check")
     def _check(self) -> None:
+        """Check the run, unless `check: False`, and take over what was made for that."""
         with main_rank_first():
             if self.knobs.get("check", True) and rank() == 0:
-                check_before_training(self)
+                with PlannedRun(self.yaml_file, self.overrides, run=self) as planned:
+                    check_before_training(planned)
+                    planned.hand_over()
+                del planned
+                gc.collect()
+                return_freed_memory()
+            label_files = self.results.pop(LABEL_FILES, {})
+            if label_files and rank() == 0:
+                self._check_resumable()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                for name, content in label_files.items():
+                    file = self.folder / name
+                    if not file.is_file() or file.read_bytes() != content:
+                        write_bytes_atomically(file, content)
 
     def prepare_labels(self) -> Any:
         """Open the labels of this run; raises ConfigError if the folder has another run."""
-        if not self.results.keys() & {"resumable", "labels"}:
-            self.results["resumable"] = True
-            if note := self.make_run_config().check_resumable(self.folder):
-                logger.info(note)
-            if (label_file := self.find_label_file()) and not self.has_checkpoint():
-                logger.info(
-                    f"note: {label_file} was there before the first checkpoint and is used as it "
-                    "is. Remove it to have it made again from this data."
-                )
+        if "labels" not in self.results:
+            self._check_resumable()
         return super().prepare_labels()
+
+    @once("resumable")
+    def _check_resumable(self) -> None:
+        if note := self.make_run_config().check_resumable(self.folder):
+            logger.info(note)
+        if (label_file := self.find_label_file()) and not self.has_checkpoint():
+            logger.info(
+                f"note: {label_file} was there before the first checkpoint and is used as it "
+                "is. Remove it to have it made again from this data."
+            )
 
     def build_hparams(self) -> Knobs:
         """Build the objects of the YAML, with batches that fit."""

@@ -13,8 +13,11 @@ import torch
 
 from sbkit.audio.augment import SpeedGroup
 from sbkit.base.errors import SbkitError
+from sbkit.data import batch as batch_module
 from sbkit.data.batch import TextBatch, TextCollate, UtteranceDataset, make_loader, make_loaders
 from sbkit.data.sampler import EvalSampler, Example, TrainSampler
+from sbkit.data.splits import Splits
+from sbkit.distributed.device import resolve
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import Vocabulary
 from tests.stores import Utterance, make_store
@@ -204,3 +207,26 @@ def test_make_loaders_refuses_too_little_shared_memory(monkeypatch: pytest.Monke
         make_loaders(nothing, KNOBS, collate=nothing, placement=nothing)
     with pytest.raises(AttributeError):  # it continues to the splits, of which there are none
         make_loaders(nothing, {**KNOBS, "num_workers": 1}, collate=nothing, placement=nothing)
+
+
+def test_features_of_a_large_training_set_are_measured_on_drawn_clips(
+    store: datasets.Dataset, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One from each part of the set, and the same ones on any number of ranks."""
+    monkeypatch.setattr(batch_module, "MAX_MEASURED_CLIPS", 2)
+    knobs = {**KNOBS, "num_workers": 0, "seed": 2, "eval_batch_seconds": 1e-4}
+
+    def measured(rank: int, world_size: int) -> set[str]:
+        monkeypatch.setattr(batch_module, "rank", lambda: rank)
+        monkeypatch.setattr(batch_module, "world_size", lambda: world_size)
+        loaders = make_loaders(
+            Splits(store, {}, {}),
+            knobs,
+            collate=TextCollate(tokenizer),
+            placement=resolve("cpu", "fp32"),
+        )
+        return {id for batch in loaders.measure for id in batch.ids}
+
+    early, late = sorted(measured(0, 1))
+    assert early in ("clip0", "clip1") and late in ("clip2", "clip3", "clip4")
+    assert [measured(rank, 2) for rank in (0, 1)] in ([{early}, {late}], [{late}, {early}])

@@ -11,6 +11,7 @@ import safetensors.numpy
 from sbkit.base.arrays import Array
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
+from sbkit.lm import language_models
 from sbkit.lm.arpa import read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import is_arpa, load, load_language_models, save
@@ -43,6 +44,27 @@ def test_models_are_trained_once_and_again_for_another_text(
     assert "too little text" in message
     assert train_models(file, tokenizer, []) == []
     assert train_models(file, tokenizer, source="others")
+
+
+def test_models_learn_from_as_much_text_as_fits_into_memory(
+    file: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They say so before they are trained, and the same sentences are drawn again."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(language_models, "MAX_TEXT_BYTES", {"words": 200, "tokens": 100})
+    messages = train_models(file, tokenizer)
+    first = file.read_bytes()
+    sizes = [
+        "words: counting up to 110 n-grams in 9 sentences drawn of 12, in up to 1 MB of memory",
+        "tokens: counting up to 279 n-grams in 4 sentences drawn of 12, in up to 1 MB of memory",
+    ]
+    assert caplog.messages == [f"language model of {size}" for size in sizes]
+    assert "46 words in 9 sentences" in messages[0] and "85 tokens in 4 sentences" in messages[1]
+    train_models(file, tokenizer, source="again")
+    assert file.read_bytes().replace(b"again", b"these") == first
 
 
 def test_text_in_other_letters_does_not_replace_the_models_of_a_run(

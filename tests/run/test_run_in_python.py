@@ -20,15 +20,17 @@ import torch
 from safetensors.torch import load_file
 
 from recipes.asr.recipe import ASR, AsrBrain
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.hparams import Knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
+from sbkit.lm import language_models
 from sbkit.run import ending
 from sbkit.run.run import Run
 from sbkit.runtime.transcriber import Transcriber
+from sbkit.text import tokenizer
 from tests.runs import ROOT, TINY, Workplace, one_thread, read_json, rows_of, stopped_after
 from tests.runtime.bundles import SMALL as SMALL_GRID
 from tests.runtime.bundles import parity_report
@@ -93,6 +95,51 @@ RESULTS: dict[str, Callable[[Run], object]] = {
     "model": lambda run: run.model,
     "tune": Run.tune,
 }
+
+
+@pytest.mark.parametrize("way", ["train", "make_brain"])
+def test_start_makes_data_tokenizer_and_language_models_once(
+    way: str, workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check used to make them for itself, and each later start again."""
+    made: list[str] = []
+
+    def note(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        def make_and_note(*arguments: Any, **options: Any) -> Any:
+            made.append(name)
+            return make(*arguments, **options)
+
+        return make_and_note
+
+    def start(lr: float) -> Run:
+        made.clear()
+        more = {"output_folder": tmp_path, "check": True, "word_lm_order": 2, "lr": lr}
+        more |= {"data_folder": workplace.release, "batch_seconds": "auto"}
+        run = Run(YAML, {**SMALL, **more}, recipe=recipe)
+        if way == "make_brain":
+            run.make_brain(run.make_loaders())
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run.train()
+        return run
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    recipe = replace(ASR, prepare_splits=note("splits", ASR.prepare_splits))
+    monkeypatch.setattr(tokenizer, "_train", note("tokenizer", tokenizer._train))
+    monkeypatch.setattr(language_models, "train", note("model", language_models.train))
+    monkeypatch.setattr(AsrBrain, "fit", stop)
+    if way == "train":
+        with pytest.raises(ConfigError, match="Two steps at a learning rate of 25 raise the loss"):
+            start(25.0)
+        assert not {"tokenizer.model", "lm.safetensors"} & {f.name for f in tmp_path.iterdir()}
+    start(0.002)
+    assert made == ["splits", "tokenizer", "model"]
+    if way == "train":
+        assert "language model of words: 2-grams" in (tmp_path / "train.log").read_text()
+    start(0.002)
+    assert made == ["splits"]
 
 
 @pytest.mark.slow

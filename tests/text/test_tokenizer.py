@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.text import tokenizer
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -67,6 +68,21 @@ def test_unseen_character_is_unk_and_never_blank(
 def test_same_text_gives_same_model_bytes(tmp_path: Path, kind: str, vocab_size: Any) -> None:
     files = [train(tmp_path / name, kind, vocab_size).model_file for name in ("one", "two")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "vocab_size"), KINDS)
+def test_tokens_of_drawn_sentences_spell_the_others(
+    tmp_path: Path,
+    kind: str,
+    vocab_size: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(tokenizer, "MAX_TEXT_BYTES", 2000)
+    texts = [*SENTENCES * 20, "ñandú ø"]
+    assert train(tmp_path, kind, vocab_size and vocab_size + 4, texts).spells(texts)
+    assert caplog.messages == ["tokenizer: trained on 34 drawn sentences of 61"]
 
 
 @pytest.mark.parametrize(("kind", "vocab_size"), [("char", None), ("bpe", 30), ("unigram", 21)])
