@@ -1,13 +1,16 @@
 """The versions and the commit that produced a result."""
 
+import hashlib
 import platform
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
+TEXT_PACKAGES = ("num2words", "regex", "pyarrow")
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
 
@@ -15,6 +18,17 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
     """Return the versions of Python and of the packages that a run needs; None if not installed."""
     packages = (*PACKAGES, *more_packages)
     return {"python": platform.python_version()} | {name: _version(name) for name in packages}
+
+
+@cache
+def code_identity() -> str:
+    """Hash the code of sbkit and of the recipes, with the versions of packages that they use."""
+    digest = hashlib.sha256(repr(versions(TEXT_PACKAGES)).encode())
+    root = Path(__file__).parents[2]
+    patterns = ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py")
+    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def describe_versions() -> str:

@@ -17,27 +17,28 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree, to_json, write_text_atomically
-from sbkit.base.versions import versions
+from sbkit.base.versions import code_identity
 from sbkit.config.hparams import Knobs
 from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder
 from sbkit.data.corpus import Corpus, KnobValues, list_files
 from sbkit.data.manifest import Excluded
+from sbkit.data.shard import AUDIO
 from sbkit.data.splits import PreparedSplit
 
 RECORD_FILE = "splits.json"
 MEASURED_FOLDER = "measured"  # of the prepared data: facts about splits
 BATCH_ROWS = 100_000  # in a record batch; Arrow's 32-bit offsets allow up to 2 GB of text
-PACKAGES = ("num2words", "regex", "pyarrow")  # they decide texts, too
+PATH_ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
 # All that the corpora of this package, the filters and `prepare_split` read: they see no other key.
 DATA_KEYS = (
     *("corpus", "data_folder", "manifest", "splits", "split_shares", "language"),
@@ -73,7 +74,7 @@ def prepare_once(
     knobs = Knobs({name: knobs[name] for name in DATA_KEYS if name in knobs})
     source = files[0]
     settings = _hash([kind, {**knobs}, [*map(str, files)]])
-    version = _hash([_describe_code(), [*map(_describe_file, files)]])
+    version = _hash([code_identity(), [*map(_describe_file, files)]])
     name = f"{source.name}-{settings}-{version}".lstrip("-.")
     folder = default_cache() / PREPARED_FOLDER / name
     if not _is_verifying and (data := _read(folder)) is not None:
@@ -93,7 +94,7 @@ def prepare_once(
 
 def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
     """Return the plain data that an earlier call has stored for ``identity``, or measure it."""
-    name = f"{_hash([identity, _describe_code()])}.json"
+    name = f"{_hash([identity, code_identity()])}.json"
     file = default_cache() / PREPARED_FOLDER / MEASURED_FOLDER / name
     if not file.is_file():
         facts = to_json(measure())
@@ -131,17 +132,6 @@ def _describe_file(path: Path) -> list[Any]:
     return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
 
 
-@cache
-def _describe_code() -> Any:
-    """Return the versions of packages, and a hash of the code and the tables of texts."""
-    root = Path(__file__).parents[2]
-    patterns = ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py")
-    digest = hashlib.sha256()
-    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
-        digest.update(file.read_bytes())
-    return versions(PACKAGES), digest.hexdigest()
-
-
 def _write(folder: Path, data: PreparedData, source: Path) -> None:
     records = {}
     for name, split in data.splits.items():
@@ -155,23 +145,33 @@ def _write(folder: Path, data: PreparedData, source: Path) -> None:
             "fingerprint": split.fingerprint,
             "filtered": split.filtered,
             "missing": split.missing,
+            "shards": _list_shards(split.dataset),
         }
     describe_folder(folder, source)
     record = {"roles": data.roles, "splits": records}
-    (folder / RECORD_FILE).write_text(to_json(record), encoding="utf-8")
+    (folder / RECORD_FILE).write_text(to_json(record), **PATH_ENCODING)
     fsync_tree(folder)
 
 
+def _list_shards(rows: datasets.Dataset) -> list[str]:
+    """Return the shards that hold the audio of rows; none for clips that are files."""
+    audio = rows.data.table[AUDIO]
+    in_shards = pc.is_valid(pc.struct_field(audio, "start"))
+    shards: list[str] = pc.unique(pc.struct_field(audio, "file").filter(in_shards)).to_pylist()
+    return shards
+
+
 def _read(folder: Path) -> PreparedData | None:
-    """Map the splits of a folder; None without all, or if a file that was missing is there now."""
+    """Map the splits of a folder; None without all, or if audio has been removed or added."""
     file = folder / RECORD_FILE
     if not file.is_file():
         return None
-    record = json.loads(file.read_text(encoding="utf-8"))
+    record = json.loads(file.read_text(**PATH_ENCODING))
     splits: dict[str, PreparedSplit] = {}
     for name, facts in record["splits"].items():
         table_file = folder / f"{name}.arrow"
-        if not table_file.is_file() or any(map(os.path.exists, facts["missing"])):
+        has_shards = all(map(os.path.exists, facts.pop("shards")))
+        if not (table_file.is_file() and has_shards) or any(map(os.path.exists, facts["missing"])):
             return None
         excluded = [Excluded(**row) for row in facts.pop("excluded")]
         table = MemoryMappedTable.from_file(str(table_file))

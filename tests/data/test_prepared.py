@@ -133,6 +133,13 @@ def test_changed_clip_is_an_error_at_the_clip_and_named_by_verify(
     assert len(list(read_rows(prepare(release).valid["dev"], [0, 1]))) == 2
 
 
+def test_audio_removed_from_the_cache_is_decoded_again(release: Path, tmp_path: Path) -> None:
+    prepare(release, audio_store="pcm")
+    shutil.rmtree(tmp_path / "cache" / "audio")
+    rows = prepare(release, audio_store="pcm").train
+    assert [row["samples"] for row in read_rows(rows, [0, 1])] == [16_000, 16_000]
+
+
 def test_damaged_or_half_removed_tables_are_made_again(
     release: Path, tmp_path: Path, read_splits: list[str]
 ) -> None:
