@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import atomic_folder, fsync_tree, to_json, write_text_atomically
 from sbkit.base.versions import code_identity
 from sbkit.config.hparams import Knobs
@@ -39,7 +39,7 @@ RECORD_FILE = "splits.json"
 MEASURED_FOLDER = "measured"  # of the prepared data: facts about splits
 BATCH_ROWS = 100_000  # in a record batch; Arrow's 32-bit offsets allow up to 2 GB of text
 PATH_ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
-# All that the corpora of this package, the filters and `prepare_split` read: they see no other key.
+# All that the corpora of this package, the filters and `prepare_split` read
 DATA_KEYS = (
     *("corpus", "data_folder", "manifest", "splits", "split_shares", "language"),
     *("encoding", "path_column", "text_column", "where", "skip_quality_tags"),
@@ -49,6 +49,30 @@ DATA_KEYS = (
 logger = logging.getLogger(__name__)
 
 _is_verifying = False
+
+
+class DataKnobs(Knobs):
+    """The values of `DATA_KEYS`.
+
+    Raises ConfigError where code reads another key of the YAML, which would decide stored rows.
+    """
+
+    def __init__(self, knobs: KnobValues) -> None:
+        super().__init__({name: knobs[name] for name in DATA_KEYS if name in knobs})
+        self._other_names = {*knobs} - {*DATA_KEYS}
+
+    def get(self, name: str, default: object = None) -> Any:
+        """Return a value, or the default."""
+        if name in self._other_names:
+            raise ConfigError(
+                f"A corpus with a function `files` may read {', '.join(DATA_KEYS)}, but this one "
+                f"reads `{name}`. Take `files` out of it; then it is read at each start."
+            )
+        return super().get(name, default)
+
+    def __missing__(self, name: str) -> NoReturn:
+        self.get(name)
+        super().__missing__(name)
 
 
 class PreparedData(NamedTuple):
@@ -71,10 +95,11 @@ def prepare_once(
     files = list_files(corpus, knobs)
     if files is None:
         return make(knobs)
-    knobs = Knobs({name: knobs[name] for name in DATA_KEYS if name in knobs})
+    knobs = DataKnobs(knobs)
     source = files[0]
     settings = _hash([kind, {**knobs}, [*map(str, files)]])
-    version = _hash([code_identity(), [*map(_describe_file, files)]])
+    module_file = Path(getattr(corpus, "__file__", None) or source)  # of a corpus of the user's own
+    version = _hash([code_identity(), [*map(_describe_file, [*files, module_file])]])
     name = f"{source.name}-{settings}-{version}".lstrip("-.")
     folder = default_cache() / PREPARED_FOLDER / name
     if not _is_verifying and (data := _read(folder)) is not None:

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import soundfile
 
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import prepare_transcripts
-from sbkit.base.errors import DataError
+from sbkit.base.errors import ConfigError, DataError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
@@ -150,6 +152,24 @@ def test_damaged_or_half_removed_tables_are_made_again(
     shutil.rmtree(folder)
     assert prepare(release).train[:] == expected
     assert len(read_splits) == 9
+
+
+def test_corpus_of_a_module_is_stored_if_it_tells_its_files(
+    release: Path, read_splits: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("my_corpus")
+    vars(module).update(splits=common_voice.splits, read=common_voice.read)
+    monkeypatch.setitem(sys.modules, "my_corpus", module)
+    for _ in range(2):
+        prepare(release, corpus="my_corpus")
+    assert len(read_splits) == 6
+    vars(module).update(files=common_voice.files)
+    for _ in range(2):
+        prepare(release, corpus="my_corpus")
+    assert len(read_splits) == 9
+    vars(module).update(splits=lambda knobs: {"train": [knobs["seed"]]})
+    with pytest.raises(ConfigError, match="reads `seed`. Take `files` out"):
+        prepare(release, corpus="my_corpus", language="de")
 
 
 def test_cache_prune_removes_splits_of_earlier_tables(release: Path, tmp_path: Path) -> None:
