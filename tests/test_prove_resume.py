@@ -37,7 +37,7 @@ def test_differences_finds_one_flipped_bit(tmp_path: Path) -> None:
     assert parameter == "bias"
 
 
-@pytest.mark.slow(20)
+@pytest.mark.slow(30)
 def test_run_killed_twice_equals_uninterrupted_run(
     workplace: Workplace,
     tmp_path: Path,
@@ -46,7 +46,8 @@ def test_run_killed_twice_equals_uninterrupted_run(
 ) -> None:
     """The kills of this seed come late in a run, so that little is trained twice.
 
-    The second start is of two ranks, is killed in a save, and maps the rows that the first run has prepared.
+    The second start is of two ranks, and is killed in a save. It maps the rows that the first run
+    has prepared.
     """
     start_ranks = prove_resume.start
     knobs = [
