@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,14 +37,19 @@ def test_differences_finds_one_flipped_bit(tmp_path: Path) -> None:
     assert parameter == "bias"
 
 
-@pytest.mark.slow(20)
+@pytest.mark.slow(30)
 def test_run_killed_twice_equals_uninterrupted_run(
     workplace: Workplace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The kills of this seed come late in a run, so that little is trained twice."""
+    """The kills of this seed come late in a run, so that little is trained twice.
+
+    The second start is of two ranks, and is killed in a save. It maps the rows that the first run
+    has prepared.
+    """
+    start_ranks = prove_resume.start
     knobs = [
         "hparams/ctc.yaml",
         f"--data_folder={workplace.release}",
@@ -53,12 +59,17 @@ def test_run_killed_twice_equals_uninterrupted_run(
         "--check=false",
     ]
 
-    def start(arguments: Sequence[str], run: Path) -> Process:
+    def start(arguments: Sequence[str], ranks: int, run: Path) -> Any:
+        if ranks > 1:
+            return start_ranks(arguments, ranks, run)
         command = ["train.py", *arguments, f"--output_folder={run}"]
-        return Process(command, SBKIT_CACHE=workplace.cache)
+        return Process(command)
 
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
     monkeypatch.setattr(prove_resume, "start", start)
-    monkeypatch.setattr(sys, "argv", ["prove_resume", "--kills=2", "--seed=729", *knobs])
+    monkeypatch.setattr(
+        sys, "argv", ["prove_resume", "--kills=2", "--seed=421", "--ranks=2", *knobs]
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert main() == 0
     output = capsys.readouterr().out

@@ -1,8 +1,10 @@
 """tools/demo with a small model, tools.show, tools.mutate, and benchmarks of small models."""
 
 import importlib
+import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from sbkit.base.errors import SbkitError
 from sbkit.evaluate.run_results import write_summary
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set
+from tests import processes
 from tests.runs import ROOT, TINY_VOICE, Workplace
-from tools import bench_codec, show
+from tools import bench_codec, bench_data, show
 
 SUMS = """def double(number):
     return number + number
@@ -48,6 +51,39 @@ def test_demo_trains_scores_exports_and_transcribes(
     assert "test: CER" in process.stdout
     assert "held-out clip:" in process.stdout
     assert f"{tmp_path}/run/bundle/model.safetensors" in process.stdout
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("form", [[], ["--shards"]])
+def test_all_sides_start_on_an_invented_release(
+    form: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No clip has another length than its table states, and two starts are in mid-epoch."""
+    outputs: list[str] = []
+
+    def launch(folder: Path, words: Sequence[str], ranks: int) -> list[dict[str, float]]:
+        file = folder / "figures.json"
+        command = ["-m", "tools.bench_start", file, *words]
+        process = processes.run(command, ranks=ranks, SBKIT_CACHE=folder / "cache")
+        assert process.returncode == 0, process.stderr
+        outputs.append(process.stdout + process.stderr)
+        return list(json.loads(file.read_text()))
+
+    monkeypatch.setattr(bench_data, "launch", launch)
+    arguments = ["start", "--rows=200", "--ranks=2", f"--folder={tmp_path / 'data'}", *form]
+    monkeypatch.setattr(sys, "argv", ["bench_data", *arguments])
+    bench_data.main()
+    _, _, *table = capsys.readouterr().out.splitlines()
+    assert len(table) == len(outputs) == (5 if form else 8)
+    for row in table:
+        resident, private, pss = map(float, row.split("|")[4:7])
+        assert 0 < private <= pss <= resident
+    assert not any("Download it again" in output for output in outputs)
+    resumed = ["Resuming after step 2, in epoch 1" in output for output in outputs[:5]]
+    assert resumed == [False, False, False, True, True]
 
 
 @pytest.mark.slow(15)

@@ -1,27 +1,34 @@
 """Measure the start of a run on many hours of data, and the speed of the loader.
 
-python -m tools.bench_data index --rows 8000000       (shards of 10,000 hours, without audio)
+python -m tools.bench_data start --rows 1000000       (beside lhotse, `datasets` and SpeechBrain)
+python -m tools.bench_data start --rows 8000000 --shards   (sbkit on shards of 10,000 hours)
 python -m tools.bench_data loader --workers 1         (the default corpus, local, pcm and flac)
 python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
 python -m tools.bench_data results --utterances 100000   (of a test, without audio)
 
-`index` writes the tables of shards, and prepares a run up to its first batch in three new
-processes: the first start, which trains the tokenizer; a later start; and one that resumes in the
-middle of an epoch. It reads no audio. `results` makes utterances with about 10 % wrong words, and
-prints what it takes to report them.
+`start` writes a release with Common Voice's columns, or shards, whose clips are a few hundred files
+of noise. Each side then starts in new processes, up to its first batch: sbkit with lazy audio and a
+small model, the others up to the paths of the clips. Their tables are written before, because their
+users have them. `--folder` keeps the release for the next call; `--ranks 1` leaves out the start
+under torchrun. `results` makes utterances with about 10 % wrong words, and prints what it takes to
+report them.
 """
 
 import argparse
+import hashlib
 import json
+import os
 import pickle
 import re
-import resource
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,33 +36,49 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import soundfile
 from datasets import Dataset
+from pyarrow import csv
 
 from recipes.prepare import collate_clips, prepare_transcripts
+from sbkit.audio.io import declared_seconds
+from sbkit.base.errors import SbkitError
+from sbkit.base.process import run_main
+from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import make_loader
+from sbkit.data.clips import encode_audio
+from sbkit.data.debian_release import ReleaseRow
+from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.sampler import TrainSampler
-from sbkit.data.shard import FACTS_KEY, ShardFacts
+from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
 from sbkit.data.splits import sample_counts
 from sbkit.evaluate.slices import measure_slices, write_slices
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import slice_figures
-from sbkit.logs.handlers import log_to_screen
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.word import Word
-from sbkit.train.setup import RunSetup
 from tools.bench_sides import convert
 
 SAMPLE_RATE = 16_000
 ROWS_PER_SHARD = 7_000  # 1 GB of pcm
+MAX_LINKS = 50_000  # to a file; ext4 allows 65,000
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
 SPEAKERS = 3_000  # of a test
+FIGURES = {"CPU s": 1, "wall s": 0, "RSS (GB)": 2, "private": 2, "PSS": 2, "peak": 2}  # digits
+LARGEST = {"wall s", "peak"}  # of these the largest of all ranks is shown, of others the sum
+SMALL = (
+    *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
+    *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
+    *("--num_encoder_layers=1", "--d_model=64", "--nhead=4", "--d_ffn=64", "--cnn_channels=8"),
+)
 TARGET_RTFX = 8 * 10_000  # of eight GPUs; the last column is the number of workers for them
 
 
@@ -63,8 +86,6 @@ def main() -> None:
     """Run one of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    index = commands.add_parser("index")
-    index.add_argument("--rows", type=int, default=8_000_000)
     loader = commands.add_parser("loader")
     loader.add_argument("--workers", type=int, default=1)
     loader.add_argument("--seconds", type=float, default=10.0)
@@ -72,53 +93,145 @@ def main() -> None:
     results = commands.add_parser("results")
     results.add_argument("--utterances", type=int, default=100_000)
     start = commands.add_parser("start")
-    start.add_argument("folder", type=Path)
-    start.add_argument("--share", type=float, default=0.0)
+    start.add_argument("--rows", type=int, default=1_000_000)
+    start.add_argument("--ranks", type=int, default=4)
+    start.add_argument("--shards", action="store_true")
+    start.add_argument("--folder", type=Path)
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        if options.command == "index":
-            measure_index(Path(folder), options.rows)
+        if options.command == "start":
+            measure_start(Path(folder), options)
         elif options.command == "loader":
             measure_loader(Path(folder), options)
-        elif options.command == "results":
-            measure_results(Path(folder), options.utterances)
         else:
-            start_run(options.folder, options.share)
+            measure_results(Path(folder), options.utterances)
 
 
-def measure_index(folder: Path, rows: int) -> None:
-    """Print the seconds of each step of three starts, and the memory of each process."""
-    write_index(folder / "shards", rows)
-    size = sum(file.stat().st_size for file in (folder / "shards").iterdir())
-    print(f"{rows:,} rows in {-(-rows // ROWS_PER_SHARD):,} tables of {size / 1e9:.2f} GB")
-    for name, share in (("first", 0.0), ("later", 0.0), ("resumed", 0.5)):
-        command = [sys.executable, "-m", "tools.bench_data", "start", folder, "--share", share]
-        subprocess.run([str(word) for word in command], check=True)
-        print(f"({name} start)", flush=True)
+def measure_start(folder: Path, options: argparse.Namespace) -> None:
+    """Print a row for each start: its seconds, and memory with that of workers and all ranks."""
+    data = options.folder or folder / "data"
+    if not data.exists():
+        (write_shards if options.shards else write_release)(data, options.rows)
+    print(f"| {options.rows:,} rows | {' | '.join(FIGURES)} |\n{'| --- ' * (1 + len(FIGURES))}|")
+
+    def measure(name: str, side: str, *words: object, ranks: int = 1) -> None:
+        of_ranks = launch(folder, [side, *map(str, words)], ranks)
+        row = name
+        for figure, digits in FIGURES.items():
+            combine = max if figure in LARGEST else sum
+            row += f" | {combine(figures[figure] for figures in of_ranks):.{digits}f}"
+        print(f"| {row} |", flush=True)
+
+    run = folder / "run"
+    words = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
+    for name, check in {"first": False, "later": False, "later, with the check": True}.items():
+        shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # of the start before
+        measure(f"sbkit, {name}", "sbkit", *words, f"--check={check}")
+    measure("sbkit, resumed in the middle of an epoch", "sbkit", *words)
+    if options.ranks > 1:
+        name = f"sbkit, resumed by {options.ranks} ranks with 2 workers each, all together"
+        measure(name, "sbkit", *words, "--num_workers=2", ranks=options.ranks)
+    for side, table in {} if options.shards else write_tables(data, folder).items():
+        if find_spec(side):
+            measure(side, side, table)
 
 
-def write_index(folder: Path, rows: int) -> None:
-    """Write the index and the tables of shards, with lengths and transcripts but without audio."""
-    random = np.random.default_rng(0)
-    words = _make_words(random)
-    counts = {"train": rows, "dev": 1000, "test": 1000}
-    names = {
-        split: [f"{split}-{number:05d}" for number in range(-(-count // ROWS_PER_SHARD))]
-        for split, count in counts.items()
-    }
-    folder.mkdir()
-    for split, num_rows in counts.items():
-        for number, name in enumerate(names[split]):
-            size = min(ROWS_PER_SHARD, num_rows - number * ROWS_PER_SHARD)
-            table = _make_table(random, words, size=size, first=number * ROWS_PER_SHARD)
-            facts = json.dumps(asdict(ShardFacts(bytes=0, left_out=())))
-            pq.write_table(
-                table.replace_schema_metadata({FACTS_KEY: facts}), folder / f"{name}.parquet"
-            )
-            (folder / f"{name}.arrow").touch()
+def launch(folder: Path, words: Sequence[str], ranks: int) -> list[dict[str, float]]:
+    """Run `tools.bench_start` in new processes, and return the figures of each."""
+    file = folder / "figures.json"
+    torchrun = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m")
+    process = subprocess.run(
+        [sys.executable, "-m", *torchrun * (ranks > 1), "tools.bench_start", str(file), *words],
+        env={"OMP_NUM_THREADS": "1", **os.environ, "SBKIT_CACHE": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode != 0:
+        raise SbkitError(f"{process.stdout}{process.stderr}\n{words[0]} failed; see above.")
+    of_ranks: list[dict[str, float]] = json.loads(file.read_text())
+    return of_ranks
+
+
+def write_release(folder: Path, rows: int) -> None:
+    """Write a Common Voice release whose clips are links to a few files of noise."""
+    for name in ("noise", "clips"):
+        (folder / name).mkdir(parents=True)
+    sources = []
+    for number, clip in enumerate(_make_noise(rows)):
+        sources.append(folder / "noise" / f"{number}.mp3")
+        soundfile.write(sources[-1], clip, SAMPLE_RATE, format="MP3")
+    milliseconds = np.array([round(1000 * declared_seconds(source)) for source in sources])
+    empty = asdict(ReleaseRow(client_id="", path="", sentence="", locale="en"))
+    for split, numbers, columns in _make_columns(rows, block_rows=100_000):
+        constants = {name: pa.repeat(value, len(numbers)) for name, value in empty.items()}
+        _append(folder / f"{split}.tsv", constants | columns)
+        source_of = numbers % len(sources)
+        durations = {"clip": columns["path"], "duration[ms]": milliseconds[source_of]}
+        _append(folder / "clip_durations.tsv", durations)
+        for path, source in zip(columns["path"], source_of.tolist(), strict=True):
+            (folder / "clips" / path).hardlink_to(sources[source])
+
+
+def write_shards(folder: Path, rows: int) -> None:
+    """Write a corpus of shards; the clips of a split are the start of the same noise."""
+    noise = _make_noise(rows)
+    sizes = np.array([WAV_HEADER_BYTES + clip.nbytes for clip in noise])
+    names: dict[str, list[str]] = {"train": [], "dev": [], "test": []}
+    folder.mkdir(parents=True)
+    for split, numbers, columns in _make_columns(rows, block_rows=ROWS_PER_SHARD):
+        if not names[split]:
+            longest = np.roll(max(noise, key=len), numbers[0])  # no clip is in two splits
+            wav = encode_audio(longest, store="pcm", sample_rate=SAMPLE_RATE)
+            crcs = np.array([zlib.crc32(wav[:size]) for size in sizes.tolist()])
+        names[split].append(f"{split}-{len(names[split]):05d}")
+        clip_of = numbers % len(noise)
+        audio = pa.StructArray.from_arrays(
+            [np.zeros_like(numbers), sizes[clip_of], crcs[clip_of], columns["sentence_id"]],
+            ["start", "size", "crc32", "digest"],
+        )
+        texts = {"sentence": columns["sentence"], "speaker": columns["client_id"]}
+        samples = {"samples": np.array([len(clip) for clip in noise])[clip_of]}
+        no_faults = {MIX_FAULT: pa.repeat("", len(numbers))}
+        table = pa.table({"id": columns["path"], AUDIO: audio, **samples, **texts, **no_faults})
+        facts = json.dumps(asdict(ShardFacts(bytes=len(wav), left_out=())))
+        file = folder / f"{names[split][-1]}.parquet"
+        pq.write_table(table.replace_schema_metadata({FACTS_KEY: facts}), file)
+        file.with_suffix(".arrow").write_bytes(wav)
     roles = {"train": ["train"], "valid": ["dev"], "test": ["test"]}
     index = Index(sample_rate=SAMPLE_RATE, roles=roles, splits=names, corpus={})
     (folder / INDEX_FILE).write_text(json.dumps({"format": INDEX_FORMAT, **asdict(index)}))
+
+
+def _make_noise(rows: int) -> list[Any]:
+    """Make the audio of a few hundred clips, as many rows have the same: (S,) int16."""
+    random = np.random.default_rng(0)
+    count = max(256, -(-rows // MAX_LINKS))
+    seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.045, 0.3, count), 2.5, 15.0)
+    longest = random.normal(0, 1000, int(15.0 * SAMPLE_RATE)).astype(np.int16)
+    return [longest[: int(length * SAMPLE_RATE)] for length in seconds]
+
+
+def _make_columns(rows: int, *, block_rows: int) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield blocks of each split: its name, the numbers of its rows, and columns of texts."""
+    random = np.random.default_rng(0)
+    words = _make_words(random)
+    first = 0
+    for split, size in (("train", rows), ("dev", 1000), ("test", 1000)):
+        for start in range(first, first + size, block_rows):
+            numbers = np.arange(start, min(start + block_rows, first + size))
+            sentences = random.choice(words, (len(numbers), WORDS_PER_SENTENCE)).tolist()
+            speakers = (f"{split} {number // 50}".encode() for number in numbers)
+            yield (
+                split,
+                numbers,
+                {
+                    "client_id": [hashlib.sha512(speaker).hexdigest() for speaker in speakers],
+                    "path": [f"common_voice_en_{number:08d}.mp3" for number in numbers],
+                    "sentence_id": [hashlib.sha256(b"%d" % n).hexdigest() for n in numbers],
+                    "sentence": [f"{' '.join(sentence).capitalize()}." for sentence in sentences],
+                },
+            )
+        first += size
 
 
 def _make_words(random: np.random.Generator) -> Any:
@@ -127,56 +240,50 @@ def _make_words(random: np.random.Generator) -> Any:
     return np.array(["".join(random.choice(letters, length)) for length in lengths])
 
 
-def _make_table(random: np.random.Generator, words: Any, *, size: int, first: int) -> pa.Table:
-    seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.125, 0.5, size), 1.0, 20.0)
-    samples = (seconds * SAMPLE_RATE).astype(np.int64)
-    sentences = [" ".join(row) for row in random.choice(words, (size, WORDS_PER_SENTENCE))]
-    numbers = np.arange(first, first + size)
-    audio = pa.StructArray.from_arrays(
-        [np.cumsum(samples) * 2, samples * 2, numbers, [f"{number:032x}" for number in numbers]],
-        ["start", "size", "crc32", "digest"],
+def _append(file: Path, columns: Mapping[str, Any]) -> None:
+    with file.open("ab") as stream:
+        if stream.tell() == 0:
+            stream.write(("\t".join(columns) + "\n").encode())
+        options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+        csv.write_csv(pa.table(dict(columns)), stream, options)
+
+
+def write_tables(release: Path, folder: Path) -> dict[str, Path]:
+    """Write the training rows as the users of other toolkits have them, by package."""
+    tabs = csv.ParseOptions(delimiter="\t", quote_char=False)
+    train, durations = (
+        csv.read_csv(release / f"{name}.tsv", parse_options=tabs)
+        for name in ("train", "clip_durations")
     )
-    ids = [f"common_voice_xx_{number:08d}" for number in numbers]
-    speakers = [f"speaker-{number % 20_000}" for number in numbers]
-    return pa.table(
-        {"samples": samples, "audio": audio, "id": ids, "sentence": sentences, "speaker": speakers}
+    ids, speakers, texts = (train[name] for name in ("path", "client_id", "sentence"))
+    seconds = pc.divide(durations["duration[ms]"][: len(ids)].cast("float64"), 1000.0)
+    paths = pc.binary_join_element_wise(str(release / "clips"), ids, "/")
+    rows = pa.table(
+        {"ID": ids, "duration": seconds, "wav": paths, "spk_id": speakers, "wrd": texts}
     )
+    files = {name: folder / name for name in ("lhotse", "datasets", "speechbrain")}
+    files["lhotse"] = folder / "cuts.jsonl"
+    with files["lhotse"].open("w") as lines:
+        for batch in rows.to_batches():
+            lines.writelines(f"{json.dumps(_to_cut(row))}\n" for row in batch.to_pylist())
+    Dataset(rows).save_to_disk(files["datasets"])
+    csv.write_csv(rows, files["speechbrain"])
+    return files
 
 
-def start_run(folder: Path, share: float) -> None:
-    """Time a run up to its first batch; share: of the epoch that it has behind it."""
-    overrides = {
-        "data_folder": str(folder / "shards"),
-        "output_folder": str(folder / "run"),
-        "word_lm_order": 0,
-        "token_lm_order": 0,
+def _to_cut(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as lhotse writes a cut."""
+    span = {"id": row["ID"], "start": 0.0, "duration": row["duration"], "channel": 0}
+    texts = {"recording_id": row["ID"], "text": row["wrd"], "speaker": row["spk_id"]}
+    recording = {
+        "id": row["ID"],
+        "sources": [{"type": "file", "channels": [0], "source": row["wav"]}],
+        "sampling_rate": SAMPLE_RATE,
+        "num_samples": round(row["duration"] * SAMPLE_RATE),
+        "duration": row["duration"],
+        "channel_ids": [0],
     }
-    setup = RunSetup(Path("hparams/ctc_large.yaml"), overrides)
-    preparations: dict[str, Callable[[], object]] = {
-        "splits": setup.prepare_splits,
-        "tokenizer": setup.prepare_labels,
-        "model": setup.build_hparams,
-        "loaders": setup.make_loaders,
-        "first batch": lambda: next(_planned_batches(setup, share)),
-    }
-    seconds = {}
-    with log_to_screen():
-        for name, prepare in preparations.items():
-            start = time.perf_counter()
-            prepare()
-            seconds[name] = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e9
-    seconds["total"] = sum(seconds.values())
-    print(", ".join(f"{name} {value:.1f} s" for name, value in seconds.items()))
-    print(f"memory: {resident:.2f} GB, at most {peak:.2f} GB")
-
-
-def _planned_batches(setup: RunSetup, share: float) -> Iterator[Any]:
-    sampler = setup.make_loaders().train.batch_sampler
-    assert isinstance(sampler, TrainSampler)
-    sampler.set_epoch(1, start=int(len(sampler) * share))
-    return iter(sampler)
+    return {**span, "supervisions": [span | texts], "recording": recording, "type": "MonoCut"}
 
 
 def measure_results(folder: Path, count: int) -> None:
@@ -269,4 +376,4 @@ def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

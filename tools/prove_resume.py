@@ -1,10 +1,14 @@
 """Kill a training run at random moments, and prove that it ends like an uninterrupted one.
 
-python -m tools.prove_resume [--kills 20] [--seed 0] [YAML [--knob=value ...]]
+python -m tools.prove_resume [--kills 20] [--seed 0] [--ranks 2] [YAML [--knob=value ...]]
 
 The run is small; knobs change it. SIGKILL ends it, in half of the cases while it writes a
 checkpoint, and the same command resumes it until it has finished. Then another run starts, until
 there were enough kills. The exit code is 1 if a loss or a parameter differs in a bit.
+
+With `--ranks 2`, every other start has two processes, and the others two micro-batches in a step.
+Dropout is off then, because ranks draw it apart. With `--data_folder` or `--manifest`, all but the
+first run map the prepared splits.
 """
 
 import argparse
@@ -18,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 
@@ -43,11 +48,13 @@ SAVE_SECONDS = 0.02  # a save of the small model takes 20 to 60 ms on two busy c
 POLL_SECONDS = 0.0005
 
 
-def start(arguments: Sequence[str], run: Path) -> subprocess.Popen[bytes]:
-    """Start or resume the run in a folder."""
+def start(arguments: Sequence[str], ranks: int, run: Path) -> subprocess.Popen[bytes]:
+    """Start or resume the run in a folder, in one process or several."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}")
+    words = (*torchrun * (ranks > 1), "train.py", *arguments, f"--output_folder={run}")
     with run.with_suffix(".out").open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "train.py", *arguments, f"--output_folder={run}"],
+            [sys.executable, *words],
             cwd=ROOT,
             env={"OMP_NUM_THREADS": "1", **os.environ},
             stdout=output,
@@ -83,6 +90,10 @@ def kill(process: subprocess.Popen[bytes], run: Path, seconds: float, dice: rand
             return False
         time.sleep(POLL_SECONDS)
     time.sleep(delay_in_save if in_save else 0)
+    with suppress(OSError):  # it may have ended
+        os.kill(process.pid, signal.SIGSTOP)  # so that torchrun starts no more ranks
+        for rank in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+            os.kill(int(rank), signal.SIGKILL)
     process.kill()
     return process.wait() == -signal.SIGKILL
 
@@ -122,6 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("prove_resume", description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--ranks", type=int, default=1, choices=(1, 2))
     parser.add_argument("training", nargs=argparse.REMAINDER, help="YAML [--knob=value ...]")
     options = parser.parse_args()
     dice = random.Random(options.seed)
@@ -130,21 +142,24 @@ def main() -> int:
     copy = with_frequent_saves(ROOT / yaml, folder)
     keys = read_document(copy).root  # not every model has a `d_model`
     small = [option for option in SMALL if option.strip("-").partition("=")[0] in keys]
-    arguments = (str(copy), *small, *knobs)
+    starts = [((str(copy), *small, *knobs), 1)]
+    if options.ranks == 2:
+        arguments = (*starts[0][0], *["--dropout=0"] * ("dropout" in keys))
+        starts = [((*arguments, f"--grad_accumulation_factor={2 // n}"), n) for n in (1, 2)]
     reference = folder / "never_stopped"
     start_time = time.monotonic()
-    finish(start(arguments, reference), reference)
+    finish(start(*starts[0], reference), reference)
     seconds = time.monotonic() - start_time
 
     kills = 0
     mismatches: list[str] = []
     while kills < options.kills:
         run = folder / f"after_{kills}_kills"
-        process = start(arguments, run)
+        process = start(*starts[kills % len(starts)], run)
         while kills < options.kills and kill(process, run, seconds, dice):
             kills += 1
             print(f"kill {kills}, {'in' if is_saving(run) else 'outside of'} a save", flush=True)
-            process = start(arguments, run)
+            process = start(*starts[kills % len(starts)], run)
         finish(process, run)
         mismatches += [f"{run}: {difference}" for difference in differences(run, reference)]
     if mismatches:
