@@ -27,7 +27,7 @@ from sbkit.data.changes import (
 )
 from sbkit.data.columns import find_split_column, role_of
 from sbkit.data.manifest import MIX_FAULT
-from sbkit.data.report import Facts, implausible_rows, measure_data
+from sbkit.data.report import Facts, measure_data
 from sbkit.data.sampler import MAX_JOINED_SECONDS, fastest_percent, to_percents
 from sbkit.data.shard import MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
@@ -36,7 +36,6 @@ from sbkit.data.splits import (
     read_column,
     read_texts,
     read_transcripts,
-    rows_of_other_durations,
     sample_counts,
     spread_rows,
 )
@@ -109,11 +108,29 @@ def _finding_of_rows(
 ) -> Iterator[Finding]:
     """Make a finding of rows, if there are any; counts and ids are added to the problem."""
     splits = planned.prepare_splits().named()
-    rows_by_split = {name: rows for name, rows in rows_by_split.items() if len(rows)}
-    selected = (splits[name].select(rows) for name, rows in rows_by_split.items())
-    ids = [id for split in selected for id in read_column(split, "id")]
+    ids_by_split = {
+        name: read_column(splits[name].select(rows), "id") for name, rows in rows_by_split.items()
+    }
+    yield from _finding_of_ids(
+        planned, ids_by_split, problem=problem, fix=fix, key=key, stops=stops
+    )
+
+
+def _finding_of_ids(
+    planned: PlannedRun,
+    ids_by_split: Mapping[str, Sequence[str]],
+    *,
+    problem: str,
+    fix: str,
+    key: str = "data_folder",
+    stops: bool = False,
+) -> Iterator[Finding]:
+    """Make a finding of utterances, as `_finding_of_rows`."""
+    splits = planned.prepare_splits().named()
+    ids_by_split = {name: ids for name, ids in ids_by_split.items() if ids}
+    ids = [*chain(*ids_by_split.values())]
     if ids:
-        counts = (f"{len(rows_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in rows_by_split)
+        counts = (f"{len(ids_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in ids_by_split)
         problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
         yield planned.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
@@ -303,15 +320,19 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
                 fix="Repair these rows or clips, or widen `min_seconds` and `max_seconds`.",
                 stops=False,
             )
-    yield from _finding_of_rows(
+
+    def ids_of(fact: str) -> dict[str, list[str]]:
+        return {name: [clip["id"] for clip in s[fact]] for name, s in facts["splits"].items()}
+
+    yield from _finding_of_ids(
         planned,
-        {name: implausible_rows(split, rate) for name, split in splits.named().items()},
+        ids_of("implausible"),
         problem="Transcripts can hardly belong to their clips, by their lengths",
         fix="Listen to these clips, and correct or remove them.",
     )
-    yield from _finding_of_rows(
+    yield from _finding_of_ids(
         planned,
-        {name: rows_of_other_durations(split, rate) for name, split in splits.named().items()},
+        ids_of("other_durations"),
         problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms longer or shorter than their "
         "corpus states",
         fix="Download these clips again; they are used as they are.",

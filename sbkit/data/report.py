@@ -116,7 +116,6 @@ def measure_data(
             for name, split in named.items()
         },
         "sources": list(_measure_sources(splits, sample_rate)),
-        "speakers": _count_speakers(named.values()),
         "left_out": [
             *_group_excluded([*splits.excluded, *splits.out_of_range]),
             *(
@@ -125,9 +124,12 @@ def measure_data(
                 for reason, count in reasons.items()
             ),
         ],
-        "shared": measure_once(
+        **measure_once(
             ["shared", {name: split._fingerprint for name, split in named.items()}],
-            lambda: [*_compare_splits(named)],
+            lambda: {
+                "speakers": _count_speakers(named.values()),
+                "shared": [*_compare_splits(named)],
+            },
         ),
     }
 
@@ -284,7 +286,9 @@ def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
 
 
 def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
-    values = pc.unique(take_columns(split, column)[column])
+    values = pa.array([], pa.string())
+    for columns in batch_columns(split, column):
+        values = pc.unique(pa.chunked_array([values, *columns[column].chunks]))
     return values.filter(pc.not_equal(values, ""))
 
 

@@ -208,7 +208,7 @@ def test_durations_plan_and_report_without_decoding(
     milliseconds = {row["clip"]: int(row["duration[ms]"]) for row in durations}
     hours = sum(milliseconds[row["path"]] for row in rows) / 3_600_000
     assert sum(split["hours"] for split in facts.values()) == pytest.approx(hours, abs=2e-5)
-    assert not list((tmp_path / "cache").rglob("*.arrow"))
+    assert not list((tmp_path / "cache" / "audio").rglob("*.arrow"))
     with pytest.raises(SbkitError, match="rows of train are unusable .* unreadable audio"):
         sbkit(["prepare", *options])
     assert "h by the durations that the corpus states" in capsys.readouterr().out
