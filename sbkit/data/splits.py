@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets.table import InMemoryTable
@@ -246,13 +247,31 @@ def take_columns(split: datasets.Dataset, *names: str) -> pa.Table:
     0.1. It has no public name for their indices.
     """
     columns = split.data.table.select(names)
-    indices = split._indices
-    if indices is not None:
-        columns = columns.take(indices.column(0))
+    if split._indices is not None:
+        columns = _take_rows(columns, split._indices.column(0).to_numpy())
     for index, name in enumerate(names):
         if columns[name].null_count:  # in rows joined from a split without this column
             columns = columns.set_column(index, name, columns[name].fill_null(""))
     return columns
+
+
+def _take_rows(table: pa.Table, rows: npt.NDArray[np.uint64]) -> pa.Table:
+    """Return rows of a table, block by block.
+
+    `pa.Table.take` copies whole columns first, and refuses those of more than 2 GB.
+    """
+    order = np.argsort(rows, kind="stable")
+    in_order = rows[order].astype(np.int64)
+    starts = np.arange(0, len(table), TEXT_ROWS)
+    bounds = [*np.searchsorted(in_order, starts), len(in_order)]
+    blocks = [table.slice(0, 0)]
+    for start, (first, end) in zip(starts, pairwise(bounds), strict=True):
+        if first < end:
+            inside = pa.array(in_order[first:end] - start)
+            blocks.append(table.slice(start, TEXT_ROWS).take(inside))
+    taken = pa.concat_tables(blocks)
+    is_in_order = bool((np.diff(order) > 0).all())
+    return taken if is_in_order else taken.take(pa.array(np.argsort(order)))
 
 
 def read_column(split: datasets.Dataset, name: str) -> list[str]:

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -20,6 +21,7 @@ from torch.nn.functional import ctc_loss
 from sbkit.audio.io import read_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data import cache
+from sbkit.data import splits as splits_module
 from sbkit.data.batch import UtteranceDataset
 from sbkit.data.manifest import Clip, Excluded, Manifest
 from sbkit.data.sampler import Example
@@ -27,6 +29,8 @@ from sbkit.data.shard import read_rows, require_store
 from sbkit.data.splits import (
     PreparedSplit,
     prepare_split,
+    read_column,
+    read_texts,
     read_transcripts,
     sample_counts,
     take_columns,
@@ -420,3 +424,14 @@ def test_too_short_rows_are_those_that_ctc_loss_cannot_align(tokenizer: Tokenize
     assert 5 < len(impossible) < 55
     assert transcripts.too_short(FORTY_MS).tolist() == impossible.tolist()
     assert {*transcripts.too_short(FORTY_MS, percent=150).tolist()} > {*impossible.tolist()}
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [4, 1, 1, 3], [2], []])
+def test_columns_of_a_selection_are_taken_block_by_block(
+    rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, Arrow would copy the whole column, and refuse one of more than 2 GB."""
+    monkeypatch.setattr(splits_module, "TEXT_ROWS", 2)
+    selected = store(TEXTS, range(5)).select(rows)
+    assert read_column(selected, "text") == [TEXTS[row] for row in rows]
+    assert [*chain(*read_texts(selected))] == [TEXTS[row] for row in rows]
