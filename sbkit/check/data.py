@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,22 +99,12 @@ def read_all_transcripts(planned: PlannedRun) -> dict[str, Transcripts]:
 
 
 def _finding_of_rows(
-    planned: PlannedRun,
-    rows_by_split: Mapping[str, Rows],
-    *,
-    problem: str,
-    fix: str,
-    key: str = "data_folder",
-    stops: bool = False,
+    planned: PlannedRun, rows_by_split: Mapping[str, Rows], **options: Any
 ) -> Iterator[Finding]:
-    """Make a finding of rows, if there are any; counts and ids are added to the problem."""
+    """Make a finding of the utterances in some rows; the options are those of `_finding_of_ids`."""
     splits = planned.prepare_splits().named()
-    ids_by_split = {
-        name: read_column(splits[name].select(rows), "id") for name, rows in rows_by_split.items()
-    }
-    yield from _finding_of_ids(
-        planned, ids_by_split, problem=problem, fix=fix, key=key, stops=stops
-    )
+    ids = {n: read_column(splits[n].select(rows), "id") for n, rows in rows_by_split.items()}
+    yield from _finding_of_ids(planned, ids, **options)
 
 
 def _finding_of_ids(
@@ -125,7 +116,7 @@ def _finding_of_ids(
     key: str = "data_folder",
     stops: bool = False,
 ) -> Iterator[Finding]:
-    """Make a finding of utterances, as `_finding_of_rows`."""
+    """Make a finding of utterances, if any; counts and ids are added to the problem."""
     splits = planned.prepare_splits().named()
     ids_by_split = {name: ids for name, ids in ids_by_split.items() if ids}
     ids = [*chain(*ids_by_split.values())]

@@ -194,7 +194,7 @@ def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
     for start in range(0, len(table), TEXT_ROWS):
         block = [column.slice(start, TEXT_ROWS) for column in columns]
         lines = pc.binary_join_element_wise(*block, "\0")
-        hash.update("\n".join(lines.to_pylist()).encode())
+        hash.update("".join(f"{line}\n" for line in lines.to_pylist()).encode())
     return hash.hexdigest()
 
 
@@ -382,12 +382,12 @@ def read_transcripts(split: datasets.Dataset, tokenizer: TextTokenizer) -> Trans
     else:
         blocks = [_count_tokens(texts, tokenizer) for texts in read_texts(split)]
         counts = np.concatenate([np.empty((5, 0), np.int32), *blocks], axis=1)
-    if file is not None and not file.is_file():
-        content = io.BytesIO()
-        np.save(content, counts)
-        with suppress(OSError):  # a cache may be read-only
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes_atomically(file, content.getvalue())
+        if file is not None:
+            content = io.BytesIO()
+            np.save(content, counts)
+            with suppress(OSError):  # a cache may be read-only
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes_atomically(file, content.getvalue())
     characters, tokens, needed, refused, unknown = counts
     is_refused, is_unknown = refused.astype(bool), unknown.astype(bool)
     return Transcripts(sample_counts(split), characters, tokens, needed, is_refused, is_unknown)
