@@ -2,10 +2,10 @@
 
 python -m tools.bench_gpu [--fine_tuning] [--data_folder=RELEASE] [--seconds 8]
 
-Runs the tests that need a GPU, ctc_large in bfloat16 beside SpeechBrain's recipe, a Conformer CTC
-of 30 million parameters, and a profile of its step. --fine_tuning instead trains an encoder of
-XLS-R's 300 million parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml does,
-with gradient checkpointing, and with adapters. Without a release, the clips are noise, which trains
+Runs the tests that need a GPU, ctc_large in bfloat16 beside SpeechBrain's recipe, and a Conformer
+CTC of 30 million parameters. --fine_tuning instead trains an encoder of XLS-R's 300 million
+parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml does, with gradient
+checkpointing, and with adapters. Without a release, the clips are noise, which trains
 as fast as speech. A part that fails is reported, and the others run. The tables come last.
 """
 
@@ -86,13 +86,6 @@ def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
     bench = (*BENCH, *common)
     large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
     conformer = (*bench, "--only-sbkit", "--batch_seconds=1600", *CONFORMER)
-    knobs = [option for option in common if not option.startswith("--seconds")]
-    short = (
-        *("--profile", "--batch_seconds=1600", "--number_of_epochs=1", "--check=False"),
-        *("--word_lm_order=0", "--token_lm_order=0"),
-    )
-    train = (sys.executable, "train.py", "hparams/ctc.yaml", f"--output_folder={folder}")
-    profile = (*train, *CONFORMER, *knobs, *short)
     # Other test files need packages that a bare machine lacks, and its versions may warn.
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default"]
     if find_spec("xdist"):  # one after another, the tests take more than 200 s
@@ -103,7 +96,6 @@ def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
         ),
         TimedCommand("ctc_large in bf16", large, 155),
         TimedCommand("Conformer CTC, 30 M", conformer, 80),
-        TimedCommand("its profile", profile, 130),
     ]
 
 

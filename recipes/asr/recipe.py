@@ -11,16 +11,12 @@ from torch import Tensor, nn
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
-from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import Encoded
 from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
-from sbkit.data.splits import sample_counts
 from sbkit.decoding.clips import Recognition
 from sbkit.decoding.declared import declared_decoder
-from sbkit.decoding.fit_weights import NUM_TRIALS
 from sbkit.decoding.greedy import merge_repeats
-from sbkit.decoding.sample import MAX_SAMPLE_TOKENS
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,
     TOKENS_WRITTEN,
@@ -42,8 +38,6 @@ from sbkit.train.brain import Brain
 from sbkit.train.evaluation import Cause
 from sbkit.train.recipe import Recipe
 
-SECONDS_PER_TOKEN = 3e-3  # for all trials of the weights of a decoder, on one core
-LIKELY_TOKENS_PER_FRAME = 3  # in the default validation set
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
 
 
@@ -195,20 +189,6 @@ class AsrBrain(Brain):
 
     def likely_causes(self) -> Sequence[Cause]:
         return find_causes(self)
-
-    def seconds_after_training(self, test_share: float) -> float:
-        """Estimate the time to fit the decoder and to decode the test sets, without the model."""
-        if self.decoder is None or self.loaders is None:
-            return 0.0
-        longest = longest_whole(self.hparams.eval_batch_seconds, self.hparams.sample_rate)
-        counts = map(sample_counts, self.loaders.splits.valid.values())
-        samples = sum(int(lengths[lengths <= longest].sum()) for lengths in counts)
-        num_tokens = LIKELY_TOKENS_PER_FRAME * samples / self.network.samples_per_frame
-        num_sampled = min(num_tokens, MAX_SAMPLE_TOKENS)
-        num_decoded = num_sampled + test_share * num_tokens / usable_cores()
-        num_tried = num_sampled if self.decoder.needs_tuning else 0.0
-        # The beam of a test is twice as wide as the beam of a trial.
-        return SECONDS_PER_TOKEN * (num_tried + 2 * num_decoded / NUM_TRIALS)
 
 
 ASR = Recipe(

@@ -1,23 +1,18 @@
-"""The cores and the memory that this process may use, what is used up, and the processor's name."""
+"""The cores and the memory that this process may use, and the processor's name."""
 
-import errno
 import os
 import platform
 import re
-import resource
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
-OPEN_FILES = Path("/proc/self/fd")
 SHARED_MEMORY = Path("/dev/shm")  # where workers put their batches; 64 MB in Docker
-LITTLE_SHARE = 0.1  # of a disk or of the open files: less is a shortage,
-LITTLE_BYTES = 256_000_000  # unless a disk has that many bytes left
+# What makes workers fail, or wait forever
+SHORTAGES = f"{SHARED_MEMORY} or TMPDIR may be full, or too many files open (ulimit -n)."
 
 
 def usable_cores() -> int:
@@ -69,31 +64,6 @@ def _cgroup_files(name: str, *, controller: str = "") -> Iterator[Path]:
         if controller in controllers.split(","):
             group = CGROUPS / controller / path.lstrip("/")
             yield from filter(Path.exists, (parent / name for parent in (group, *group.parents)))
-
-
-def describe_shortages() -> str:
-    """Say which disk is nearly full, or that files cannot be opened; "" if all is well.
-
-    Workers then fail, or wait forever.
-    """
-    shortages = []
-    cures = {
-        SHARED_MEMORY: "enlarge it, in Docker by --shm-size",
-        Path(tempfile.gettempdir()): "set TMPDIR",
-    }
-    for folder, cure in cures.items():
-        if folder.is_dir():
-            disk = shutil.disk_usage(folder)
-            if disk.free < min(LITTLE_SHARE * disk.total, LITTLE_BYTES):
-                shortages.append(f"{folder} has only {disk.free / 1e6:.0f} MB left ({cure}).")
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        count = len([*OPEN_FILES.iterdir()])
-    except OSError as error:
-        count = limit if error.errno == errno.EMFILE else 0  # or there is no /proc
-    if count > (1 - LITTLE_SHARE) * limit:
-        shortages.append(f"{count} of {limit} files are open (ulimit -n).")
-    return " ".join(shortages)
 
 
 def cpu_name() -> str:

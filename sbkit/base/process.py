@@ -1,4 +1,7 @@
-"""End a command: handle its signals, print the message of an error, return the exit code."""
+"""End a command: handle its signals, print the message of an error, return the exit code.
+
+A worker process leaves signals to its parent, and ends with it (`begin_work`).
+"""
 
 import errno
 import gc
@@ -28,7 +31,6 @@ from sbkit.base.errors import (
 )
 from sbkit.base.files import to_json
 from sbkit.base.imports import explain_torchaudio
-from sbkit.base.machine import describe_shortages
 from sbkit.base.openmp import ThreadWaiting
 
 SignalHandler = Callable[[int, FrameType | None], object]
@@ -37,6 +39,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 # The first rank prints its error this much earlier than the others. On a busy machine it was more
 # than 3 s later than another one.
 OTHER_RANKS_DELAY = 10.0  # seconds
+PARENT_POLL_SECONDS = 1.0  # between two looks of a worker whether its parent lives
 OS_ERROR_FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room there"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "Choose another or fix its rights"),
@@ -196,14 +199,11 @@ def _as_user_error(error: Exception) -> SbkitError | None:
             "--num_workers, and rerun the same command."
         )
     if lost_worker := LOST_WORKER.search(text):
-        sentences = (
-            f"A worker that loads data {lost_worker[1]}.",
-            describe_shortages(),
-            "The system kills a process if memory is short (Killed), or /dev/shm is full (Bus "
-            "error). Lower --num_workers, or give the job more of it, and rerun the same command "
-            "to resume.",
+        return SbkitError(
+            f"A worker that loads data {lost_worker[1]}. The system kills a process if memory is "
+            "short (Killed), or /dev/shm is full (Bus error). Lower --num_workers, or give the job "
+            "more of it, and rerun the same command to resume."
         )
-        return SbkitError(" ".join(filter(None, sentences)))
     if isinstance(error, OSError) and (error.filename is not None or error.errno in OS_ERROR_FIXES):
         fix = OS_ERROR_FIXES.get(error.errno or 0, "Check it")
         return SbkitError(
@@ -247,3 +247,20 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     for other in STOP_SIGNALS:  # a second signal would interrupt the cleanup
         signal.signal(other, signal.SIG_IGN)
     raise StopRequestedError("Stopped outside of training; rerun the same command.")
+
+
+def begin_work(parent: int) -> None:
+    """Prepare a worker process; ``parent`` is the process id of the one that started it.
+
+    A signal may reach all processes of a job, and the parent decides what follows. If the parent is
+    killed, a worker would wait for it forever.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_SECONDS)
+    os._exit(0)

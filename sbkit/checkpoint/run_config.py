@@ -67,7 +67,6 @@ MAY_CHANGE = frozenset(
         # watching, logging and saving
         "check",
         "log_every",
-        "profile",
         "stall_seconds",
         "nonfinite_patience",
         "ckpt_interval_minutes",

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.io import Samples
 from sbkit.base.errors import FAILED, ConfigError
-from sbkit.base.machine import SHARED_MEMORY, describe_shortages
+from sbkit.base.machine import SHARED_MEMORY, SHORTAGES
 from sbkit.base.units import SAMPLE_RATE, samples_to_seconds, seconds_to_samples
 from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import MIX_SOURCE, RESERVED_COLUMNS
@@ -331,11 +331,7 @@ def begin_worker(worker: int) -> None:
 
 
 def _end_worker(error: Exception, batch: object) -> NoReturn:
-    print(
-        f"A worker cannot pass on a batch ({error}). {describe_shortages()}",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(f"A worker cannot pass on a batch ({error}). {SHORTAGES}", file=sys.stderr, flush=True)
     os._exit(FAILED)
 
 

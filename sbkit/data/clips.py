@@ -20,7 +20,7 @@ from sbkit.audio.containers import AudioError
 from sbkit.audio.io import AudioPart, Samples, read_audio, read_parts
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
-from sbkit.base.worker import begin_work
+from sbkit.base.process import begin_work
 
 FLAC_COMPRESSION = 0.0  # the fastest; the highest takes four times as long and saves 3 %
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips

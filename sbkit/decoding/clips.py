@@ -19,8 +19,8 @@ import numpy as np
 
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
+from sbkit.base.process import begin_work
 from sbkit.base.units import samples_to_seconds
-from sbkit.base.worker import begin_work
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis

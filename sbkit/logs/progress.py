@@ -172,7 +172,6 @@ class TrainingProgress:
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
         self._validation_seconds: float | None = None  # of the last one
-        self._ending_seconds = 0.0  # an estimate
         self._last_line = clock()
 
     def pause(self) -> None:
@@ -209,19 +208,12 @@ class TrainingProgress:
             is_live = self._is_in_cell or self._live.console.is_terminal
             logger.log(logging.DEBUG if is_live else logging.INFO, line)
 
-    def report_epoch(
-        self, figures: EpochFigures, estimate_ending: Callable[[float], float] = lambda _: 0.0
-    ) -> None:
-        """Log the line of an epoch.
-
-        estimate_ending: takes the seconds of the last validation, and estimates the seconds of work
-            after the last epoch.
-        """
+    def report_epoch(self, figures: EpochFigures) -> None:
+        """Log the line of an epoch."""
         now = self._clock()
         self._last_line = now
         if self._paused_since is not None:
             self._validation_seconds = now - self._paused_since
-            self._ending_seconds = estimate_ending(self._validation_seconds)
         values = describe_values(self._metrics, figures.metrics)
         if figures.valid_loss is not None:
             values = [f"valid loss {figures.valid_loss:.3f}", *values]
@@ -259,7 +251,7 @@ class TrainingProgress:
         return " ".join(filter(None, parts))
 
     def _time_left(self, step: int, validations_left: int) -> str:
-        """Estimate the time left at the pace of the recent steps, if there are two.
+        """Estimate the time of training left at the pace of the recent steps, if there are two.
 
         Before the first validation, only the training time is known, so the result is a minimum.
         """
@@ -272,4 +264,4 @@ class TrainingProgress:
         if self._validation_seconds is None:
             return f"> {_format_duration(training)} left"
         validating = max(validations_left, 0) * self._validation_seconds
-        return f"{_format_duration(training + validating + self._ending_seconds)} left"
+        return f"{_format_duration(training + validating)} left"

@@ -10,17 +10,13 @@ from sbkit.base.imports import lazy_names
 if TYPE_CHECKING:
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
-    from sbkit.train.schedule import NewBob as NewBob
-    from sbkit.train.schedule import TriStage as TriStage
     from sbkit.train.schedule import WarmupCosine as WarmupCosine
     from sbkit.train.setup import RunSetup as RunSetup
 
 __getattr__, __dir__ = lazy_names(
     "sbkit.train",
     Brain="brain",
-    NewBob="schedule",
     Recipe="recipe",
     RunSetup="setup",
-    TriStage="schedule",
     WarmupCosine="schedule",
 )

@@ -1,6 +1,7 @@
-"""Advice for a recognizer that does not learn: the signs in a validation, and the likely causes.
+"""What may keep a recognizer from learning: the one list of causes, read from the run.
 
-The causes are read from the run: its learning rate, masks, batches, vocabulary and transcripts.
+`sbkit check` notes the evident causes before training, `sbkit check --learn` names them if eight
+clips are not learned, and a run whose validations show that it does not learn logs the likely ones.
 """
 
 import math
@@ -19,21 +20,17 @@ from sbkit.data.splits import Transcripts, read_transcripts
 from sbkit.evaluate.wer import BLANK_FRAMES, TOKENS_WRITTEN
 from sbkit.evaluate.wer_report import MAX_SILENT_SHARE
 from sbkit.train.brain import Brain
-from sbkit.train.evaluation import Cause, length_of
+from sbkit.train.evaluation import Cause
 from sbkit.train.schedule import highest_factor, read_schedule
 
 # hparams/ctc.yaml with its 28 characters and batches of 32 s writes only blanks at step 85 and 27 %
 # of the tokens at step 127; from scratch, hparams/ctc_pretrained.yaml writes only blanks at step
 # 160, and has learned by step 450.
-EARLY_STEPS = 100  # enough if the loss has not moved
-EARLY_EPOCHS = 3  # so are these, if a cause is evident
+EARLY_STEPS, EARLY_EPOCHS = 100, 3  # either is enough if a cause is evident
 LATE_STEPS = 450  # enough for `FEW_TOKENS` once the warm-up is over
 FEW_TOKENS = 32
 MIN_FAILED_CER = 0.95
-MIN_RANDOM_CER = 0.7  # of untrained weights: 0.88 and 1.21 in two models
-# Of the loss of the first steps. At a rate of 1e-6 it is 1.03 after two epochs of ctc.yaml, at the
-# default rate 0.59.
-MIN_UNMOVED_SHARE = 0.97
+MIN_RANDOM_CER = 0.7  # if a cause is evident; untrained weights have 0.88 and 1.21 in two models
 
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
 # at 1.0, ctc.yaml writes only blanks.
@@ -41,6 +38,7 @@ SCRATCH_RATES = (5e-5, 1e-3, 0.02)
 TUNING_RATES = (1e-6, 1e-4, 0.02)  # of weights that were trained before
 MAX_MASKED_SHARE = 0.8  # of the features; in hparams/ at most half
 MASKED_CLIPS, MASKED_FRAMES = 64, 1000  # to measure that share
+MAX_DROPOUT = 0.5  # with more, a model that fits the clips may still write nothing
 # Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
 # A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
 MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
@@ -48,7 +46,6 @@ MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 # five default corpora. Once shuffled it is 0, and 0.3 without the clips that CTC cannot align.
 MIN_LENGTH_CORRELATION = 0.4
 MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
-MIN_STEPS_PER_EPOCH = 20
 MIN_CAUSES, MAX_CAUSES = 2, 3  # that are named
 
 
@@ -57,30 +54,23 @@ def advise_recognizer(brain: Brain, values: Mapping[str, float]) -> str | None:
     if TOKENS_WRITTEN not in values:  # a subclass may measure something else
         return None
     step = brain.optimizer_step
-    is_early = step < EARLY_STEPS
-    if is_early and brain.hparams.epoch_counter.current < EARLY_EPOCHS:
-        return None
-    first_loss = brain.training_metrics.first_loss
-    loss = brain.training_metrics.so_far.loss
-    is_unmoved = not is_early and loss > MIN_UNMOVED_SHARE * first_loss
-    is_silent = values[TOKENS_WRITTEN] < MAX_SILENT_SHARE
-    if not is_silent and values["CER"] < (MIN_RANDOM_CER if is_unmoved else MIN_FAILED_CER):
+    if step < EARLY_STEPS and brain.hparams.epoch_counter.current < EARLY_EPOCHS:
         return None
     causes = find_causes(brain)
     num_evident = sum(cause.is_evident for cause in causes)
     late_step = LATE_STEPS * math.sqrt(max(1.0, brain.hparams.tokenizer.vocab_size / FEW_TOKENS))
     if any(cause.key == "warmup_fraction" for cause in causes):
         late_step *= 2
-    if not (is_unmoved or num_evident or step >= late_step):
+    is_silent = values[TOKENS_WRITTEN] < MAX_SILENT_SHARE
+    is_wrong = values["CER"] >= (MIN_RANDOM_CER if num_evident else MIN_FAILED_CER)
+    if not (is_silent or is_wrong) or not (num_evident or step >= late_step):
         return None
-    signs = f"CER {values['CER']:.0%}, {values[BLANK_FRAMES]:.1%} of the frames are blank"
-    if is_unmoved:
-        signs += f", the training loss has not fallen ({first_loss:.3g}, now {loss:.3g})"
     named = causes[: min(MAX_CAUSES, max(MIN_CAUSES, num_evident))]
     texts = [f"({n}) {cause.problem}. {cause.fix}" for n, cause in enumerate(named, start=1)]
     return (
-        f"advice: after {plural(step, 'step')} this run has not learned to write: {signs}. Likely "
-        f"causes: {' '.join(texts)} `sbkit check YAML --learn` tries the model on eight clips."
+        f"advice: after {plural(step, 'step')} this run has not learned to write: CER "
+        f"{values['CER']:.0%}, {values[BLANK_FRAMES]:.1%} of the frames are blank. Likely causes: "
+        f"{' '.join(texts)} `sbkit check YAML --learn` tries the model on eight clips."
     )
 
 
@@ -91,15 +81,9 @@ def find_causes(brain: Brain) -> list[Cause]:
         *_find_transcript_causes(brain, knobs),
         *_find_rate_causes(brain, knobs),
         *_find_mask_causes(knobs),
-        *_find_step_causes(brain),
+        *_find_dropout_causes(knobs),
     ]
     return sorted(causes, key=lambda cause: not cause.is_evident)
-
-
-def describe_ratio(ratio: float) -> str:
-    """Write how far a rate is from a better one: ``ratio`` is this rate divided by that."""
-    direction = "high" if ratio > 1 else "low"
-    return f"about {max(ratio, 1 / max(ratio, 1e-9)):,.0f} times too {direction}"
 
 
 def masked_share(knobs: Mapping[str, Any]) -> float:
@@ -151,9 +135,13 @@ def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]
     factor = highest_factor(read_schedule(knobs))
     peak = rate * factor
     if "adam" in type(optimizer).__name__.lower() and not lowest <= peak <= highest:
-        problem = f"The peak learning rate of {peak:g} is {describe_ratio(peak / usual)}"
+        ratio = max(peak / usual, usual / max(peak, 1e-9))
         yield Cause(
-            key="lr", problem=problem, fix=f"Try `lr: {usual / factor:g}`.", is_evident=True
+            key="lr",
+            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
+            f"{'high' if peak > usual else 'low'}",
+            fix=f"Try `lr: {usual / factor:g}`.",
+            is_evident=True,
         )
     else:
         problem = f"The peak learning rate of {peak:g} may not suit this model"
@@ -181,6 +169,13 @@ def _find_mask_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
         )
 
 
+def _find_dropout_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
+    dropout = knobs.get("dropout", 0)
+    if dropout > MAX_DROPOUT:
+        problem = f"Dropout hides {dropout:.0%} of the model"
+        yield Cause(key="dropout", problem=problem, fix="Lower `dropout`.", is_evident=True)
+
+
 def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]:
     """Judge whether transcripts belong to their clips, and whether each token is seen often."""
     if brain.loaders is None:
@@ -206,15 +201,4 @@ def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[
             f"hours: a token is seen {uses:.1f} times on average",
             fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
             is_evident=True,
-        )
-
-
-def _find_step_causes(brain: Brain) -> Iterator[Cause]:
-    num_batches = None if brain.loaders is None else length_of(brain.loaders.train)
-    num_steps = -(-(num_batches or 0) // brain.grad_accumulation_factor)
-    if 0 < num_steps < MIN_STEPS_PER_EPOCH:
-        yield Cause(
-            key="batch_seconds",
-            problem=f"An epoch has only {plural(num_steps, 'step')}",
-            fix="Lower `batch_seconds`.",
         )

@@ -45,7 +45,7 @@ from sbkit.config.hparams import KnobAttributes, Knobs
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
-from sbkit.distributed.ranks import gather_over_ranks, rank, world_size
+from sbkit.distributed.ranks import gather_over_ranks, world_size
 from sbkit.logs.metric import LOSS, best_key, describe_values
 from sbkit.logs.progress import TrainingProgress, progress_bar
 from sbkit.models.compiling import compile_blocks
@@ -56,9 +56,8 @@ from sbkit.train.evaluation import (
     Evaluator,
     length_of,
     mean_over_ranks,
-    seconds_after_training,
 )
-from sbkit.train.metrics import FIRST_STEPS, NO_TOTALS, MetricTotals, TrainingMetrics, profiled
+from sbkit.train.metrics import NO_TOTALS, MetricTotals, TrainingMetrics
 from sbkit.train.model_state import (
     ComputeFeatures,
     agree_on_buffers,
@@ -73,7 +72,7 @@ from sbkit.train.optimizers import (
     named_parameters,
     with_lr_scale,
 )
-from sbkit.train.schedule import Position, Validation, highest_factor, read_schedule, set_rate
+from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
 from sbkit.train.speechbrain_options import check_hooks, read_run_options
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
@@ -208,7 +207,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._is_last = False  # whether the micro-batch is the last of its epoch
         self._was_trained = False  # whether the resumed epoch had its last micro-batch
         self._is_planned = False  # whether sbkit's sampler plans the epoch
-        self._profiles_next_epoch = rank() == 0 and self._hparam("profile", False)
         self._saved_random: State | None = None  # from a checkpoint, until it is restored
         self._saved_accumulation: int | None = None  # from a checkpoint, until it is used
         self._keeps_counters = False  # while an earlier checkpoint is loaded
@@ -415,8 +413,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self.training_metrics.meter.add(as_loss(objective), seconds, sources)
             if self.optimizer_step > steps_before:
                 self._freeze_parts()
-                if self.optimizer_step == FIRST_STEPS:
-                    self.training_metrics.keep_first_loss()
                 if self.optimizer_step % log_every == 0:
                     optimizers = self._active_optimizers().values()
                     self.training_metrics.log_step(
@@ -462,7 +458,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     def _training_batches(self, train_set: Batches) -> Iterator[tuple[Any, bool]]:
         """Return the batches left in an epoch, and whether each is the last.
 
-        The wait for each is measured, and the first epoch is profiled if `profile` is set.
+        The wait for each is measured.
         """
         batches = iter(train_set)
         if self._was_trained:  # a loader that saves no position would start again
@@ -471,11 +467,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             self._was_trained = False
         self._restore_random()  # the loader draws when its iterator is made, before the saved state
         marked = mark_last(batches, count=length_of(train_set), done=self.step)
-        timed = self.training_metrics.meter.timed(marked)
-        if not self._profiles_next_epoch or self.run_folder is None:
-            return timed
-        self._profiles_next_epoch = False
-        return profiled(timed, self.run_folder, self.device)
+        return self.training_metrics.meter.timed(marked)
 
     def _freeze_parts(self) -> None:
         """Freeze and unfreeze parts for the coming step, and share the others among the ranks."""
@@ -595,10 +587,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if self._schedule is None:
             return
         epoch = self.hparams.epoch_counter.current
-        validations = self.training_metrics.validations
-        factor = self._schedule(
-            Position(self.run_share, self.optimizer_step + 1, epoch, validations)
-        )
+        factor = self._schedule(Position(self.run_share, self.optimizer_step + 1, epoch))
         rate = None if self._hparam("optimizers", None) else self.hparams.lr
         set_rate(self._active_optimizers().values(), factor, rate)
 
@@ -771,16 +760,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Measure the training set's features for those GlobalNorms that have no statistics yet.
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
-
-        Raises ConfigError if there is such a GlobalNorm, but this Brain has no loaders.
         """
         if compute is None or not unmeasured_norms(self.modules):
             return
-        if self.loaders is None:
-            raise ConfigError(
-                "The features cannot be normalized, because this Brain has no loaders to measure "
-                "them with. Make it by run.make_brain(run.make_loaders())."
-            )
+        assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
         batches = self.watched(self.loaders.measure, "measure")
         measure_normalization(self.modules, compute, batches, self.device)
 
@@ -801,8 +784,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Log the metrics of an epoch, save a checkpoint, and show them; every rank calls this."""
         values = self.evaluator.measure_splits()
         best = best_key(self.evaluator.metrics)
-        error = -values[best.name] if best.max_key else values[best.name]
-        self.training_metrics.validations.append(Validation(loss, error))
         num_averaged = int(self._hparam("average_checkpoints", 1))
         figures = self.training_metrics.log_epoch(
             epoch,
@@ -822,12 +803,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 min_keys=[best.min_key] if best.min_key else [],
             )
         # After the save, which must not wait for a screen
-        self.training_metrics.show_epoch(
-            figures,
-            estimate_ending=lambda seconds: seconds_after_training(
-                self, self.loaders, num_averaged=num_averaged, validation=seconds
-            ),
-        )
+        self.training_metrics.show_epoch(figures)
         if advice:
             logger.info(advice)
 

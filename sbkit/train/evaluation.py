@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
 
-from sbkit.data.batch import Loaders
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.logs.metric import LOSS, Metrics
 from sbkit.models.loss import Loss
@@ -64,13 +63,6 @@ class EvaluationHooks:
     def likely_causes(self) -> Sequence[Cause]:
         """Return what may keep the run from learning, once it has loaders and optimizers."""
         return ()
-
-    def seconds_after_training(self, test_share: float) -> float:
-        """Estimate the seconds of the recipe's own work after the last epoch.
-
-        test_share: the size of the test sets as a share of the validation sets.
-        """
-        return 0.0
 
 
 class Evaluator:
@@ -154,26 +146,3 @@ def length_of(batches: Any) -> int | None:
         return len(batches)
     except TypeError:
         return None
-
-
-def seconds_after_training(
-    hooks: EvaluationHooks, loaders: Loaders | None, *, num_averaged: int, validation: float
-) -> float:
-    """Estimate the seconds after the last epoch: averaging, the recipe's own work, and tests.
-
-    Args:
-        hooks: the hooks of the recipe.
-        loaders: the loaders of the run; None if it is unknown whether a test follows `fit`.
-        num_averaged: the number of checkpoints that may be averaged.
-        validation: the seconds of one validation.
-    """
-    if loaders is None:
-        return 0.0
-    num_valid, num_test = (
-        sum(length_of(loader) or 0 for loader in by_split.values())
-        for by_split in (loaders.valid, loaders.test)
-    )
-    num_means = num_averaged.bit_length() if num_averaged > 1 else 0  # each is validated
-    test_share = num_test / max(num_valid, 1)
-    own_seconds = float(hooks.seconds_after_training(test_share))
-    return validation * (num_means + test_share) + own_seconds

@@ -1,33 +1,23 @@
-"""The loss and speed of a run: added up, saved in checkpoints, logged and shown; its profile."""
+"""The loss and speed of a run: added up, saved in checkpoints, logged and shown."""
 
-import logging
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from sbkit.audio.lengths import widest_float
-from sbkit.base.files import write_text_atomically
 from sbkit.distributed.ranks import leave_together, rank, sum_over_ranks, world_size
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import EpochFigures, Figures, RunLog, StepFigures
 from sbkit.models.loss import Loss
-from sbkit.train.schedule import Validation
-
-logger = logging.getLogger(__name__)
 
 Batched = TypeVar("Batched")
-WARM_UP_BATCHES, PROFILED_BATCHES = 10, 10
-FIRST_STEPS = 10  # their loss is what later losses are compared with
-NUM_LISTED_OPERATIONS = 8
 NUM_TOTALS = 2  # the sum of the losses, and the labels
 
 
@@ -169,9 +159,7 @@ class TrainingMetrics:
         so_far: the sum of this epoch's readings.
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
-        validations: all validations of the run, for a schedule that follows them.
         sources: names of the training sources of a mix; none without.
-        first_loss: the mean of the first `FIRST_STEPS` steps.
         is_advised: whether the run has been advised that it does not learn.
     """
 
@@ -181,8 +169,6 @@ class TrainingMetrics:
         self.so_far = NO_TOTALS
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
-        self.validations: list[Validation] = []
-        self.first_loss = float("nan")
         self.is_advised = False
         self._log: RunLog | None = None  # of the first rank
         self._progress = TrainingProgress(total_epochs=0, total_steps=0)
@@ -230,10 +216,6 @@ class TrainingMetrics:
     def end_epoch(self) -> None:
         """Pause the progress: no training follows until the next epoch."""
         self._progress.pause()
-
-    def keep_first_loss(self) -> None:
-        """Keep the mean loss of this epoch so far."""
-        self.first_loss = (self.so_far + self.meter.peek()).loss
 
     def read(self) -> MetricTotals:
         """Read the meter, and add the reading to the sums."""
@@ -290,15 +272,9 @@ class TrainingMetrics:
         self._write(figures)
         return figures
 
-    def show_epoch(
-        self, figures: EpochFigures, *, estimate_ending: Callable[[float], float]
-    ) -> None:
-        """Show an epoch's figures on the screen.
-
-        estimate_ending: estimates the seconds of work after the last epoch from the seconds of a
-            validation.
-        """
-        self._progress.report_epoch(figures, estimate_ending)
+    def show_epoch(self, figures: EpochFigures) -> None:
+        """Show an epoch's figures on the screen."""
+        self._progress.report_epoch(figures)
 
     def _write(self, figures: Figures) -> None:
         with _together():
@@ -314,8 +290,6 @@ class TrainingMetrics:
             "unread": vars(self.unread),
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
-            "validations": self.validations,
-            "first_loss": self.first_loss,
             "is_advised": self.is_advised,
         }
 
@@ -325,8 +299,6 @@ class TrainingMetrics:
         self.unread = MetricTotals(**state.get("unread", vars(NO_TOTALS)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
-        self.validations = [Validation(*values) for values in state.get("validations", ())]
-        self.first_loss = state.get("first_loss", float("nan"))
         self.is_advised = state.get("is_advised", False)
 
 
@@ -339,48 +311,3 @@ def _together() -> Iterator[None]:
     except OSError as error:
         trouble = error
     leave_together(trouble)
-
-
-# ---- profile
-
-
-def profiled(batches: Iterator[Batched], folder: Path, device: torch.device) -> Iterator[Batched]:
-    """Yield the batches of an epoch, and profile the steps of some of them (`profile: True`).
-
-    Writes `profile.txt`, the share of waiting for data and the operations that take the longest,
-    and `profile.json.gz`, the trace for chrome://tracing or ui.perfetto.dev.
-    """
-    yield from islice(batches, WARM_UP_BATCHES)
-    is_gpu = device.type == "cuda"
-    waiting, steps = 0.0, 0
-    if not is_gpu:  # torch's profiler reports an error for every GPU that it does not find
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])]
-    with profile(activities=activities, acc_events=True) as profiler:
-        start = asked_at = time.perf_counter()
-        for batch in islice(batches, PROFILED_BATCHES):
-            waiting += time.perf_counter() - asked_at
-            yield batch
-            steps += 1
-            asked_at = time.perf_counter()
-        if is_gpu:
-            torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - start
-    if steps:
-        order = "self_cuda_time_total" if is_gpu else "self_cpu_time_total"
-        operations = profiler.key_averages().table(sort_by=order, row_limit=NUM_LISTED_OPERATIONS)
-        summary = (
-            f"profile of {steps} steps: one takes {1000 * seconds / steps:.1f} ms, and "
-            f"{waiting / seconds:.1%} of it waits for data\n{operations}"
-        )
-        write_text_atomically(folder / "profile.txt", summary + "\n")
-        trace = folder / "profile.json.gz"
-        trace.unlink(missing_ok=True)  # it may be a link to another's file
-        profiler.export_chrome_trace(str(trace))
-        logger.info(summary)
-    else:
-        logger.info(
-            f"note: profile: True needs an epoch of more than {WARM_UP_BATCHES} steps; nothing is "
-            "written."
-        )
-    yield from batches

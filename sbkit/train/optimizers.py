@@ -106,12 +106,6 @@ def check_paths(
             f"`{key}` must be {kind}, but is {declared!r}. Correct it, or give the recipe's own "
             "key another name."
         )
-    if not isinstance(hparams.get("model"), nn.Module):
-        raise ConfigError(
-            f"`{key}` names modules in `model`, but `model` is "
-            f"{type(hparams.get('model')).__name__}. Declare a ModuleList as `model`, or give the "
-            "recipe's own key another name."
-        )
     return declared
 
 
@@ -151,16 +145,11 @@ def assign_parameters(
 ) -> dict[str, list[nn.Parameter]]:
     """Return the parameters of each optimizer, without those that are frozen for the whole run.
 
-    Raises ConfigError for `parts` that are no list or match nothing, for a parameter in two
-    optimizers or in none, and for an optimizer without parameters.
+    Raises ConfigError for `parts` that match nothing, for a parameter in two optimizers or in none,
+    and for an optimizer without parameters.
     """
     owner = _owners(declared, named)
     without_parts = [name for name, settings in declared.items() if not settings.get("parts")]
-    if len(without_parts) > 1:
-        raise ConfigError(
-            "Only one of `optimizers` may leave out `parts`, because it takes all other "
-            f"parameters, but {listed(without_parts)} have no `parts`. Name parts for all but one."
-        )
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     unowned = [name for name, p in trainable.items() if id(p) not in owner]
     if unowned and not without_parts:
@@ -185,13 +174,7 @@ def _owners(declared: Mapping[str, Mapping[str, Any]], named: NamedParameters) -
     """Return the name of the optimizer by the id of each parameter in its `parts`."""
     owner: dict[int, str] = {}
     for name, settings in declared.items():
-        parts = settings.get("parts") or []
-        if not isinstance(parts, list | tuple) or not all(isinstance(p, str) for p in parts):
-            raise ConfigError(
-                f"`parts` of the optimizer {name} must be a list of paths, such as [CNN, head], "
-                f"but is {parts!r}. Correct it."
-            )
-        for path in parts:
+        for path in settings.get("parts") or []:
             matches = {n: p for n, p in named.items() if matches_path(n, path)}
             if not matches:
                 raise ConfigError(

@@ -2,9 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,23 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE, Range
+from sbkit.config.ranges import SHARE
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
 TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`
-
-
-class Validation(NamedTuple):
-    """The result of a validation: the mean loss, and the error that ranks checkpoints.
-
-    error: lower is better; the negative of a metric that is better if higher.
-    """
-
-    loss: float
-    error: float
-
-
-Validations = Sequence[Validation]  # all of the run so far
 
 
 class Position(NamedTuple):
@@ -38,7 +24,6 @@ class Position(NamedTuple):
     progress: float
     step: int
     epoch: int
-    validations: Validations
 
 
 Schedule = Callable[[Position], float]  # returns a factor of `lr`
@@ -65,19 +50,14 @@ def read_schedule(hparams: Mapping[str, Any]) -> Schedule | None:
         )
     try:
         schedule = _adapt(declared, rate)
-        factor = schedule(Position(0.5, 2, 1, ()))
+        schedule(Position(0.5, 2, 1))
     except Exception as error:  # a scheduler that needs something else may fail in any way
         raise ConfigError(
             "`lr_schedule` must be a function from the progress of the run, 0 to 1, to a factor of "
             "`lr`, or a scheduler of SpeechBrain's or torch's that sets only the rate and needs no "
             f"metric, but {name} raised {type(error).__name__} ({error}). Correct it, use "
-            f"WarmupCosine, TriStage or NewBob of sbkit.train.schedule, {rename}."
+            f"WarmupCosine of sbkit.train.schedule, {rename}."
         ) from error
-    if not 0 <= factor < math.inf:
-        raise ConfigError(
-            f"`lr_schedule` must give factors of `lr` of at least 0, but {name} gives {factor} in "
-            "the middle of the run. Correct it."
-        )
     return schedule
 
 
@@ -91,8 +71,6 @@ def _adapt(declared: Any, rate: Any) -> Schedule:
     kind = getattr(declared, "func", declared)
     if isinstance(kind, type) and issubclass(kind, LRScheduler):
         return _adapt_torch(declared, float(rate))
-    if isinstance(declared, NewBob):
-        return lambda position: declared(position.validations)
     if type(declared).__module__ != SPEECHBRAIN_SCHEDULERS:
         return lambda position: declared(position.progress)
     parameters = tuple(inspect.signature(declared).parameters)
@@ -165,7 +143,7 @@ class _SteppedScheduler:
 
 def highest_factor(schedule: Schedule | None) -> float:
     """Return the highest factor of a schedule within 10,000 steps."""
-    positions = [Position(index / 20, 1 + 500 * index, 1, ()) for index in range(21)]
+    positions = [Position(index / 20, 1 + 500 * index, 1) for index in range(21)]
     return 1.0 if schedule is None else max(map(schedule, positions))
 
 
@@ -198,86 +176,3 @@ class WarmupCosine:
             return progress / self.warmup_fraction
         fallen = (progress - self.warmup_fraction) / max(1e-9, 1 - self.warmup_fraction)
         return 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
-
-
-class TriStage:
-    """Rise linearly over ``warmup_fraction`` of the run, hold, then fall exponentially to its end.
-
-    initial_factor, final_factor: of `lr`, in the first step and after the last.
-    Source: Park et al. 2019; the defaults come from wav2vec 2.0's fine-tuning (Baevski et al.
-    2020). Raises ConfigError if no share is left for the fall.
-    """
-
-    RANGES: ClassVar = {
-        **dict.fromkeys(("warmup_fraction", "hold_fraction", "initial_factor"), SHARE),
-        "final_factor": Range(low=1e-9, high=1, advice="An exponential never falls to 0."),
-    }
-
-    def __init__(
-        self,
-        *,
-        warmup_fraction: float = 0.1,
-        hold_fraction: float = 0.4,
-        initial_factor: float = 0.01,
-        final_factor: float = 0.05,
-    ) -> None:
-        self.falls_from = warmup_fraction + hold_fraction
-        if self.falls_from >= 1:
-            raise ConfigError(
-                "`warmup_fraction` and `hold_fraction` must leave a share of the run for the rate "
-                f"to fall, but add up to {self.falls_from:g}. Lower one."
-            )
-        self.warmup_fraction = warmup_fraction
-        self.initial_factor = initial_factor
-        self.final_factor = final_factor
-
-    def __call__(self, progress: float) -> float:
-        """Return the factor at a share of the run."""
-        if progress < self.warmup_fraction:
-            risen = progress / self.warmup_fraction
-            return self.initial_factor + (1 - self.initial_factor) * risen
-        fallen = (progress - self.falls_from) / (1 - self.falls_from)
-        return math.pow(self.final_factor, min(1.0, max(0.0, fallen)))
-
-
-class NewBob:
-    """Multiply the rate by ``annealing_factor`` after a validation that was hardly better.
-
-    improvement_threshold: the relative improvement below which a validation is hardly better.
-    patient: the number of such validations before one that lowers the rate.
-    metric: loss; or error, which ranks checkpoints.
-    Source: SpeechBrain's NewBobScheduler.
-    """
-
-    RANGES: ClassVar = {
-        "annealing_factor": SHARE,
-        "improvement_threshold": NON_NEGATIVE,
-        "patient": NON_NEGATIVE_COUNT,
-    }
-
-    def __init__(
-        self,
-        *,
-        annealing_factor: float = 0.8,
-        improvement_threshold: float = 0.0025,
-        patient: int = 0,
-        metric: str = "loss",
-    ) -> None:
-        if metric not in ("loss", "error"):
-            raise ConfigError(f"`metric` of NewBob must be loss or error, but is {metric!r}.")
-        self.annealing_factor = annealing_factor
-        self.improvement_threshold = improvement_threshold
-        self.patient = patient
-        self.metric = metric
-
-    def __call__(self, validations: Validations) -> float:
-        """Return the factor after these validations."""
-        factor = 1.0
-        patience = self.patient
-        values = [getattr(validation, self.metric) for validation in validations]
-        for before, value in pairwise(values):
-            improvement = (before - value) / abs(before) if before else 0.0
-            if improvement < self.improvement_threshold:
-                factor *= 1.0 if patience else self.annealing_factor
-                patience = patience - 1 if patience else self.patient
-        return factor

@@ -22,8 +22,6 @@ train.log              the printed messages, with the time
 train_log.jsonl        the figures of training: a line for each logged step and for each epoch
 tensorboard/           the same figures for TensorBoard, with the extra `curves`
 curves.png             the curves of training, with the extra `curves`
-profile.txt            with `profile: True`: where ten steps spent their time
-profile.json.gz        with `profile: True`: these steps as a trace, for a browser
 nonfinite/             a step whose loss was not finite, for debugging
 checkpoints/           the last checkpoint and the best ones
 bundle/                the exported model with its fitted decoder, which the test measured

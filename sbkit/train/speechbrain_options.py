@@ -11,7 +11,7 @@ from sbkit.config.ranges import require_in_range
 
 REFUSED_OPTIONS = {  # and what to do instead
     "data_parallel_backend": "Start one process per device with torchrun",
-    "profile_training": "Set profile: True",
+    "profile_training": "Run torch.profiler around fit_batch",
     "auto_mix_prec": "Set precision: fp16",
     "bfloat16_mix_prec": "Set precision: bf16",
     "compile_module_keys": "Leave it out: all modules are compiled",

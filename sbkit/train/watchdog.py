@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Self
 
 from sbkit.base.errors import STALLED
-from sbkit.base.machine import describe_shortages
+from sbkit.base.machine import SHORTAGES
 from sbkit.distributed.ranks import rank, world_size
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Watchdog:
         stack = "".join(traceback.format_stack(frame, limit=MAX_LISTED_FRAMES))
         logger.warning(
             f"The run has not moved for {self._stall_seconds:g} s, {self._position}; it waits on. "
-            f"Raise `stall_seconds` if it was only slow. {describe_shortages()}\n"
+            f"Raise `stall_seconds` if it was only slow. {SHORTAGES}\n"
             f"The innermost calls:\n{stack}"
         )
 
@@ -134,7 +134,7 @@ class Watchdog:
                 "positions:",
                 *positions,
                 "Fix what holds it up, or raise `stall_seconds` if it was only slow. The same "
-                f"command resumes from the last checkpoint. {describe_shortages()}",
+                f"command resumes from the last checkpoint. {SHORTAGES}",
                 f"The stack of rank {rank()}:\n",
             )
         )

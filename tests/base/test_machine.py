@@ -1,7 +1,5 @@
 """The limits of a container count as cores and memory."""
 
-import resource
-import shutil
 from pathlib import Path
 
 import pytest
@@ -66,21 +64,6 @@ def test_available_memory_obeys_tightest_limit(
     (cgroups / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:   2000 kB\n")
     monkeypatch.setattr(machine, "MEMORY_INFO", cgroups / "meminfo")
     assert available_memory() == free
-
-
-def test_shortages_are_described_even_if_no_file_can_be_opened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    full = shutil._ntuple_diskusage(64_000_000, 63_000_000, 1_000_000)
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: full)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        shortages = machine.describe_shortages()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert "/dev/shm has only 1 MB left (enlarge it, in Docker by --shm-size)." in shortages
-    assert shortages.endswith("3 of 3 files are open (ulimit -n).")
 
 
 def test_processor_has_name() -> None:

@@ -23,7 +23,7 @@ number_of_epochs: 4
 lr: 0.1
 hidden: 3
 compile: False
-profile: False
+noprogressbar: False
 CNN: !new:torch.nn.Linear
     in_features: 2
     out_features: !ref <hidden>
@@ -75,9 +75,9 @@ def test_allowed_changes_are_accepted_and_logged(tmp_path: Path) -> None:
     with_momentum = YAML.replace("lr: !ref <lr>", "lr: !ref <lr>\n    momentum: 0.9")
     changes = declare(tmp_path, with_momentum).check_resumable(run)
     assert changes == "Resuming with changed values:\n  opt_class.momentum: nothing before, 0.9 now"
-    changes = declare(tmp_path, compile=True, profile=True).check_resumable(run)
+    changes = declare(tmp_path, compile=True, noprogressbar=True).check_resumable(run)
     assert str(changes).endswith(
-        "compile: false before, true now\n  profile: false before, true now"
+        "compile: false before, true now\n  noprogressbar: false before, true now"
     )
 
 

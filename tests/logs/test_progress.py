@@ -14,14 +14,14 @@ from tests.logs.terminal import Terminal
 
 LIVE = "epoch 1/2 step 20 loss 1.234 lr 2.0e-03 250 RTFx waiting 3 % > 0:00:20 left"
 EPOCH = (
-    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:01:15 left\n"
+    "epoch 1/2 step 20 loss 1.234 valid loss 1.500 CER 32.1 % WER 71.0 % 250 RTFx 0:00:30 left\n"
 )
 
 
 def show_an_epoch() -> None:
     """Log two points, ten steps and ten seconds apart, then validate for ten seconds.
 
-    There remain 20 s of training, 10 s of validation, and the end of the run.
+    There remain 20 s of training and 10 s of validation.
     """
     seconds = itertools.count(step=10)
     progress = TrainingProgress(
@@ -36,7 +36,7 @@ def show_an_epoch() -> None:
     print("saved", flush=True)
     progress.pause()
     figures = EpochFigures(**common, valid_loss=1.5, metrics={"CER": 0.321, "WER": 0.71})
-    progress.report_epoch(figures, estimate_ending=lambda validation: 4.5 * validation)
+    progress.report_epoch(figures)
     progress.close()
 
 

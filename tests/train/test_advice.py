@@ -94,7 +94,6 @@ def test_failing_run_is_advised_once_of_its_cause(
     assert workplace.train_here(run, *OPTIONS, *options) == 0
     (advice,) = advice_of(run)
     assert words in advice
-    assert "loss has not fallen" in advice or "--lr=1e-6" not in options
 
 
 @pytest.mark.slow(10)

@@ -146,7 +146,7 @@ import torch
 from speechbrain.utils.epoch_loop import EpochCounter
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.distributed.ranks import process_group
-from sbkit.train.schedule import NewBob
+from sbkit.train.schedule import WarmupCosine
 from tests.train.lines import LineBrain, brain_of, line, loader
 
 class Mortal(LineBrain):
@@ -160,7 +160,7 @@ with process_group(torch.device("cpu")):
     model, epochs = line(), EpochCounter(4)
     parts = {"model": model, "epochs": epochs}
     knobs = {"output_folder": folder, "epoch_counter": epochs, "dies_in": [*map(int, dies_in)]}
-    knobs |= {"lr": 0.3, "lr_schedule": NewBob(improvement_threshold=0.9), "log_every": 1}
+    knobs |= {"lr": 0.3, "lr_schedule": WarmupCosine(warmup_fraction=0.1), "log_every": 1}
     knobs |= {"average_checkpoints": 2}
     checkpointer = Checkpointer(Path(folder) / "checkpoints", recoverables=parts)
     brain = brain_of(Mortal, model=model, hparams=knobs, checkpointer=checkpointer)
@@ -172,7 +172,7 @@ with process_group(torch.device("cpu")):
 def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(
     tmp_path: Path, ranks: int
 ) -> None:
-    """The rate follows the validations, and a validation ranks its epoch."""
+    """The rate follows the position in the run, and a validation ranks its epoch."""
     for name, epochs in {"whole": [""], "killed": ["1", "4", ""]}.items():
         for dies_in in epochs:
             command = ["-c", MORTAL, tmp_path / name, *dies_in]

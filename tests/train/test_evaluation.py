@@ -1,40 +1,12 @@
-"""A run shows the progress of every phase; the time left includes what follows training."""
+"""A run shows the progress of every phase; with the time of training left."""
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from sbkit.logs import progress
-from sbkit.train.evaluation import EvaluationHooks, seconds_after_training
 from tests.runs import Workplace
-
-
-class Recipe(EvaluationHooks):
-    """A Brain whose own work after training takes as long as its test sets are large."""
-
-    def seconds_after_training(self, test_share: float) -> float:
-        return 100 * test_share
-
-
-LOADERS: Any = SimpleNamespace(valid={"dev": range(4)}, test={"a": range(1), "b": range(1)})
-
-
-@pytest.mark.parametrize(
-    ("loaders", "num_averaged", "seconds"),
-    [
-        (LOADERS, 10, (4 + 0.5) * 6 + 50),  # means of 10, 5, 2 and 1 checkpoints are validated
-        (LOADERS, 1, 0.5 * 6 + 50),
-        (None, 10, 0.0),  # it is unknown whether a test follows `fit`
-    ],
-)
-def test_seconds_after_training_count_averaging_fitting_and_testing(
-    loaders: Any, num_averaged: int, seconds: float
-) -> None:
-    estimate = seconds_after_training(Recipe(), loaders, num_averaged=num_averaged, validation=6.0)
-    assert estimate == seconds
 
 
 def test_run_shows_progress_of_every_phase(

@@ -1,7 +1,5 @@
-"""Loss and speed of a run are added up and logged; a profile shows where its time goes."""
+"""Loss and speed of a run are added up and logged."""
 
-import gzip
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +13,7 @@ from sbkit.base.process import exit_code
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
-from sbkit.train.metrics import (
-    NO_TOTALS,
-    PROFILED_BATCHES,
-    WARM_UP_BATCHES,
-    Meter,
-    MetricTotals,
-    TrainingMetrics,
-)
-from tests.train.lines import batches, brain_of
+from sbkit.train.metrics import NO_TOTALS, Meter, MetricTotals, TrainingMetrics
 
 CPU = torch.device("cpu")
 
@@ -108,29 +98,3 @@ def test_other_ranks_end_with_the_same_code() -> None:
         metrics.log_step(1, 10, NO_TOTALS, rate=0.1, live=False)
     assert exit_code(raised.value) == BAD_INPUT
     metrics.close()
-
-
-@pytest.mark.parametrize("count", [3, WARM_UP_BATCHES + 4, WARM_UP_BATCHES + PROFILED_BATCHES + 5])
-def test_run_writes_profile_of_first_epoch(
-    count: int,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    brain = brain_of(hparams={"output_folder": str(tmp_path), "profile": True})
-    brain.fit([1, 2], batches(count))
-    assert brain.optimizer_step == 2 * count
-    lines = capfd.readouterr().err.splitlines()
-    # Nothing about a missing GPU; torch 2.14 announces its own profiler.
-    assert [line for line in lines if not line.startswith("USDT:")] == []
-    watched = min(PROFILED_BATCHES, max(0, count - WARM_UP_BATCHES))
-    assert (tmp_path / "profile.txt").exists() == (watched > 0)
-    if not watched:
-        assert caplog.text.count("profile: True needs an epoch of more than 10 steps") == 1
-        return
-    assert caplog.text.count("profile of") == 1
-    verdict = (tmp_path / "profile.txt").read_text()
-    assert verdict.startswith(f"profile of {watched} steps: ")
-    trace = json.loads(gzip.decompress((tmp_path / "profile.json.gz").read_bytes()))
-    names = [event.get("name") for event in trace["traceEvents"]]
-    assert names.count("aten::linear") == watched

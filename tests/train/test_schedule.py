@@ -16,11 +16,11 @@ from torch.optim import lr_scheduler as torch_schedulers
 from torch.optim.lr_scheduler import OneCycleLR
 
 from sbkit.base.errors import SbkitError
-from sbkit.train.schedule import NewBob, Position, TriStage, Validation, WarmupCosine, read_schedule
+from sbkit.train.schedule import Position, WarmupCosine, read_schedule
 from tests.train.lines import MeanBrain, batches, brain_of
 
 HALF = math.sqrt(0.5)
-FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [
+FACTORS = [
     (WarmupCosine(warmup_fraction=0.2), 0.0, 0.0),
     (WarmupCosine(warmup_fraction=0.2), 0.1, 0.5),
     (WarmupCosine(warmup_fraction=0.2), 0.2, 1.0),
@@ -31,44 +31,14 @@ FACTORS: list[tuple[WarmupCosine | TriStage, float, float]] = [
     (WarmupCosine(warmup_fraction=0.0), 0.0, 1.0),
     (WarmupCosine(warmup_fraction=1.0), 0.5, 0.5),
     (WarmupCosine(warmup_fraction=1.0), 1.0, 1.0),
-    (TriStage(), 0.0, 0.01),
-    (TriStage(), 0.05, 0.505),
-    (TriStage(), 0.1, 1.0),
-    (TriStage(), 0.5, 1.0),
-    (TriStage(), 0.75, math.sqrt(0.05)),
-    (TriStage(), 1.0, 0.05),
-    (TriStage(), 1.3, 0.05),
-    (TriStage(warmup_fraction=0.0, hold_fraction=0.0, final_factor=0.01), 0.5, 0.1),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "progress", "factor"), FACTORS)
 def test_schedule_factor_by_share_of_run(
-    schedule: WarmupCosine | TriStage, progress: float, factor: float
+    schedule: WarmupCosine, progress: float, factor: float
 ) -> None:
     assert schedule(progress) == pytest.approx(factor, abs=1e-12)
-
-
-def test_tri_stage_without_decay_and_new_bob_with_unknown_metric_are_refused() -> None:
-    with pytest.raises(SbkitError, match="but add up to 1. Lower one"):
-        TriStage(warmup_fraction=0.1, hold_fraction=0.9)
-    with pytest.raises(SbkitError, match="must be loss or error, but is 'WER'"):
-        NewBob(metric="WER")
-
-
-VALIDATIONS = (4.0, 3.0, 2.999, 2.9985, 2.0, 2.5, math.nan, 2.4, 2.4, 0.0, 0.0, 1.0)
-
-
-@pytest.mark.parametrize("patient", [0, 2])
-def test_new_bob_anneals_like_speechbrain(patient: int) -> None:
-    theirs = schedulers.NewBobScheduler(1.0, 0.8, 0.0025, patient)
-    ours = NewBob(patient=patient, metric="error")
-    so_far: list[Validation] = []
-    for value in VALIDATIONS:
-        so_far.append(Validation(loss=1.0, error=value))
-        assert ours(so_far) == theirs(value)[1]
-    # A metric that is better if higher comes as its negative.
-    assert NewBob(metric="error")([Validation(0.0, -0.5), Validation(0.0, -0.6)]) == 1.0
 
 
 def declared(schedule: Any, **knobs: Any) -> dict[str, Any]:
@@ -88,11 +58,11 @@ def test_unsupported_scheduler_is_refused() -> None:
     ):
         with pytest.raises(SbkitError, match="`lr_schedule` must be a function.*" + words):
             read_schedule(declared(scheduler))
-    with pytest.raises(SbkitError, match="of at least 0, but <lambda> gives -0.5 in the middle"):
-        read_schedule(declared(lambda progress: -progress))
     for lacking in ({"epoch_counter": None}, {"lr": None}):
-        with pytest.raises(SbkitError, match=r"`lr_schedule` \(TriStage\) needs a number as `lr`"):
-            read_schedule(declared(TriStage(), **lacking))
+        with pytest.raises(
+            SbkitError, match=r"`lr_schedule` \(WarmupCosine\) needs a number as `lr`"
+        ):
+            read_schedule(declared(WarmupCosine(warmup_fraction=0.1), **lacking))
 
 
 def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
@@ -100,9 +70,7 @@ def factors(schedule: Any, steps: int = 8, epochs: int = 4) -> list[float]:
     read = read_schedule(declared(schedule))
     assert read is not None
     per_epoch = steps // epochs
-    return [
-        read(Position(step / steps, step + 1, step // per_epoch + 1, ())) for step in range(steps)
-    ]
+    return [read(Position(step / steps, step + 1, step // per_epoch + 1)) for step in range(steps)]
 
 
 def test_speechbrain_schedulers_give_same_rates() -> None:
@@ -137,9 +105,8 @@ class Fitting(MeanBrain):
         schedulers.NoamScheduler(0.1, 3),
         partial(OneCycleLR, max_lr=0.1, cycle_momentum=False),
         partial(torch_schedulers.CosineAnnealingLR, T_max=5),
-        NewBob(improvement_threshold=0.9),
     ],
-    ids=["noam", "one-cycle", "cosine", "newbob"],
+    ids=["noam", "one-cycle", "cosine"],
 )
 def test_resumed_run_has_same_rates_and_weights(schedule: Any, tmp_path: Path) -> None:
     def run(folder: Path, epochs: int) -> tuple[list[float], torch.Tensor]:
