@@ -12,6 +12,7 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.bundle.protocols import Encoded
+from sbkit.check.learn import advise_recognizer, find_causes
 from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.clips import Recognition
@@ -33,7 +34,6 @@ from sbkit.runtime.torch_model import encode_in_segments
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION, score_texts
 from sbkit.tasks.task import Task
 from sbkit.text.normalization import separates_words, text_table
-from sbkit.train.advice import advise_recognizer, find_causes
 from sbkit.train.brain import Brain
 from sbkit.train.evaluation import Cause
 from sbkit.train.recipe import Recipe

@@ -1,35 +1,245 @@
-"""`sbkit check --learn`: overfit eight clips with the run's own model, optimizer and device.
+"""Does it learn? What may keep a run from learning, in one list of causes, and a trial on clips.
 
-Masks and augmentation are off, and dropout is on. The rate is the highest of the schedule, after a
-short warm-up. Recognizers must write the clips; for any other Brain, the loss on the clips must
-fall. If the clips are not learned, the Brain's evident causes are named. (A sweep named a rate at
-which the eight clips are learned; whole runs diverged at it.)
+`sbkit check` notes the evident causes before training. A recognizer whose validations show that it
+does not learn logs the likely ones, once. `sbkit check --learn` overfits eight clips with the run's
+own model, optimizer and device, and names an evident cause if they are not learned.
 """
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from speechbrain import Stage
 
+from sbkit.audio.augment import SpecAugment
+from sbkit.audio.draws import seeded_draws
+from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
+from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import completed_dry_run
 from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Loader
-from sbkit.data.splits import sample_counts, spread_rows
-from sbkit.evaluate.wer import TOKENS_WRITTEN
+from sbkit.data.splits import Transcripts, read_transcripts, sample_counts, spread_rows
+from sbkit.evaluate.wer import BLANK_FRAMES, TOKENS_WRITTEN
 from sbkit.evaluate.wer_report import MAX_SILENT_SHARE
 from sbkit.logs.handlers import quiet
 from sbkit.logs.metric import describe_values
+from sbkit.train.brain import Brain
 from sbkit.train.evaluation import Cause
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
 from sbkit.train.step import as_loss
+
+# hparams/ctc.yaml with its 28 characters and batches of 32 s writes only blanks at step 85 and 27 %
+# of the tokens at step 127; from scratch, hparams/ctc_pretrained.yaml writes only blanks at step
+# 160, and has learned by step 450.
+EARLY_STEPS, EARLY_EPOCHS = 100, 3  # either is enough if a cause is evident
+LATE_STEPS = 450  # enough for `FEW_TOKENS` once the warm-up is over
+FEW_TOKENS = 32
+MIN_FAILED_CER = 0.95
+MIN_RANDOM_CER = 0.7  # if a cause is evident; untrained weights have 0.88 and 1.21 in two models
+
+# The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
+# at 1.0, ctc.yaml writes only blanks.
+SCRATCH_RATES = (5e-5, 1e-3, 0.02)
+TUNING_RATES = (1e-6, 1e-4, 0.02)  # of weights that were trained before
+MAX_MASKED_SHARE = 0.8  # of the features; in hparams/ at most half
+MASKED_CLIPS, MASKED_FRAMES = 64, 1000  # to measure that share
+MAX_DROPOUT = 0.5  # with more, a model that fits the clips may still write nothing
+# Mean uses of a token in the training transcripts, for a vocabulary that is not of characters.
+# A character of ctc.yaml has 480; each of 5,000 tokens would have at most 2.7.
+MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
+# Between the logarithms of a clip's length and of its transcript's: at least 0.92 in the splits of
+# five default corpora. Once shuffled it is 0, and 0.3 without the clips that CTC cannot align.
+MIN_LENGTH_CORRELATION = 0.4
+MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
+MIN_CAUSES, MAX_CAUSES = 2, 3  # that are named
+
+# -- the causes ------------------------------------------------------------------------------------
+
+
+def find_causes(brain: Brain) -> list[Cause]:
+    """Return what may keep a recognizer from learning, the evident causes first."""
+    knobs = dict(brain.hparams.knobs.items())  # marks no key as read
+    causes = [
+        *_find_transcript_causes(brain, knobs),
+        *_find_rate_causes(brain, knobs),
+        *_find_mask_causes(knobs),
+        *_find_dropout_causes(knobs),
+    ]
+    return sorted(causes, key=lambda cause: not cause.is_evident)
+
+
+def masked_share(knobs: Mapping[str, Any]) -> float:
+    """Return the share of an utterance's features that the masks of sbkit hide in training.
+
+    `SpecAugment` is applied to random features of ten seconds.
+    """
+    if probabilities := _mask_probabilities(knobs):  # overlapping masks count twice in these
+        return 1 - math.exp(-sum(probabilities.values()))
+    augment = knobs.get("spec_augment")
+    if not isinstance(augment, SpecAugment):
+        return 0.0
+    num_features = knobs.get("n_mels", 80)  # a YAML of one's own may not name it
+    features = torch.arange(MASKED_FRAMES * num_features).double().view(1, MASKED_FRAMES, -1)
+    with seeded_draws([str(index) for index in range(MASKED_CLIPS)]):
+        masked = augment(features, torch.full((MASKED_CLIPS,), MASKED_FRAMES))
+    return float((masked != features).double().mean())
+
+
+def _mask_probabilities(knobs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the probabilities of masks of a pretrained encoder that a YAML declares."""
+    names = ("mask_time_prob", "mask_channel_prob")
+    return {name: float(knobs[name]) for name in names if isinstance(knobs.get(name), int | float)}
+
+
+def length_correlation(transcripts: Transcripts) -> float | None:
+    """Correlate the logarithms of audio and text lengths; None if that says nothing.
+
+    It says nothing about few clips, or clips of nearly one length.
+    """
+    is_filled = transcripts.characters > 0
+    if is_filled.sum() < MIN_COMPARED_CLIPS:
+        return None
+    audio: Float64s = np.log(transcripts.samples[is_filled])
+    text: Float64s = np.log(transcripts.characters[is_filled])
+    if min(audio.std(), text.std()) < MIN_LENGTH_DEVIATION:
+        return None
+    return float(np.corrcoef(audio, text)[0, 1])
+
+
+def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]:
+    """Judge the peak rate of a kind of Adam, and the position in the warm-up."""
+    rate = knobs.get("lr")
+    if not isinstance(rate, int | float) or not brain.optimizers_dict:
+        return
+    optimizer = next(iter(brain.optimizers_dict.values()))
+    is_tuned = bool(knobs.get("init_from") or knobs.get("pretrained"))
+    lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
+    factor = highest_factor(read_schedule(knobs))
+    peak = rate * factor
+    if "adam" in type(optimizer).__name__.lower() and not lowest <= peak <= highest:
+        ratio = max(peak / usual, usual / max(peak, 1e-9))
+        yield Cause(
+            key="lr",
+            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
+            f"{'high' if peak > usual else 'low'}",
+            fix=f"Try `lr: {usual / factor:g}`.",
+            is_evident=True,
+        )
+    else:
+        problem = f"The peak learning rate of {peak:g} may not suit this model"
+        yield Cause(key="lr", problem=problem, fix=f"Try `lr: {rate / 3:.2g}`.")
+    if peak <= highest and brain.run_share < knobs.get("warmup_fraction", 0):
+        yield Cause(
+            key="warmup_fraction",
+            problem=f"The warm-up has only reached a rate of {optimizer.param_groups[0]['lr']:.2g}",
+            fix="Lower `warmup_fraction`.",
+        )
+
+
+def _find_mask_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
+    share = masked_share(knobs)
+    key, values = "spec_augment", "`time_masks: 0` and `freq_masks: 0`"
+    if probabilities := _mask_probabilities(knobs):
+        key = next(iter(probabilities))
+        values = " and ".join(f"`{name}: 0`" for name in probabilities)
+    if share > 0:
+        yield Cause(
+            key=key,
+            problem=f"The masks of training hide {share:.0%} of the features",
+            fix=f"Try {values}.",
+            is_evident=share > MAX_MASKED_SHARE,
+        )
+
+
+def _find_dropout_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
+    dropout = knobs.get("dropout", 0)
+    if dropout > MAX_DROPOUT:
+        problem = f"Dropout hides {dropout:.0%} of the model"
+        yield Cause(key="dropout", problem=problem, fix="Lower `dropout`.", is_evident=True)
+
+
+def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]:
+    """Judge whether transcripts belong to their clips, and whether each token is seen often."""
+    if brain.loaders is None:
+        return
+    tokenizer = knobs["tokenizer"]
+    train = read_transcripts(brain.loaders.splits.train, tokenizer)
+    correlation = length_correlation(train)
+    if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
+        yield Cause(
+            key="data_folder",
+            problem="The transcripts do not seem to belong to their clips, since longer clips do "
+            f"not have longer transcripts (correlation {correlation:.2f})",
+            fix="Compare some of them in data_report.html.",
+            is_evident=True,
+        )
+    uses = train.tokens.sum() / tokenizer.vocab_size
+    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    if uses < MIN_TOKEN_USES and is_large:
+        hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
+        yield Cause(
+            key="token_type",
+            problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
+            f"hours: a token is seen {uses:.1f} times on average",
+            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
+            is_evident=True,
+        )
+
+
+def evident_causes(planned: PlannedRun) -> Sequence[Cause]:
+    """Return what the settings or the data of the run show to keep it from learning."""
+    brain = planned.make_cpu_brain()
+    planned.make_optimizers()
+    brain.loaders = planned.make_loaders()
+    return [cause for cause in brain.likely_causes() if cause.is_evident]
+
+
+def check_causes(planned: PlannedRun) -> Iterator[Finding]:
+    """Name the causes that training would name later, if they are evident before it."""
+    for cause in evident_causes(planned):
+        yield planned.finding(cause.key, problem=cause.problem, fix=cause.fix, stops=False)
+
+
+# -- advice in training ----------------------------------------------------------------------------
+
+
+def advise_recognizer(brain: Brain, values: Mapping[str, float]) -> str | None:
+    """Return advice if the metrics of a validation show that a recognizer does not learn."""
+    if TOKENS_WRITTEN not in values:  # a subclass may measure something else
+        return None
+    step = brain.optimizer_step
+    if step < EARLY_STEPS and brain.hparams.epoch_counter.current < EARLY_EPOCHS:
+        return None
+    causes = find_causes(brain)
+    num_evident = sum(cause.is_evident for cause in causes)
+    late_step = LATE_STEPS * math.sqrt(max(1.0, brain.hparams.tokenizer.vocab_size / FEW_TOKENS))
+    if any(cause.key == "warmup_fraction" for cause in causes):
+        late_step *= 2
+    is_silent = values[TOKENS_WRITTEN] < MAX_SILENT_SHARE
+    is_wrong = values["CER"] >= (MIN_RANDOM_CER if num_evident else MIN_FAILED_CER)
+    if not (is_silent or is_wrong) or not (num_evident or step >= late_step):
+        return None
+    named = causes[: min(MAX_CAUSES, max(MIN_CAUSES, num_evident))]
+    texts = [f"({n}) {cause.problem}. {cause.fix}" for n, cause in enumerate(named, start=1)]
+    return (
+        f"advice: after {plural(step, 'step')} this run has not learned to write: CER "
+        f"{values['CER']:.0%}, {values[BLANK_FRAMES]:.1%} of the frames are blank. Likely causes: "
+        f"{' '.join(texts)} `sbkit check YAML --learn` tries the model on eight clips."
+    )
+
+
+# -- a trial on eight clips ------------------------------------------------------------------------
+#
+# Masks and augmentation are off, and dropout is on. The rate is the highest of the schedule, after
+# a short warm-up. Recognizers must write the clips; for any other Brain, the loss on the clips must
+# fall. (A sweep of rates named one at which eight clips are learned; whole runs diverged at it.)
 
 LEARNING_TEST = "learn"  # the name of the test in `PlannedRun.results`
 NUM_CLIPS = 8
@@ -169,17 +379,3 @@ def relative_fall(loss: float, first: float) -> float:
     (0.75, 0.5)
     """
     return (first - loss) / max(abs(first), 1e-9)
-
-
-def evident_causes(planned: PlannedRun) -> Sequence[Cause]:
-    """Return what the settings or the data of the run show to keep it from learning."""
-    brain = planned.make_cpu_brain()
-    planned.make_optimizers()
-    brain.loaders = planned.make_loaders()
-    return [cause for cause in brain.likely_causes() if cause.is_evident]
-
-
-def check_causes(planned: PlannedRun) -> Iterator[Finding]:
-    """Name the causes that training would name later, if they are evident before it."""
-    for cause in evident_causes(planned):
-        yield planned.finding(cause.key, problem=cause.problem, fix=cause.fix, stops=False)

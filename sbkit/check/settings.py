@@ -39,7 +39,7 @@ from sbkit.export.export import describe_parts
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
 from sbkit.tasks.task import load_task
-from sbkit.train.optimizers import ALWAYS, FREEZE, FREEZE_STEPS
+from sbkit.train.optimizers import ALWAYS, FREEZE
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself
 # Packages whose source does not mention the keys that a recipe adds.
@@ -152,9 +152,9 @@ def find_unread_keys(document: Document, names_read: Set[str]) -> Iterator[str]:
 
 
 def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
-    """Find parts that stay frozen for the whole run: at random weights, or by too few steps.
+    """Find parts that stay frozen at random weights for the whole run.
 
-    Training itself refuses values that are not in `FREEZE_STEPS`.
+    Training itself refuses values that are neither steps nor `always`.
     """
     frozen_steps = planned.knobs.get(FREEZE)
     if isinstance(frozen_steps, list | tuple):
@@ -169,20 +169,6 @@ def check_freezing(planned: PlannedRun) -> Iterator[Finding]:
             problem=f"`freeze` keeps {', '.join(parts)} at random weights: neither `pretrained` "
             "nor `init_from` names others",
             fix="Name a run as `init_from`, or let these parts learn.",
-            stops=False,
-        )
-    num_steps = len(planned.require_sampler().steps()) * planned.knobs["number_of_epochs"]
-    parts = [
-        part
-        for part, end in frozen_steps.items()
-        if end in FREEZE_STEPS and end != ALWAYS and end >= num_steps
-    ]
-    if parts:
-        yield planned.finding(
-            FREEZE,
-            problem=f"The run has about {num_steps:,} steps, but `freeze` keeps "
-            f"{', '.join(parts)} frozen for longer, so that they never learn",
-            fix=f"Lower their number of steps, or write `{ALWAYS}`.",
             stops=False,
         )
 

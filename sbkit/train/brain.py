@@ -42,6 +42,7 @@ from sbkit.checkpoint.rng import (
     seed_step,
 )
 from sbkit.config.hparams import KnobAttributes, Knobs
+from sbkit.config.ranges import require_in_range
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve
@@ -73,7 +74,6 @@ from sbkit.train.optimizers import (
     with_lr_scale,
 )
 from sbkit.train.schedule import Position, highest_factor, read_schedule, set_rate
-from sbkit.train.speechbrain_options import check_hooks, read_run_options
 from sbkit.train.step import TrainingStep, as_loss, detached
 from sbkit.train.stopping import BEST_EPOCH, SaveOrLeave, first_best_epoch, stops_early
 from sbkit.train.watchdog import Watchdog
@@ -84,6 +84,28 @@ T = TypeVar("T")
 Batches = Iterable[Any]  # a loader
 SplitLoaders = Mapping[str, Batches]  # by the name of the split
 LoaderOptions = Mapping[str, Any] | None
+
+# SpeechBrain's options and hooks without an effect here, and what to do instead
+REFUSED_OPTIONS = {
+    "data_parallel_backend": "Start one process per device with torchrun",
+    "profile_training": "Run torch.profiler around `fit_batch`",
+    "auto_mix_prec": "Set precision: fp16",
+    "bfloat16_mix_prec": "Set precision: bf16",
+    "compile_module_keys": "Leave it out: all modules are compiled",
+    **dict.fromkeys(("jit", "jit_module_keys"), "Set compile: True"),
+    **dict.fromkeys(
+        ("compile_mode", "compile_using_fullgraph", "compile_using_dynamic_shape_tracing"),
+        "Blocks are compiled for any shape, and for the losses of an uncompiled run",
+    ),
+}
+UNCALLED_HOOKS = {
+    "update_average": "Return the loss to average from `fit_batch` and `evaluate_batch`",
+    "_should_save_intra_epoch_ckpt": "Set ckpt_interval_minutes or ckpt_interval_steps",
+}
+HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` calls them
+    ("check_loss_isfinite", "check_gradients"),
+    "Call it in your own `fit_batch`; here steps that are not finite are skipped",
+)
 
 STALL_SECONDS = 120.0
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
@@ -744,14 +766,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 yield batch
                 advance(1)
 
-    def start_validation(self) -> None:
-        """Begin another pass over the validation sets, in the last epoch."""
-        epochs = self._hparam("epoch_counter", None)
-        self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
-
     def _averaging_error(self) -> float:
         """Validate the present weights, and return the error that averages are chosen by."""
-        self.start_validation()
+        epochs = self._hparam("epoch_counter", None)
+        self.on_stage_start(Stage.VALID, getattr(epochs, "current", None))
         self.evaluate_splits(self._valid_set, Stage.VALID, phase="averaging")
         self.leave_if_asked()
         return self.evaluator.error()
@@ -907,3 +925,39 @@ def training_loss(brain: Brain, batch: object) -> Loss:
     with brain.training_ctx:
         outputs = brain.compute_forward(batch, Stage.TRAIN)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
+
+
+# ---- SpeechBrain's options and hooks
+
+
+def read_run_options(
+    hparams: Mapping[str, object], run_opts: RunOptions | Mapping[str, object] | None
+) -> dict[str, Any]:
+    """Collect the run options of a YAML; ``run_opts`` take precedence.
+
+    Raises ConfigError for an option without effect here, and for a number out of its range.
+    """
+    if isinstance(run_opts, RunOptions):
+        overrides = {name: run_opts[name] for name in run_opts.overridden_args}
+    else:
+        overrides = dict(run_opts or {})
+    names = RunOptions().as_dict()
+    options = {**{name: hparams[name] for name in names if name in hparams}, **overrides}
+    plain_types = (bool, int, float, str, list)  # an object belongs to the recipe
+    plain = {name: value for name, value in hparams.items() if isinstance(value, plain_types)}
+    require_in_range({**plain, **options})
+    for name, instead in REFUSED_OPTIONS.items():
+        if options.get(name):
+            raise ConfigError(f"`{name}` must be off, but is {options[name]}. {instead}.")
+    return options
+
+
+def check_hooks(kind: type[sb.Brain], *, has_own_step: bool) -> None:
+    """Raise ConfigError for a recipe that overrides a hook that is never called."""
+    uncalled = UNCALLED_HOOKS if has_own_step else UNCALLED_HOOKS | HOOKS_UNCALLED_BY_STEP
+    for name, instead in uncalled.items():
+        if getattr(kind, name) is not getattr(sb.Brain, name):
+            raise ConfigError(
+                f"`{name}` must be SpeechBrain's, because sbkit does not call it, but "
+                f"{kind.__name__} overrides it. {instead}."
+            )

@@ -102,11 +102,6 @@ UNREAD = [
         checks=(check_unread,),
     ),
     mutation(
-        "freezing that ends after the run",
-        note("freezing", "freeze", "keeps Transformer frozen", "never learn"),
-        options=("--freeze={CNN: 1, Transformer: 10000}",),
-    ),
-    mutation(
         "freezing a part at its random weights",
         note("freezing", "freeze", "keeps CNN at random weights"),
         options=("--freeze=[CNN]",),

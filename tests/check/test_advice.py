@@ -13,9 +13,8 @@ import soundfile
 from sbkit.audio.augment import SpecAugment
 from sbkit.check.check import check_planned_run
 from sbkit.check.data import check_alignment
-from sbkit.check.learn import check_causes
+from sbkit.check.learn import _find_mask_causes, check_causes, masked_share
 from sbkit.text.tokenizer import ensure_tokenizer
-from sbkit.train.advice import _find_mask_causes, masked_share
 from tests.check.harness import planned_run
 from tests.runs import Workplace, make_workplace, records_of, rows_of, stopped_after, write_tsv
 
