@@ -464,7 +464,6 @@ def test_every_yaml_takes_a_step(
     brain.fit(hparams["epoch_counter"], run.make_loaders().train)
     assert brain.optimizer_step == 1
     assert 0 < brain.training_metrics.so_far.loss < 1000
-    assert not any(cause.is_evident for cause in brain.likely_causes())
     after = list(hparams["model"].parameters())
     assert all(value.isfinite().all() for value in after)
     pairs = zip(before, after, strict=True)

@@ -12,7 +12,6 @@ from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.bundle.protocols import Encoded
-from sbkit.check.learn import advise_recognizer, find_causes
 from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.clips import Recognition
@@ -35,7 +34,6 @@ from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION, score_texts
 from sbkit.tasks.task import Task
 from sbkit.text.normalization import separates_words, text_table
 from sbkit.train.brain import Brain
-from sbkit.train.evaluation import Cause
 from sbkit.train.recipe import Recipe
 
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
@@ -183,12 +181,6 @@ class AsrBrain(Brain):
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
         return {**super().measure(results), **greedy_shares(results)}
-
-    def advise(self, values: Mapping[str, float]) -> str | None:
-        return advise_recognizer(self, values)
-
-    def likely_causes(self) -> Sequence[Cause]:
-        return find_causes(self)
 
 
 ASR = Recipe(

@@ -1,13 +1,12 @@
-"""Does it learn? What may keep a run from learning, in one list of causes, and a trial on clips.
+"""Does it learn? What keeps a recognizer from learning, in one list, and a trial on eight clips.
 
-`sbkit check` notes the evident causes before training. A recognizer whose validations show that it
-does not learn logs the likely ones, once. `sbkit check --learn` overfits eight clips with the run's
-own model, optimizer and device, and names an evident cause if they are not learned.
+`sbkit check` notes the causes before training. `sbkit check --learn` overfits eight clips with the
+run's own model, optimizer and device, and names a cause if they are not learned.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,23 +25,13 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Loader
 from sbkit.data.splits import Transcripts, read_transcripts, sample_counts, spread_rows
-from sbkit.evaluate.wer import BLANK_FRAMES, TOKENS_WRITTEN
+from sbkit.evaluate.wer import TOKENS_WRITTEN
 from sbkit.evaluate.wer_report import MAX_SILENT_SHARE
 from sbkit.logs.handlers import quiet
 from sbkit.logs.metric import describe_values
-from sbkit.train.brain import Brain
-from sbkit.train.evaluation import Cause
+from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
 from sbkit.train.step import as_loss
-
-# hparams/ctc.yaml with its 28 characters and batches of 32 s writes only blanks at step 85 and 27 %
-# of the tokens at step 127; from scratch, hparams/ctc_pretrained.yaml writes only blanks at step
-# 160, and has learned by step 450.
-EARLY_STEPS, EARLY_EPOCHS = 100, 3  # either is enough if a cause is evident
-LATE_STEPS = 450  # enough for `FEW_TOKENS` once the warm-up is over
-FEW_TOKENS = 32
-MIN_FAILED_CER = 0.95
-MIN_RANDOM_CER = 0.7  # if a cause is evident; untrained weights have 0.88 and 1.21 in two models
 
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
 # at 1.0, ctc.yaml writes only blanks.
@@ -58,21 +47,78 @@ MIN_TOKEN_USES, MIN_LARGE_VOCABULARY = 5.0, 200
 # five default corpora. Once shuffled it is 0, and 0.3 without the clips that CTC cannot align.
 MIN_LENGTH_CORRELATION = 0.4
 MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
-MIN_CAUSES, MAX_CAUSES = 2, 3  # that are named
 
 # -- the causes ------------------------------------------------------------------------------------
 
 
-def find_causes(brain: Brain) -> list[Cause]:
-    """Return what may keep a recognizer from learning, the evident causes first."""
-    knobs = dict(brain.hparams.knobs.items())  # marks no key as read
-    causes = [
-        *_find_transcript_causes(brain, knobs),
-        *_find_rate_causes(brain, knobs),
-        *_find_mask_causes(knobs),
-        *_find_dropout_causes(knobs),
-    ]
-    return sorted(causes, key=lambda cause: not cause.is_evident)
+def check_causes(planned: PlannedRun) -> Iterator[Finding]:
+    """Note what in the settings or the data keeps a recognizer from learning to write."""
+    if planned.load_recipe().task.label_file != TOKENIZER_FILE:
+        return
+    knobs = dict(planned.build_hparams().items())  # marks no key as read
+    yield from _check_transcripts(planned, knobs)
+    yield from _check_rate(planned, knobs)
+    share = masked_share(knobs)
+    if share > MAX_MASKED_SHARE:
+        probabilities = _mask_probabilities(knobs)
+        names = [*probabilities] or ["time_masks", "freq_masks"]
+        yield planned.finding(
+            next(iter(probabilities), "spec_augment"),
+            problem=f"The masks of training hide {share:.0%} of the features",
+            fix=f"Try {' and '.join(f'`{name}: 0`' for name in names)}.",
+            stops=False,
+        )
+    dropout = knobs.get("dropout", 0)
+    if dropout > MAX_DROPOUT:
+        problem = f"Dropout hides {dropout:.0%} of the model"
+        yield planned.finding("dropout", problem=problem, fix="Lower `dropout`.", stops=False)
+
+
+def _check_transcripts(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
+    """Judge whether transcripts belong to their clips, and whether each token is seen often."""
+    tokenizer = knobs["tokenizer"]
+    train = read_transcripts(planned.make_loaders().splits.train, tokenizer)
+    correlation = length_correlation(train)
+    if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
+        yield planned.finding(
+            "data_folder",
+            problem="The transcripts do not seem to belong to their clips, since longer clips do "
+            f"not have longer transcripts (correlation {correlation:.2f})",
+            fix="Compare some of them in data_report.html.",
+            stops=False,
+        )
+    uses = train.tokens.sum() / tokenizer.vocab_size
+    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
+    if uses < MIN_TOKEN_USES and is_large:
+        hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
+        yield planned.finding(
+            "token_type",
+            problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
+            f"hours: a token is seen {uses:.1f} times on average",
+            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
+            stops=False,
+        )
+
+
+def _check_rate(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
+    """Judge the peak rate of a kind of Adam."""
+    rate = knobs.get("lr")
+    names = [type(optimizer).__name__.lower() for optimizer in planned.make_optimizers()]
+    if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
+        return
+    is_tuned = bool(knobs.get("init_from") or knobs.get("pretrained"))
+    lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
+    factor = highest_factor(read_schedule(knobs))
+    peak = rate * factor
+    if not lowest <= peak <= highest:
+        ratio = max(peak / usual, usual / max(peak, 1e-9))
+        yield planned.finding(
+            "lr",
+            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
+            f"{'high' if peak > usual else 'low'}",
+            fix=f"Try `lr: {usual / factor:g}`.",
+            stops=False,
+        )
 
 
 def masked_share(knobs: Mapping[str, Any]) -> float:
@@ -111,128 +157,6 @@ def length_correlation(transcripts: Transcripts) -> float | None:
     if min(audio.std(), text.std()) < MIN_LENGTH_DEVIATION:
         return None
     return float(np.corrcoef(audio, text)[0, 1])
-
-
-def _find_rate_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]:
-    """Judge the peak rate of a kind of Adam, and the position in the warm-up."""
-    rate = knobs.get("lr")
-    if not isinstance(rate, int | float) or not brain.optimizers_dict:
-        return
-    optimizer = next(iter(brain.optimizers_dict.values()))
-    is_tuned = bool(knobs.get("init_from") or knobs.get("pretrained"))
-    lowest, usual, highest = TUNING_RATES if is_tuned else SCRATCH_RATES
-    factor = highest_factor(read_schedule(knobs))
-    peak = rate * factor
-    if "adam" in type(optimizer).__name__.lower() and not lowest <= peak <= highest:
-        ratio = max(peak / usual, usual / max(peak, 1e-9))
-        yield Cause(
-            key="lr",
-            problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
-            f"{'high' if peak > usual else 'low'}",
-            fix=f"Try `lr: {usual / factor:g}`.",
-            is_evident=True,
-        )
-    else:
-        problem = f"The peak learning rate of {peak:g} may not suit this model"
-        yield Cause(key="lr", problem=problem, fix=f"Try `lr: {rate / 3:.2g}`.")
-    if peak <= highest and brain.run_share < knobs.get("warmup_fraction", 0):
-        yield Cause(
-            key="warmup_fraction",
-            problem=f"The warm-up has only reached a rate of {optimizer.param_groups[0]['lr']:.2g}",
-            fix="Lower `warmup_fraction`.",
-        )
-
-
-def _find_mask_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
-    share = masked_share(knobs)
-    key, values = "spec_augment", "`time_masks: 0` and `freq_masks: 0`"
-    if probabilities := _mask_probabilities(knobs):
-        key = next(iter(probabilities))
-        values = " and ".join(f"`{name}: 0`" for name in probabilities)
-    if share > 0:
-        yield Cause(
-            key=key,
-            problem=f"The masks of training hide {share:.0%} of the features",
-            fix=f"Try {values}.",
-            is_evident=share > MAX_MASKED_SHARE,
-        )
-
-
-def _find_dropout_causes(knobs: Mapping[str, Any]) -> Iterator[Cause]:
-    dropout = knobs.get("dropout", 0)
-    if dropout > MAX_DROPOUT:
-        problem = f"Dropout hides {dropout:.0%} of the model"
-        yield Cause(key="dropout", problem=problem, fix="Lower `dropout`.", is_evident=True)
-
-
-def _find_transcript_causes(brain: Brain, knobs: Mapping[str, Any]) -> Iterator[Cause]:
-    """Judge whether transcripts belong to their clips, and whether each token is seen often."""
-    if brain.loaders is None:
-        return
-    tokenizer = knobs["tokenizer"]
-    train = read_transcripts(brain.loaders.splits.train, tokenizer)
-    correlation = length_correlation(train)
-    if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
-        yield Cause(
-            key="data_folder",
-            problem="The transcripts do not seem to belong to their clips, since longer clips do "
-            f"not have longer transcripts (correlation {correlation:.2f})",
-            fix="Compare some of them in data_report.html.",
-            is_evident=True,
-        )
-    uses = train.tokens.sum() / tokenizer.vocab_size
-    is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
-    if uses < MIN_TOKEN_USES and is_large:
-        hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
-        yield Cause(
-            key="token_type",
-            problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
-            f"hours: a token is seen {uses:.1f} times on average",
-            fix="Try `token_type: char` with `vocab_size: null`, in another `output_folder`.",
-            is_evident=True,
-        )
-
-
-def evident_causes(planned: PlannedRun) -> Sequence[Cause]:
-    """Return what the settings or the data of the run show to keep it from learning."""
-    brain = planned.make_cpu_brain()
-    planned.make_optimizers()
-    brain.loaders = planned.make_loaders()
-    return [cause for cause in brain.likely_causes() if cause.is_evident]
-
-
-def check_causes(planned: PlannedRun) -> Iterator[Finding]:
-    """Name the causes that training would name later, if they are evident before it."""
-    for cause in evident_causes(planned):
-        yield planned.finding(cause.key, problem=cause.problem, fix=cause.fix, stops=False)
-
-
-# -- advice in training ----------------------------------------------------------------------------
-
-
-def advise_recognizer(brain: Brain, values: Mapping[str, float]) -> str | None:
-    """Return advice if the metrics of a validation show that a recognizer does not learn."""
-    if TOKENS_WRITTEN not in values:  # a subclass may measure something else
-        return None
-    step = brain.optimizer_step
-    if step < EARLY_STEPS and brain.hparams.epoch_counter.current < EARLY_EPOCHS:
-        return None
-    causes = find_causes(brain)
-    num_evident = sum(cause.is_evident for cause in causes)
-    late_step = LATE_STEPS * math.sqrt(max(1.0, brain.hparams.tokenizer.vocab_size / FEW_TOKENS))
-    if any(cause.key == "warmup_fraction" for cause in causes):
-        late_step *= 2
-    is_silent = values[TOKENS_WRITTEN] < MAX_SILENT_SHARE
-    is_wrong = values["CER"] >= (MIN_RANDOM_CER if num_evident else MIN_FAILED_CER)
-    if not (is_silent or is_wrong) or not (num_evident or step >= late_step):
-        return None
-    named = causes[: min(MAX_CAUSES, max(MIN_CAUSES, num_evident))]
-    texts = [f"({n}) {cause.problem}. {cause.fix}" for n, cause in enumerate(named, start=1)]
-    return (
-        f"advice: after {plural(step, 'step')} this run has not learned to write: CER "
-        f"{values['CER']:.0%}, {values[BLANK_FRAMES]:.1%} of the frames are blank. Likely causes: "
-        f"{' '.join(texts)} `sbkit check YAML --learn` tries the model on eight clips."
-    )
 
 
 # -- a trial on eight clips ------------------------------------------------------------------------
@@ -283,7 +207,7 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     if "CER" in values:
         is_learned = values["CER"] <= MAX_LEARNED_CER
     is_flat = not fall > MIN_FALL  # also if it is NaN
-    causes = [] if is_learned else evident_causes(planned)
+    causes = [] if is_learned else [*check_causes(planned)]
     outcome = "unfinished"
     fix = "The time was too short: repeat this on the device that will train."
     if is_learned:
@@ -302,8 +226,8 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     sign = "the loss does not fall" if is_flat else "the loss falls"
     if values.get(TOKENS_WRITTEN, 1.0) < MAX_SILENT_SHARE:
         sign += ", nearly only blanks are written"
-    yield planned.finding(
-        causes[0].key if causes else "model",
+    yield Finding(
+        where=causes[0].where if causes else planned.place("model"),
         problem=f"The clips are not learned ({description}): {sign}",
         fix=fix,
         stops=outcome == "failed",

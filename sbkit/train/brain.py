@@ -809,8 +809,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             valid_loss=loss,
             values={name: value for name, value in values.items() if name not in LOSS},
         )
-        advice = None if self.training_metrics.is_advised else self.advise(values)
-        self.training_metrics.is_advised |= advice is not None
         if self.checkpointer is not None:
             first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
             ranked_by = {"max_key": best.max_key, "min_key": best.min_key}
@@ -822,8 +820,6 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             )
         # After the save, which must not wait for a screen
         self.training_metrics.show_epoch(figures)
-        if advice:
-            logger.info(advice)
 
     # -- logs ---------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -14,16 +13,6 @@ from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.logs.metric import LOSS, Metrics
 from sbkit.models.loss import Loss
 from sbkit.tasks.task import Task, mean_loss
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """What may keep a run from learning, and what to try."""
-
-    key: str  # of the YAML
-    problem: str  # a sentence without its period
-    fix: str
-    is_evident: bool = False  # whether the settings or the data of the run show the problem
 
 
 class EvaluationHooks:
@@ -55,14 +44,6 @@ class EvaluationHooks:
         if self.task is None:
             raise NotImplementedError("a Brain with `metrics` defines `measure`")
         return self.task.scorer.measure(results)
-
-    def advise(self, values: Mapping[str, float]) -> str | None:
-        """Return advice, to be logged once, if a validation shows that the run does not learn."""
-        return None
-
-    def likely_causes(self) -> Sequence[Cause]:
-        """Return what may keep the run from learning, once it has loaders and optimizers."""
-        return ()
 
 
 class Evaluator:

@@ -160,7 +160,6 @@ class TrainingMetrics:
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
         sources: names of the training sources of a mix; none without.
-        is_advised: whether the run has been advised that it does not learn.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -169,7 +168,6 @@ class TrainingMetrics:
         self.so_far = NO_TOTALS
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
-        self.is_advised = False
         self._log: RunLog | None = None  # of the first rank
         self._progress = TrainingProgress(total_epochs=0, total_steps=0)
 
@@ -290,7 +288,6 @@ class TrainingMetrics:
             "unread": vars(self.unread),
             "train_seconds": self.train_seconds,
             "audio_seconds": self.audio_seconds,
-            "is_advised": self.is_advised,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -299,7 +296,6 @@ class TrainingMetrics:
         self.unread = MetricTotals(**state.get("unread", vars(NO_TOTALS)))
         self.train_seconds = state.get("train_seconds", 0.0)
         self.audio_seconds = state.get("audio_seconds", 0.0)
-        self.is_advised = state.get("is_advised", False)
 
 
 @contextmanager
