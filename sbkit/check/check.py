@@ -65,9 +65,12 @@ def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> 
             findings.append(failure)
     # A likely cause would repeat the error at its place.
     findings = [f for f in findings if f.check != "causes" or f.where not in reported]
-    unique = {(finding.where, finding.problem): finding for finding in findings}
     # Of equal problems at one place, an error is kept rather than a note.
-    unique |= {(error.where, error.problem): error for error in findings if error.stops}
+    unique: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first = unique.setdefault((finding.where, finding.problem), finding)
+        if finding.stops and not first.stops:
+            unique[finding.where, finding.problem] = finding
     return list(unique.values())
 
 
