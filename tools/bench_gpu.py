@@ -5,8 +5,8 @@ python -m tools.bench_gpu [--fine_tuning] [--data_folder=RELEASE] [--seconds 8]
 Runs the tests that need a GPU, ctc_large in bfloat16 beside SpeechBrain's recipe, and a Conformer
 CTC of 30 million parameters. --fine_tuning instead trains an encoder of XLS-R's 300 million
 parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml does, with gradient
-checkpointing, and with adapters. Without a release, the clips are noise, which trains
-as fast as speech. A part that fails is reported, and the others run. The tables come last.
+checkpointing, and with adapters. Without a release, the clips are noise, which trains as fast as
+speech. A part that fails is reported, and the others run. The tables come last.
 """
 
 import argparse
@@ -74,14 +74,11 @@ def main() -> None:
         has_room = shutil.disk_usage("/dev/shm").free > NUM_WORKERS * 2 * 100e6
         common = [f"--data_folder={release}", f"--num_workers={NUM_WORKERS if has_room else 0}"]
         common += [f"--seconds={options.seconds}", *overrides]
-        if options.fine_tuning:
-            parts = fine_tuning_parts(common)
-        else:
-            parts = default_parts(common, Path(folder) / "run")
+        parts = fine_tuning_parts(common) if options.fine_tuning else default_parts(common)
         print("\n\n".join(["", *[run(part) for part in parts]]))
 
 
-def default_parts(common: Sequence[str], folder: Path) -> list[TimedCommand]:
+def default_parts(common: Sequence[str]) -> list[TimedCommand]:
     """List the parts without --fine_tuning; ``common``: options of all training commands."""
     bench = (*BENCH, *common)
     large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")

@@ -140,9 +140,8 @@ class TrainingProgress:
 
     A notebook whose program has set up no logging gets the lines of epochs as well.
 
-    The estimated time left is the sum of three parts: the steps up to ``total_steps`` at the pace
-    of the last steps, the remaining validations, each as long as the last one, and the work after
-    the last epoch.
+    The estimated time left is that of training: the steps up to ``total_steps`` at the pace of the
+    last steps, and the remaining validations, each as long as the last one.
     """
 
     def __init__(
