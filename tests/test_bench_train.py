@@ -160,9 +160,9 @@ def test_bench_gpu_reports_failed_and_hanging_parts_and_continues() -> None:
     assert failed.startswith("a test (exit code 3, ") and failed.endswith("seen")
     hung = (*python, "import time; print('begun', flush=True); time.sleep(60)")
     assert run(TimedCommand("another", hung, 1)).startswith("another (exit code -9, ")
-    large = default_parts(["--data_folder=x", "--seconds=8"], Path("run"))[1]
+    large = default_parts(["--data_folder=x", "--seconds=8"])[1]
     assert list(large.command[-3:]) == ["--yaml", "hparams/ctc_large.yaml", "--precision=bf16"]
-    for parts in (default_parts([], Path("run")), fine_tuning_parts([])):
+    for parts in (default_parts([]), fine_tuning_parts([])):
         assert sum(part.max_seconds for part in parts) < 570  # the release takes another 20
 
 

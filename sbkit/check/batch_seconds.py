@@ -107,11 +107,6 @@ def _find_fitting(planned: PlannedRun, micro_batches_per_step: int) -> FittingBa
     if device.type == "cpu":
         seconds = max(math.ceil(batches.longest_seconds), min(CPU_SECONDS, int(max_seconds)))
         return FittingBatch(seconds, "a larger batch is not faster on the CPU")
-    if device.type != "cuda":
-        raise DeviceError(
-            f"`{BATCH_SECONDS}: {AUTO}` does not work on {device}, because its free memory is not "
-            f"known. Set `{BATCH_SECONDS}` to a number."
-        )
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return find_fitting_on_gpu(planned, batches, max_seconds=max_seconds, free_bytes=free_bytes)
 
