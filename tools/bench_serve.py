@@ -127,18 +127,8 @@ def main() -> int:
 @contextmanager
 def serving(bundle: Path) -> Iterator[int]:
     """Start the server, and yield its port once it is ready."""
-    command = [
-        sys.executable,
-        "-m",
-        "sbkit",
-        "serve",
-        str(bundle),
-        "--port",
-        "0",
-        "--device",
-        "cpu",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    words = ("-m", "sbkit", "serve", str(bundle), "--port=0", "--device=cpu")
+    with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
             port = int(server.stderr.readline().rpartition(":")[2])

@@ -5,12 +5,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-from torchaudio.functional import resample
-
 from recipes.prepare import corpus_of, read_manifest
-from sbkit.audio.io import FULL_SCALE, read_audio
-from sbkit.base.units import SAMPLE_RATE, at_speed
+from sbkit.audio.io import read_audio
+from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.train.setup import RunSetup
@@ -47,9 +44,8 @@ def convert(release: Path) -> Path:
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
         for clip in read_manifest(corpus, knobs, split):
-            samples = torch.from_numpy(read_audio(clip.path)) / FULL_SCALE
             copies = COPIES if split == "train" else 1
-            yield resample(samples, SAMPLE_RATE, MP3_RATE).numpy(), [clip.sentence] * copies
+            yield read_audio(clip.path, MP3_RATE), [clip.sentence] * copies
 
     for split in ("train", "dev", "test"):
         if not (release / f"{split}.tsv").exists():
