@@ -343,24 +343,6 @@ def test_run_survives_a_dead_rank_a_dead_agent_and_the_end_of_its_job(
     assert len(records_of(run, "test")) == 1
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["one_node.sh"], "usage: tools/launch/one_node.sh YAML"),
-        (["several_nodes.sh", "2", "here", "id", "a.yaml"], "ENDPOINT must be NAME:PORT"),
-        (["slurm.sh"], "usage: sbatch"),
-        (["slurm.sh", "a.yaml"], "must run as a SLURM job"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_launch_refuses_a_wrong_command(command: list[str], message: str) -> None:
-    words = [str(LAUNCH / command[0]), *command[1:]]
-    process = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert process.returncode == BAD_INPUT
-    assert message in process.stderr
-    assert len(process.stderr.splitlines()) == 1
-
-
 # -- several nodes -------------------------------------------------------------------------------
 
 

@@ -59,7 +59,6 @@ NOT_RUN_HERE = (
         "python -m tools.build",
         "python -m tools.fake_common_voice",
         "python -m tools.mutate",
-        "python -m tools.show row",
         "python -m recipes.asr.little_speech.compare",
     ),
     "python train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
@@ -260,7 +259,7 @@ def execute(words: list[str]) -> int:
         return sbkit(words[1:])
     if "tools.convert_whisper" in words:
         file, folder = map(Path, words[3:])
-        convert([file], folder, "mit")
+        convert(file, folder, "mit")
         return 0
     start = words.index("train.py")
     if start > 1:

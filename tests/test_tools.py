@@ -5,19 +5,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.evaluate.run_results import write_summary
-from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import figures_of_test_set
 from tests import processes
 from tests.runs import ROOT, TINY_VOICE, Workplace
-from tools import bench_codec, bench_data, show
+from tools import bench_data, show
 
 SUMS = """def double(number):
     return number + number
@@ -76,7 +71,7 @@ def test_all_sides_start_on_an_invented_release(
     arguments = ["start", "--rows=200", "--ranks=2", f"--folder={tmp_path / 'data'}", *form]
     monkeypatch.setattr(sys, "argv", ["bench_data", *arguments])
     bench_data.main()
-    _, _, *table = capsys.readouterr().out.splitlines()
+    _, _, _, _, *table = capsys.readouterr().out.splitlines()
     assert len(table) == len(outputs) == (5 if form else 8)
     for row in table:
         resident, private, pss = map(float, row.split("|")[4:7])
@@ -87,10 +82,17 @@ def test_all_sides_start_on_an_invented_release(
 
 
 @pytest.mark.slow(15)
-@pytest.mark.parametrize(("name", "yaml"), [("codec", "codec"), ("synthesis", "tts")])
+@pytest.mark.parametrize(
+    ("name", "yaml", "sides"),
+    [
+        ("codec", "codec", ["recordings", "this codec", "opus 6, in Ogg", "opus 9, in Ogg"]),
+        ("synthesis", "tts", ["this voice", "recordings", "recordings, vocoded"]),
+    ],
+)
 def test_benchmark_prints_its_table(
     name: str,
     yaml: str,
+    sides: list[str],
     exported: Path,
     workplace: Workplace,
     tmp_path: Path,
@@ -108,48 +110,7 @@ def test_benchmark_prints_its_table(
     importlib.import_module(f"tools.bench_{name}").main()
     table = [line.split("|") for line in capsys.readouterr().out.splitlines() if line[0] == "|"]
     assert len({len(row) for row in table}) == 1
-    names = [row[1].strip() for row in table]
-    expected = {
-        "codec": ["this codec", "opus 6, in Ogg", "opus 9, in Ogg"],
-        "synthesis": ["recordings, vocoded", "this voice"],
-    }
-    assert names[2 : 3 + len(expected[name])] == ["recordings", *expected[name]]
-
-
-def test_bench_codec_counts_the_processor_time_of_commands() -> None:
-    start = bench_codec.processor_seconds()
-    bench_codec.pipe([sys.executable, "-c", "sum(range(5_000_000))"], b"")
-    assert bench_codec.processor_seconds() > start
-
-
-def test_bench_codec_clips_samples_that_overshoot_when_resampled() -> None:
-    steps = np.repeat(np.array([-32768, 32767], np.int16), 800)
-    resampled = bench_codec.resample(steps, 16_000, 8000)
-    assert resampled[:350].max() < 0 < resampled[450:].min()
-
-
-def test_show_row_has_both_decoders(tmp_path: Path) -> None:
-    texts = ("one two", "one too"), ("three", "three")
-    scored = [
-        replace(ScoredUtterance(text, text, text), greedy=ScoredUtterance(text, text, hypothesis))
-        for text, hypothesis in texts
-    ]
-    write_summary(
-        tmp_path / "summary.json",
-        test={"test": {**figures_of_test_set(scored), "decoder": "beam"}},
-        parameters=1_000_000,
-        train_seconds=60.0,
-        audio_seconds=60.0,
-        rtfx=1.0,
-        device="cpu",
-    )
-    rows = show.row([str(tmp_path)]).splitlines()
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert cells[0][:1] + cells[0][4:6] == ["1.0 M", "1.0 min", "1"]
-    assert [row[1:4] for row in cells] == [
-        ["beam", "0.0% (0 / 12)", "0.0% (0 / 3)"],
-        ["greedy", "8.3% (1 / 12)", "33.3% (1 / 3)"],
-    ]
+    assert [row[1].strip() for row in table[2:]] == sides
 
 
 def test_show_imports_nothing_heavy() -> None:
@@ -178,7 +139,7 @@ def test_mutate_prints_fault_that_no_test_notices(
     mutate.main()
     output = capsys.readouterr().out
     assert {*output.splitlines()[:2]} == {"noticed package/sums.py:2", "MISSED  package/sums.py:6"}
-    assert "| all | 2 | 1 | 50% |" in output
+    assert "1 of 2 faults were noticed" in output
     assert (
         "package/sums.py:6\n-    return number + number  # untested\n+    return number " in output
     )

@@ -1,4 +1,4 @@
-"""The test clips of a run, and cells of a table: shared by `bench_codec` and `bench_synthesis`."""
+"""The test clips of a run and their error rates: shared by `bench_codec` and `bench_synthesis`."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -44,11 +44,6 @@ def score_clips(bundle: TorchBundle, rows: Rows, clips: Sequence[Samples]) -> li
     return [
         count_errors(normalize(row["text"]), text) for row, text in zip(rows, texts, strict=True)
     ]
-
-
-def table_row(*cells: str) -> str:
-    """Write a row of a table."""
-    return f"| {' | '.join(cells)} |"
 
 
 def error_rate(counts: Sequence[ErrorCounts]) -> str:

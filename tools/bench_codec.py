@@ -1,38 +1,34 @@
-"""Compare a codec with Opus and codec2 on the test clips of its run.
+"""Compare a codec with Opus on the test clips of its run.
 
 python -m tools.bench_codec RUN [--recognizer BUNDLE] [--language it] [--corpus MODULE]
     [--max-clips N]
 
 RUN is a run of `hparams/codec.yaml`. --language and --corpus choose the test clips of another
 corpus, whose language the recognizer must know. Opus is libsndfile's; the bytes of its Ogg file
-count. codec2 is compared if c2enc and c2dec are installed. STOI and PESQ need the extra [metrics].
-RTFx is seconds of audio per second of processor time. Means and rates have 95 % intervals over
-clips.
+count. STOI and PESQ need the extra [metrics]. RTFx is seconds of audio per second of processor
+time. Means and rates have 95 % intervals over clips.
 """
 
 import importlib.util
 import io
 import math
-import resource
-import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import soundfile
-import soxr
 
-from sbkit.audio.io import FULL_SCALE, Samples, to_int16
+from sbkit.audio.io import Samples
 from sbkit.base.machine import cpu_name
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.codec import Codec
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips, table_row
+from tools.bench import Figures, measure_once
+from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips
 
 RoundTrip = Callable[[Samples], tuple[Samples, int]]  # a clip -> the decoded clip, coded bytes
 RATE = 16_000
@@ -42,7 +38,7 @@ NUM_DRAWS = 1000
 
 
 def main() -> None:
-    """Print a row of the table for the recordings and for each codec."""
+    """Print a row for the recordings and for each codec."""
     parser = make_parser(__doc__)
     parser.add_argument("--language")
     parser.add_argument("--corpus")
@@ -51,32 +47,22 @@ def main() -> None:
     rows = read_clips(options.run, options.max_clips, **corpus)
     seconds = sum(samples_to_seconds(len(row["audio"]), RATE) for row in rows)
     print(f"{len(rows)} clips, {seconds:.0f} s, {cpu_name()}")
-    print("| | kbit/s | STOI | PESQ-wb | CER greedy | RTFx |\n|---|---|---|---|---|---|")
     recognizer = options.recognizer and load_bundle(options.recognizer).with_decoder("greedy")
+
+    def measure(round_trip: RoundTrip) -> Figures:
+        start = time.process_time()
+        decoded, sizes = zip(*(round_trip(row["audio"]) for row in rows), strict=True)
+        rtfx = seconds / (time.process_time() - start)
+        kbits = sum(sizes) * 8 / seconds / 1000
+        return {"kbit/s": kbits, **measure_quality(rows, decoded, recognizer), "RTFx": rtfx}
+
     with exported_bundle(options.run) as folder, Codec.load(folder, device="cpu") as codec:
-        for name, round_trip in round_trips(codec):
-            start = processor_seconds()
-            decoded, sizes = zip(*(round_trip(row["audio"]) for row in rows), strict=True)
-            rtfx = seconds / (processor_seconds() - start)
-            kbits = sum(sizes) * 8 / seconds / 1000
-            quality = measure_quality(rows, decoded, recognizer)
-            print(table_row(name, f"{kbits:.2f}", *quality, f"{rtfx:.0f}"), flush=True)
-
-
-def processor_seconds() -> float:
-    """Return the processor time of this process and of the commands that it has run."""
-    commands = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + commands.ru_utime + commands.ru_stime
-
-
-def round_trips(codec: Codec) -> Iterator[tuple[str, RoundTrip]]:
-    """Yield the name of each row of the table, and a function that encodes and decodes a clip."""
-    yield "recordings", lambda clip: (clip, clip.nbytes)
-    yield "this codec", partial(by_codec, codec)
-    for kbits in (6, 9):
-        yield f"opus {kbits}, in Ogg", partial(by_opus, kbits)
-    if shutil.which("c2enc") and shutil.which("c2dec"):
-        yield "codec2 3200", by_codec2
+        sides: dict[str, RoundTrip] = {
+            "recordings": lambda clip: (clip, clip.nbytes),
+            "this codec": partial(by_codec, codec),
+            **{f"opus {kbits}, in Ogg": partial(by_opus, kbits) for kbits in (6, 9)},
+        }
+        measure_once({name: partial(measure, sides[name]) for name in sides})
 
 
 def by_codec(codec: Codec, clip: Samples) -> tuple[Samples, int]:
@@ -97,28 +83,10 @@ def by_opus(kbits: int, clip: Samples) -> tuple[Samples, int]:
     return decoded[: len(clip)], size
 
 
-def by_codec2(clip: Samples) -> tuple[Samples, int]:
-    """Encode and decode a clip with the commands of codec2, at 8 kHz."""
-    coded = pipe(["c2enc", "3200", "-", "-"], resample(clip, RATE, 8000).tobytes())
-    decoded = np.frombuffer(pipe(["c2dec", "3200", "-", "-"], coded), np.int16)
-    return resample(decoded, 8000, RATE)[: len(clip)], len(coded)
-
-
-def resample(clip: Samples, old: int, new: int) -> Samples:
-    """Resample a clip: (S,) -> (S',)."""
-    resampled = soxr.resample(clip.astype(np.float32), old, new)
-    return to_int16(resampled / np.float32(FULL_SCALE))
-
-
-def pipe(command: list[str], content: bytes) -> bytes:
-    """Run a command with bytes on standard input, and return its standard output."""
-    return subprocess.run(command, input=content, check=True, capture_output=True).stdout
-
-
 def measure_quality(
     rows: Rows, decoded: Sequence[Samples], recognizer: TorchBundle | None
-) -> list[str]:
-    """Return the cells for STOI, PESQ and the greedy CER."""
+) -> Figures:
+    """Return STOI, PESQ and the greedy CER."""
     pairs = [
         (row["audio"][: len(audio)], audio)
         for row, audio in zip(rows, decoded, strict=True)
@@ -127,11 +95,9 @@ def measure_quality(
     cer = "-"
     if recognizer is not None:
         cer = error_rate([errors.characters for errors in score_clips(recognizer, rows, decoded)])
-    return [
-        mean_cell("pystoi", lambda package: [package.stoi(a, b, RATE) for a, b in pairs]),
-        mean_cell("pesq", lambda package: [package.pesq(RATE, a, b, "wb") for a, b in pairs]),
-        cer,
-    ]
+    stoi = mean_cell("pystoi", lambda package: [package.stoi(a, b, RATE) for a, b in pairs])
+    pesq = mean_cell("pesq", lambda package: [package.pesq(RATE, a, b, "wb") for a, b in pairs])
+    return {"STOI": stoi, "PESQ-wb": pesq, "CER greedy": cer}
 
 
 def mean_cell(package: str, measure: Callable[[Any], list[float]]) -> str:

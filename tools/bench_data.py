@@ -63,6 +63,7 @@ from sbkit.evaluate.wer_report import slice_figures
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.word import Word
+from tools.bench import Figures, measure_once
 from tools.bench_sides import convert
 
 SAMPLE_RATE = 16_000
@@ -72,14 +73,13 @@ MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
 SPEAKERS = 3_000  # of a test
-FIGURES = {"CPU s": 1, "wall s": 0, "RSS (GB)": 2, "private": 2, "PSS": 2, "peak": 2}  # digits
 LARGEST = {"wall s", "peak"}  # of these the largest of all ranks is shown, of others the sum
 SMALL = (
     *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
     *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
     *("--num_encoder_layers=1", "--d_model=64", "--nhead=4", "--d_ffn=64", "--cnn_channels=8"),
 )
-TARGET_RTFX = 8 * 10_000  # of eight GPUs; the last column is the number of workers for them
+TARGET_RTFX = 8 * 10_000  # of eight GPUs
 
 
 def main() -> None:
@@ -112,28 +112,34 @@ def measure_start(folder: Path, options: argparse.Namespace) -> None:
     data = options.folder or folder / "data"
     if not data.exists():
         (write_shards if options.shards else write_release)(data, options.rows)
-    print(f"| {options.rows:,} rows | {' | '.join(FIGURES)} |\n{'| --- ' * (1 + len(FIGURES))}|")
-
-    def measure(name: str, side: str, *words: object, ranks: int = 1) -> None:
-        of_ranks = launch(folder, [side, *map(str, words)], ranks)
-        row = name
-        for figure, digits in FIGURES.items():
-            combine = max if figure in LARGEST else sum
-            row += f" | {combine(figures[figure] for figures in of_ranks):.{digits}f}"
-        print(f"| {row} |", flush=True)
-
     run = folder / "run"
-    words = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
-    for name, check in {"first": False, "later": False, "later, with the check": True}.items():
+    sbkit_side = ("sbkit", f"--data_folder={data}", f"--output_folder={run}", *SMALL)
+
+    def start(*words: object, ranks: int = 1) -> Figures:
+        of_ranks = launch(folder, [*map(str, words)], ranks)
+        return {
+            name: (max if name in LARGEST else sum)(figures[name] for figures in of_ranks)
+            for name in of_ranks[0]
+        }
+
+    def start_again(check: bool) -> Figures:
         shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # of the start before
-        measure(f"sbkit, {name}", "sbkit", *words, f"--check={check}")
-    measure("sbkit, resumed in the middle of an epoch", "sbkit", *words)
+        return start(*sbkit_side, f"--check={check}")
+
+    sides: dict[str, Callable[[], Figures]] = {
+        "sbkit, first": partial(start_again, check=False),
+        "sbkit, later": partial(start_again, check=False),
+        "sbkit, later, with the check": partial(start_again, check=True),
+        "sbkit, resumed in the middle of an epoch": partial(start, *sbkit_side),
+    }
     if options.ranks > 1:
         name = f"sbkit, resumed by {options.ranks} ranks with 2 workers each, all together"
-        measure(name, "sbkit", *words, "--num_workers=2", ranks=options.ranks)
-    for side, table in {} if options.shards else write_tables(data, folder).items():
-        if find_spec(side):
-            measure(side, side, table)
+        sides[name] = partial(start, *sbkit_side, "--num_workers=2", ranks=options.ranks)
+    if not options.shards:
+        tables = write_tables(data, folder)
+        sides |= {side: partial(start, side, tables[side]) for side in tables if find_spec(side)}
+    print(f"{options.rows:,} rows\n")
+    measure_once(sides)
 
 
 def launch(folder: Path, words: Sequence[str], ranks: int) -> list[dict[str, float]]:
@@ -304,16 +310,18 @@ def measure_results(folder: Path, count: int) -> None:
         "report": lambda: report.write(known_words=None, notes=(), device="cpu"),
         "described": lambda: report.describe(scored),
     }
-    size = len(pickle.dumps(results))
-    print(f"{count:,} utterances, which a rank sends as {size / 1e6:.0f} MB\n")
-    print("| | CPU s | peak GB |\n|---|---|---|")
-    for name, measure in parts.items():
+
+    def cost_of(part: Callable[[], object]) -> Figures:
         Path("/proc/self/clear_refs").write_text("5")  # begin a new peak
         start = time.process_time()
-        measure()
+        part()
         seconds = time.process_time() - start
         (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-        print(f"| {name} | {seconds:.1f} | {int(peak) * 1024 / 1e9:.2f} |", flush=True)
+        return {"CPU s": seconds, "peak GB": int(peak) * 1024 / 1e9}
+
+    size = len(pickle.dumps(results))
+    print(f"{count:,} utterances, which a rank sends as {size / 1e6:.0f} MB\n")
+    measure_once({name: partial(cost_of, part) for name, part in parts.items()})
 
 
 def _make_results(count: int) -> list[ScoredUtterance]:
@@ -335,7 +343,7 @@ def _make_results(count: int) -> list[ScoredUtterance]:
 
 
 def measure_loader(folder: Path, options: argparse.Namespace) -> None:
-    """Print a row for each store: seconds of audio per second and worker, and workers needed."""
+    """Print a row for each store: the speed of a worker is in seconds of audio per second."""
     release = str(convert(folder / "release"))
     sources = {}
     for store in ("pcm", "flac"):
@@ -346,10 +354,13 @@ def measure_loader(folder: Path, options: argparse.Namespace) -> None:
             yaml = ("hparams/ctc.yaml", f"--data_folder={release}", f"--audio_store={store}")
             sbkit(["prepare", *yaml, "--shards", url])
             sources[f"{store}, {url}"] = {"data_folder": url}
-    for name, overrides in sources.items():
+
+    def measure(overrides: Mapping[str, object]) -> Figures:
         rate = loader_rate(overrides, workers=options.workers, seconds=options.seconds)
         workers = TARGET_RTFX / rate * options.workers
-        print(f"| {name} | {rate / options.workers:,.0f} | {workers:.0f} |", flush=True)
+        return {"speed of a worker": rate / options.workers, "workers for eight GPUs": workers}
+
+    measure_once({name: partial(measure, overrides) for name, overrides in sources.items()})
 
 
 def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float) -> float:

@@ -1,11 +1,9 @@
 """Measure the training speed of a GPU in one call of ten minutes.
 
-python -m tools.bench_gpu [--fine_tuning] [--data_folder=RELEASE] [--seconds 8]
+python -m tools.bench_gpu [--data_folder=RELEASE] [--seconds 8]
 
 Runs the tests that need a GPU, ctc_large in bfloat16 beside SpeechBrain's recipe, and a Conformer
-CTC of 30 million parameters. --fine_tuning instead trains an encoder of XLS-R's 300 million
-parameters, of random weights, in bfloat16: as hparams/ctc_pretrained.yaml does, with gradient
-checkpointing, and with adapters. Without a release, the clips are noise, which trains as fast as
+CTC of 30 million parameters. Without a release, the clips are noise, which trains as fast as
 speech. A part that fails is reported, and the others run. The tables come last.
 """
 
@@ -40,17 +38,6 @@ CONFORMER = (  # 30 million parameters
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
     *("--vocab_size=null", "--precision=bf16"),
 )
-XLS_R = (  # 300 million parameters
-    *("--yaml", "hparams/ctc_pretrained.yaml", "--precision=bf16", "--batch_seconds=200"),
-    "--encoder_config={model_type: wav2vec2, hidden_size: 1024, num_hidden_layers: 24, "
-    "num_attention_heads: 16, intermediate_size: 4096, do_stable_layer_norm: True, "
-    "feat_extract_norm: layer, conv_bias: True}",
-)
-FINE_TUNINGS = {
-    "all but the convolutions": (),
-    "gradient checkpointing": ("--gradient_checkpointing=True",),
-    "adapters": ("--lora={rank: 8, projections: [q_proj, v_proj]}",),
-}
 
 
 class TimedCommand(NamedTuple):
@@ -66,7 +53,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data_folder", type=Path, help="a release of Common Voice")
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in a round")
-    parser.add_argument("--fine_tuning", action="store_true", help="measure only that")
     options, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         release = options.data_folder or make_release(Path(folder) / "release", CLIP_COUNTS)
@@ -74,12 +60,12 @@ def main() -> None:
         has_room = shutil.disk_usage("/dev/shm").free > NUM_WORKERS * 2 * 100e6
         common = [f"--data_folder={release}", f"--num_workers={NUM_WORKERS if has_room else 0}"]
         common += [f"--seconds={options.seconds}", *overrides]
-        parts = fine_tuning_parts(common) if options.fine_tuning else default_parts(common)
+        parts = make_parts(common)
         print("\n\n".join(["", *[run(part) for part in parts]]))
 
 
-def default_parts(common: Sequence[str]) -> list[TimedCommand]:
-    """List the parts without --fine_tuning; ``common``: options of all training commands."""
+def make_parts(common: Sequence[str]) -> list[TimedCommand]:
+    """List the parts; ``common``: options of all training commands."""
     bench = (*BENCH, *common)
     large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
     conformer = (*bench, "--only-sbkit", "--batch_seconds=1600", *CONFORMER)
@@ -93,15 +79,6 @@ def default_parts(common: Sequence[str]) -> list[TimedCommand]:
         ),
         TimedCommand("ctc_large in bf16", large, 155),
         TimedCommand("Conformer CTC, 30 M", conformer, 80),
-    ]
-
-
-def fine_tuning_parts(common: Sequence[str]) -> list[TimedCommand]:
-    """List the ways to train a large encoder; ``common``: options of all of them."""
-    bench = (*BENCH, "--only-sbkit", *XLS_R, *common)
-    return [
-        TimedCommand(f"XLS-R, 300 M: {way}", (*bench, *options), 170)
-        for way, options in FINE_TUNINGS.items()
     ]
 
 

@@ -1,11 +1,11 @@
 """Measure error rates and delays of a streaming model, by chunk size and decoder.
 
 python -m tools.bench_live RUN|BUNDLE [DATA] [--chunks 320,640,1280]
-    [--whole-clip-model RUN|BUNDLE] [--plot bench_live.png]
+    [--whole-clip-model RUN|BUNDLE]
 
 DATA is a table as for `sbkit score`; without it, the test sets of the run are used.
 --whole-clip-model adds rows for another model, such as one of hparams/ctc.yaml trained for as long.
-Every clip runs through a streaming session. Prints a Markdown table and draws the latencies:
+Every clip runs through a streaming session. The columns of the table:
 
 - latency: from the end of a word, by the final text, to the end of the chunk from which on all
   partial texts have the word in its position;
@@ -17,16 +17,16 @@ Every clip runs through a streaming session. Prints a Markdown table and draws t
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sbkit.audio.io import Samples
-from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.commands.score import open_model
 from sbkit.decoding.words import GREEDY
@@ -37,12 +37,9 @@ from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.test_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 from sbkit.streaming.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer
+from tools.bench import Figures, measure_once
 
 SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint
-COLUMNS = (
-    *("chunk", "decoder", "CER", "WER", "latency: mean", "p50", "p95 (ms)"),
-    *("revised (%)", "revised though stable (%)", "endpoint: p50 (ms)", "final: p50 (ms)"),
-)
 
 Clip = tuple[Samples, str]  # with its text
 
@@ -58,49 +55,52 @@ class Measurements:
     revised: int = 0
     stable_revised: int = 0
 
-    def row(self, chunk: str, decoder: str) -> list[str]:
-        """Write a row of the table."""
+    def figures(self) -> Figures:
+        """Return the columns of the table."""
         words = max(1, len(self.latencies))
-        return [
-            *(chunk, decoder, f"{self.errors.cer:.1%}", f"{self.errors.wer:.1%}"),
-            _ms(np.mean, self.latencies),
-            *(_ms(np.percentile, self.latencies, percent) for percent in (50, 95)),
-            *(f"{100 * count / words:.1f}" for count in (self.revised, self.stable_revised)),
-            *(_ms(np.percentile, delays, 50) for delays in (self.endpoints, self.finals)),
-        ]
+        latencies = np.array(self.latencies or [np.nan])
+        p50, p95 = np.percentile(latencies, (50, 95))
+        endpoint, final = (
+            np.median(delays or [np.nan]) for delays in (self.endpoints, self.finals)
+        )
+        return {
+            **rates(self.errors),
+            "latency: mean (ms)": 1000 * latencies.mean(),
+            "p50": 1000 * p50,
+            "p95": 1000 * p95,
+            "revised (%)": 100 * self.revised / words,
+            "revised though stable (%)": 100 * self.stable_revised / words,
+            "endpoint: p50 (ms)": 1000 * endpoint,
+            "final: p50 (ms)": 1000 * final,
+        }
 
 
-def _ms(statistic: Any, seconds: Sequence[float], *percent: float) -> str:
-    return f"{1000 * statistic(seconds, *percent):.0f}" if seconds else "-"
+def rates(errors: TextErrors) -> dict[str, str]:
+    """Return the error rates of all clips."""
+    return {"CER": f"{errors.cer:.1%}", "WER": f"{errors.wer:.1%}"}
 
 
 def main() -> None:
-    """Measure each chunk size with each decoder, print the table, and draw the plot."""
+    """Measure each chunk size with each decoder, and whole clips."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, metavar="RUN|BUNDLE")
     parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
     parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
     parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
-    parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("bench_live.png"))
     options = parser.parse_args()
-    rows: list[list[str]] = []
-    latencies: dict[str, list[float]] = {}
-    with open_model(options.model) as bundle:
+    with ExitStack() as stack:
+        bundle = stack.enter_context(open_model(options.model))
         clips = list(read_clips(bundle, options))
+        sides: dict[str, Callable[[], Figures]] = {}
+        for name, decoding in with_decoders(bundle).items():
+            for chunk_ms in map(int, options.chunks.split(",")):
+                sides[f"{chunk_ms} ms, {name}"] = partial(measure, decoding, clips, chunk_ms)
+            sides[f"whole clip, {name}"] = partial(score_whole, decoding, clips)
         if options.whole_clip_model is not None:
-            with open_model(options.whole_clip_model) as other:
-                rows += score_whole(other, clips, "whole-clip model")
-        for chunk_ms in map(int, options.chunks.split(",")):
-            set_chunk(bundle, chunk_ms)
-            for decoder, variant in with_decoders(bundle).items():
-                results = measure(variant, clips)
-                rows.append(results.row(f"{chunk_ms} ms", decoder))
-                latencies[f"{chunk_ms} ms, {decoder}"] = results.latencies
-        set_chunk(bundle, None)
-        rows += score_whole(bundle, clips, "whole clip")
-    for row in (COLUMNS, ["---"] * len(COLUMNS), *rows):
-        print(f"| {' | '.join(row)} |", flush=True)
-    draw(latencies, options.plot)
+            other = stack.enter_context(open_model(options.whole_clip_model))
+            for name, decoding in with_decoders(other).items():
+                sides[f"whole-clip model, {name}"] = partial(score_whole, decoding, clips)
+        measure_once(sides)
 
 
 def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Clip]:
@@ -123,27 +123,23 @@ def with_decoders(bundle: TorchBundle) -> dict[str, TorchBundle]:
 
 
 def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
-    """Set the chunk size of the model; None is for whole clips."""
+    """Set the chunk size of a streaming model; None is for whole clips."""
     encoder = bundle.model.network.encoder.modules.get("Transformer")
-    if not isinstance(streaming := getattr(encoder, "streaming", None), StreamingConfig):
-        raise SbkitError(
-            "This model only takes whole clips. Name a run of hparams/ctc_streaming.yaml."
-        )
-    chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
-    encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
+    if isinstance(streaming := getattr(encoder, "streaming", None), StreamingConfig):
+        chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
+        encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
 
 
-def score_whole(bundle: TorchBundle, clips: Sequence[Clip], name: str) -> Iterator[list[str]]:
-    """Yield a row for each decoder of a model that sees whole clips."""
-    for decoder, variant in with_decoders(bundle).items():
-        results = Measurements()
-        for audio, text in clips:
-            results.errors += count_errors(text, *variant.transcribe([audio]))
-        yield results.row(name, decoder)
+def score_whole(bundle: TorchBundle, clips: Sequence[Clip]) -> Figures:
+    """Measure the error rates of a model that sees whole clips."""
+    set_chunk(bundle, None)
+    texts = ((text, *bundle.transcribe([audio])) for audio, text in clips)
+    return rates(sum((count_errors(*pair) for pair in texts), TextErrors()))
 
 
-def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
+def measure(bundle: TorchBundle, clips: Sequence[Clip], chunk_ms: int) -> Figures:
     """Run each clip through a session, and through a copy that continues with silence."""
+    set_chunk(bundle, chunk_ms)
     results = Measurements()
     model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
@@ -167,7 +163,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
             results.errors += count_errors(text, hypothesis)
             add_utterances(results, events)
             add_endpoint(results, events_with_silence)
-    return results
+    return results.figures()
 
 
 def add_endpoint(results: Measurements, events: Sequence[Event]) -> None:
@@ -194,16 +190,16 @@ def add_utterance(results: Measurements, partials: Sequence[Partial], final: Fin
     partial_words = [partial.text.split() for partial in partials]
     for index, (text, word) in enumerate(zip(final_words, final.words, strict=True)):
         emitted = final.seconds
-        for partial, words in zip(reversed(partials), reversed(partial_words), strict=True):
+        for earlier, words in zip(reversed(partials), reversed(partial_words), strict=True):
             if words[index : index + 1] != [text]:
                 break
-            emitted = partial.seconds
+            emitted = earlier.seconds
         results.latencies.append(emitted - word.end)
     changes = pairwise([*partial_words, final_words])
-    for partial, (before, after) in zip(partials, changes, strict=True):
+    for earlier, (before, after) in zip(partials, changes, strict=True):
         revised = revised_words(before, after)
         results.revised += len(revised)
-        results.stable_revised += sum(index < partial.stable for index in revised)
+        results.stable_revised += sum(index < earlier.stable for index in revised)
 
 
 def revised_words(before: Sequence[str], after: Sequence[str]) -> list[int]:
@@ -213,20 +209,6 @@ def revised_words(before: Sequence[str], after: Sequence[str]) -> list[int]:
     if last in revised and last < len(after) and after[last].startswith(before[last]):
         revised.remove(last)
     return revised
-
-
-def draw(latencies: dict[str, list[float]], file: Path) -> None:
-    """Draw the cumulative distribution of the latencies."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")  # inches
-    axes = figure.subplots()
-    for name, seconds in latencies.items():
-        axes.ecdf([1000 * second for second in seconds] or [0.0], label=name, linewidth=2)
-    axes.set(xlabel="from the end of a word to its text (ms)", ylabel="share of words")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(file, format="png")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import speechbrain as sb
 import torch
 import transformers
@@ -32,7 +33,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.train.setup import RunSetup
 from tools.bench_sides import items_of
 from tools.bench_speechbrain import BLANK, RATE, SpeechBrainSide, read_wav
@@ -195,8 +195,7 @@ class HuggingFaceSide:
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=3e-4, weight_decay=0.0, fused=True
         )
-        self._dev_items = items_of(setup, "dev")
-        items = items_of(setup, "train")
+        items = items_of(setup)
         seconds = [item["duration"] for item in items.values()]
         num_clips = clips_in_batch(seconds, knobs)
         self._loader: Any = DataLoader(
@@ -223,28 +222,18 @@ class HuggingFaceSide:
             return seconds, WHISPER_SECONDS * len(batch["labels"])
         return seconds, batch["input_values"].numel() / RATE
 
-    @torch.no_grad()
-    def cer(self) -> float:
-        """Return the character error rate of the first validation set, greedy, clip by clip."""
-        self.model.eval()
-        scored: list[ScoredUtterance] = []
-        for id, item in self._dev_items.items():
-            audio = torch.from_numpy(self._read(item["wav"])).to(self._device)
-            logits = self.model(audio.unsqueeze(0)).logits[0]
-            if isinstance(self.model, WhisperCtc):
-                logits = logits[: WhisperCtc.count_frames(item["duration"])]
-            tokens = logits.argmax(-1).unique_consecutive()
-            text = self._tokenizer.decode(tokens[tokens != BLANK].tolist())
-            scored.append(ScoredUtterance(id, item["text"], text))
-        self.model.train()
-        return total_errors(scored).cer
-
     def _collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name = self._extractor.model_input_names[0]
-        audio = [{name: self._read(item["wav"])} for item in items]
+        clips = [self._read(item["wav"]) for item in items]
+        if isinstance(self.model, WhisperCtc):
+            frames = [max(1, int(item["duration"] * 50)) for item in items]
+            inputs = {name: torch.from_numpy(np.stack(clips)), "frames": torch.tensor(frames)}
+        else:
+            audio = [{name: clip} for clip in clips]
+            inputs = self._extractor.pad(audio, padding="longest", return_tensors="pt")
         labels = [torch.tensor(self._tokenizer.encode(item["text"])) for item in items]
         return {
-            **self._padded(audio, items),
+            **inputs,
             "labels": nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-100),
             "seconds": sum(item["duration"] for item in items),
         }
@@ -257,13 +246,6 @@ class HuggingFaceSide:
             self._inputs[inode] = next(iter(extracted.values()))[0]
         return self._inputs[inode]
 
-    def _padded(self, audio: list[dict[str, Any]], items: Sequence[Mapping[str, Any]]) -> Any:
-        if "input_values" in audio[0]:
-            return self._extractor.pad(audio, padding="longest", return_tensors="pt")
-        frames = [WhisperCtc.count_frames(item["duration"]) for item in items]
-        features = [torch.as_tensor(clip["input_features"]) for clip in audio]
-        return {"input_features": torch.stack(features), "frames": torch.tensor(frames)}
-
 
 class WhisperCtc(nn.Module):
     """`WhisperEncoder` and a linear head, trained as `Wav2Vec2ForCTC` computes its loss."""
@@ -273,21 +255,13 @@ class WhisperCtc(nn.Module):
         self.encoder = library.WhisperModel.from_pretrained(folder).encoder
         self.head = nn.Linear(self.encoder.config.d_model, vocab_size)
 
-    @staticmethod
-    def count_frames(seconds: float) -> int:
-        return max(1, int(seconds * 50))
-
-    def forward(
-        self, input_features: Tensor, frames: Tensor | None = None, labels: Tensor | None = None
-    ) -> Any:
-        """Compute logits, and with labels the loss: (B, M, T), (B,), (B, L)."""
+    def forward(self, input_features: Tensor, frames: Tensor, labels: Tensor) -> Any:
+        """Compute the loss: (B, M, T), (B,), (B, L)."""
         logits = self.head(self.encoder(input_features).last_hidden_state)
-        loss = None
-        if labels is not None and frames is not None:
-            log_probs = logits.float().log_softmax(-1).transpose(0, 1)
-            counts = (labels >= 0).sum(1)
-            loss = nn.functional.ctc_loss(log_probs, labels.clamp(min=0), frames, counts, BLANK)
-        return SimpleNamespace(logits=logits, loss=loss)
+        log_probs = logits.float().log_softmax(-1).transpose(0, 1)
+        counts = (labels >= 0).sum(1)
+        loss = nn.functional.ctc_loss(log_probs, labels.clamp(min=0), frames, counts, BLANK)
+        return SimpleNamespace(loss=loss)
 
 
 SIDES = {"speechbrain": SpeechBrainFineTuningSide, "huggingface": HuggingFaceSide}

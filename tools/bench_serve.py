@@ -1,16 +1,15 @@
 """Measure `sbkit serve` with many clients, or attack it with misbehaving ones.
 
-python -m tools.bench_serve BUNDLE AUDIO [--runtime onnx] [--clients 32] [--seconds 60] [--rounds 3]
+python -m tools.bench_serve BUNDLE AUDIO [--clients 32] [--seconds 60] [--rounds 3]
 python -m tools.bench_serve BUNDLE AUDIO --realtime [--clients 32] [--seconds 60]
 python -m tools.bench_serve BUNDLE AUDIO --soak [--clients 64] [--seconds 300]
 
 AUDIO is a folder of clips. Each round measures many clients, one client, and the plain loop of
-`sbkit transcribe` in this process. Prints seconds of audio per second (RTFx), latencies, and the
-mean batch. With --realtime, clients speak over WebSockets in real time. A latency is then the time
-from the end of a turn to its text, which must equal the text that a single client gets. With
---soak, a third of the requests are good; the others stall, abort or send rubbish. Prints the number
-of good requests that got a wrong answer or none, and the memory over time. The exit code is 1 if
-any did.
+`sbkit transcribe` in this process: seconds of audio per second (RTFx), and latencies. With
+--realtime, clients speak over WebSockets in real time. A latency is then the time from the end of a
+turn to its text, which must equal the text that a single client gets. With --soak, a third of the
+requests are good; the others stall, abort or send rubbish, and the table shows the memory over
+time. The exit code is 1 if a good request got a wrong answer or none.
 """
 
 import argparse
@@ -23,11 +22,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from threading import Thread
 from urllib.request import urlopen
 
@@ -37,11 +37,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from sbkit.audio.io import Samples, declared_seconds, find_audio_files, read_audio
 from sbkit.base.process import run_main
 from sbkit.runtime.transcriber import Transcriber
+from tools.bench import Figures, measure_once, take_turns
 
 RATE = 24_000  # of realtime sessions
 MESSAGE_SAMPLES = 2_400
-BATCH_METRICS = ("sbkit_batch_clips_count", "sbkit_batch_clips_sum", "sbkit_batch_seconds_sum")
 NUM_SOAK_PARTS = 10  # memory is measured after each
+FAILED = "wrong or lost"
+LOOP = "plain loop"
 ATTACKS = ("connect", "stall", "abort", "rubbish")
 
 
@@ -97,8 +99,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("audio", type=Path)
-    parser.add_argument("--runtime", default="torch")
-    parser.add_argument("--decoder", help="greedy, or the bundle's own")
     parser.add_argument("--clients", type=int)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--rounds", type=int, default=3)
@@ -108,28 +108,27 @@ def main() -> int:
     options.clients = options.clients or (64 if options.soak else 32)
     options.seconds = options.seconds or (300.0 if options.soak else 60.0)
     files = find_audio_files(options.audio)
-    load = {"runtime": options.runtime, "decoder": options.decoder, "device": "cpu"}
-    with Transcriber.load(options.bundle, times=False, **load) as transcriber:
+    with Transcriber.load(options.bundle, times=False, device="cpu") as transcriber:
         clips = [
             ExpectedClip(as_request(file.read_bytes()), declared_seconds(file), transcript.text)
             for file, transcript in zip(files, transcriber.transcribe_batch(files), strict=True)
         ]
         print(f"{len(clips)} clips of {mean(clip.seconds for clip in clips):.1f} s", flush=True)
-        with serving(options) as port:
+        with serving(options.bundle) as port:
             if options.realtime:
-                return asyncio.run(converse(port, files, options))
+                figures = asyncio.run(converse(port, files, options))
+                measure_once({f"{options.clients} speakers": lambda: figures})
+                return int(figures[FAILED] > 0)
             if options.soak:
                 return soak(port, clips, options)
             return measure(port, clips, options, lambda: transcriber.transcribe_batch(files))
 
 
 @contextmanager
-def serving(options: argparse.Namespace) -> Iterator[int]:
+def serving(bundle: Path) -> Iterator[int]:
     """Start the server, and yield its port once it is ready."""
-    command = [sys.executable, "-m", "sbkit", "serve", str(options.bundle), "--port", "0"]
-    command += ["--device", "cpu", "--runtime", options.runtime]
-    command += ["--decoder", options.decoder] if options.decoder else []
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    words = ("-m", "sbkit", "serve", str(bundle), "--port=0", "--device=cpu")
+    with subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
             port = int(server.stderr.readline().rpartition(":")[2])
@@ -161,49 +160,38 @@ def measure(
     options: argparse.Namespace,
     transcribe_all: Callable[[], object],
 ) -> int:
-    """Alternate between many clients, one client and the plain loop; print the medians."""
-    rates: dict[str, list[float]] = {"many": [], "one": [], "loop": []}
-    is_wrong = False
-    for _ in range(options.rounds):
-        for name, clients in (("many", options.clients), ("one", 1)):
-            before = read_metrics(port)
-            results = asyncio.run(run_clients(port, clips, clients, options.seconds, ask))
-            rates[name].append(results.seconds / options.seconds)
-            is_wrong |= bool(results.outcomes.keys() - {"right"})
-            print(describe(f"{clients} clients", results, options.seconds, before, port))
+    """Compare many clients, one client and the plain loop; return the exit code."""
+
+    def measure_clients(number: int) -> Figures:
+        results = asyncio.run(run_clients(port, clips, number, options.seconds, ask))
+        return figures_of(results, options.seconds)
+
+    def measure_loop() -> Figures:
         start = time.perf_counter()
         seconds = 0.0
         while time.perf_counter() - start < options.seconds:
             transcribe_all()
             seconds += sum(clip.seconds for clip in clips)
-        rates["loop"].append(seconds / (time.perf_counter() - start))
-        print(f"plain loop: {rates['loop'][-1]:.0f} RTFx", flush=True)
-    many, one, loop = (median(rounds) for rounds in rates.values())
-    print(f"many clients: {many / one:.2f} times one client, {many / loop:.2f} times the loop")
-    return int(is_wrong)
+        return {"RTFx": seconds / (time.perf_counter() - start)}
+
+    sides: dict[str, Callable[[], Figures]] = {
+        f"{options.clients} clients": partial(measure_clients, options.clients),
+        "one client": partial(measure_clients, 1),
+        LOOP: measure_loop,
+    }
+    rounds = take_turns(sides, options.rounds, LOOP)
+    return int(any(figures.get(FAILED) for measured in rounds.values() for figures in measured))
 
 
-def read_metrics(port: int) -> dict[str, float]:
-    """Read the metrics of the server that have no labels."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
-        metrics = re.findall(r"(?m)^(\w+) (\S+)$", response.read().decode())
-    return {name: float(value) for name, value in metrics}
-
-
-def describe(
-    name: str, results: Results, seconds: float, before: Mapping[str, float], port: int
-) -> str:
-    """Describe a round in one line; before: the metrics of the server before it."""
-    latencies = sorted(results.latencies) or [0.0]
-    p50, p95, p99 = (1e3 * latencies[int(q * (len(latencies) - 1))] for q in (0.5, 0.95, 0.99))
-    after = read_metrics(port)
-    batches, clips, padded_seconds = (after[metric] - before[metric] for metric in BATCH_METRICS)
-    return (
-        f"{name}: {results.seconds / seconds:.0f} RTFx, {len(latencies) / seconds:.1f} answers/s, "
-        f"latency p50 {p50:.0f}, p95 {p95:.0f}, p99 {p99:.0f} ms, batches of "
-        f"{clips / max(1, batches):.1f} clips and {padded_seconds / max(1, batches):.1f} s; "
-        f"{dict(results.outcomes)}"
-    )
+def figures_of(results: Results, seconds: float) -> Figures:
+    """Return the figures of a round of some seconds."""
+    p50, p95 = np.percentile(results.latencies or [np.nan], (50, 95))
+    return {
+        "RTFx": results.seconds / seconds,
+        "answers/s": len(results.latencies) / seconds,
+        **{"p50 (ms)": 1e3 * p50, "p95 (ms)": 1e3 * p95},
+        FAILED: results.outcomes.total() - results.outcomes["right"],
+    }
 
 
 async def run_clients(
@@ -249,7 +237,7 @@ async def ask(
         results.outcomes[str(status)] += 1
 
 
-async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> int:
+async def converse(port: int, files: Sequence[Path], options: argparse.Namespace) -> Figures:
     """Let clients speak in real time, after one client that collects the expected texts."""
     results = Results()
     expected: dict[Path, str] = {}
@@ -275,10 +263,8 @@ async def converse(port: int, files: Sequence[Path], options: argparse.Namespace
             yield dice.choice(files)
 
     await say_files(files, 0.0)
-    before = read_metrics(port)
     await asyncio.gather(*(say_files(random_files(n), 1.0) for n in range(options.clients)))
-    print(describe(f"{options.clients} speakers", results, options.seconds, before, port))
-    return int(results.outcomes["wrong"] > 0)
+    return figures_of(results, options.seconds)
 
 
 async def say(socket: ClientConnection, samples: Samples, pace: float) -> tuple[str, float]:
@@ -325,17 +311,23 @@ async def misbehave(
 
 
 def soak(port: int, clips: Sequence[ExpectedClip], options: argparse.Namespace) -> int:
-    """Attack the server; print the outcomes of the requests, and the server's memory over time."""
-    memory: list[float] = []
-    outcomes = Counter[str]()
-    seconds = options.seconds / NUM_SOAK_PARTS
-    for _ in range(NUM_SOAK_PARTS):
+    """Attack the server, and print a row for each tenth of the time; return the exit code."""
+    failures = 0
+
+    def attack() -> Figures:
+        nonlocal failures
+        seconds = options.seconds / NUM_SOAK_PARTS
         results = asyncio.run(run_clients(port, clips, options.clients, seconds, misbehave))
-        outcomes += results.outcomes
-        memory.append(read_metrics(port)["process_resident_memory_bytes"] / 1e6)
-    print(f"{options.seconds:g} s of {options.clients} clients: {dict(outcomes)}")
-    print(f"memory in MB over time: {', '.join(f'{mb:.0f}' for mb in memory)}")
-    return int(not outcomes.keys() <= {"right", *ATTACKS})
+        outcomes = {name: results.outcomes[name] for name in ("right", *ATTACKS)}
+        failed = results.outcomes.total() - sum(outcomes.values())
+        failures += failed
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            metrics = response.read().decode()
+        (resident,) = re.findall(r"(?m)^process_resident_memory_bytes (\S+)$", metrics)
+        return {**outcomes, FAILED: failed, "memory (MB)": float(resident) / 1e6}
+
+    measure_once({f"{options.clients} clients, {n}": attack for n in range(NUM_SOAK_PARTS)})
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-from speechbrain import Stage
-from torchaudio.functional import resample
-
 from recipes.prepare import corpus_of, read_manifest
-from sbkit.audio.io import FULL_SCALE, read_audio
-from sbkit.base.units import SAMPLE_RATE, at_speed
+from sbkit.audio.io import read_audio
+from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
 from sbkit.data.splits import read_column, sample_counts
-from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.train.setup import RunSetup
 from tools.bench_gpu import COPIES, write_split
 
@@ -26,7 +21,7 @@ def make_side(
 ) -> Any:
     """Prepare the corpus and the labels of all sides, and make one of them.
 
-    A side has ``model``, ``batches`` of one epoch after the other, ``step`` and ``cer``.
+    A side has ``model``, ``batches`` of one epoch after the other, and ``step``.
     """
     _, overrides = parse_command([str(yaml), *arguments])
     if not overrides.get("data_folder"):
@@ -49,9 +44,8 @@ def convert(release: Path) -> Path:
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
         for clip in read_manifest(corpus, knobs, split):
-            samples = torch.from_numpy(read_audio(clip.path)) / FULL_SCALE
             copies = COPIES if split == "train" else 1
-            yield resample(samples, SAMPLE_RATE, MP3_RATE).numpy(), [clip.sentence] * copies
+            yield read_audio(clip.path, MP3_RATE), [clip.sentence] * copies
 
     for split in ("train", "dev", "test"):
         if not (release / f"{split}.tsv").exists():
@@ -88,24 +82,12 @@ class SbkitSide:
         lengths = [*map(at_speed, batch.audio_lengths.tolist(), percents)]
         return batch.seconds, batch.seconds * max(lengths) * len(lengths) / sum(lengths)
 
-    def cer(self) -> float:
-        """Return the character error rate of the first validation set, greedy."""
-        brain = self.brain
-        scored: list[ScoredUtterance] = []
-        brain.modules.eval()
-        for batch in map(brain.to_device, next(iter(self._setup.make_loaders().valid.values()))):
-            with torch.no_grad(), brain.evaluation_ctx:
-                outputs = brain.compute_forward(batch, Stage.VALID)
-            scored += brain.score(outputs, batch)
-        brain.training_step.train_mode()
-        return total_errors(scored).cer
 
-
-def items_of(setup: RunSetup, split: str) -> dict[str, dict[str, Any]]:
-    """Return the clips that sbkit has in a split, with their normalized texts, by id."""
-    manifest = read_manifest(corpus_of(setup.knobs), setup.knobs, split)
+def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
+    """Return the training clips of sbkit, with their normalized texts, by id."""
+    manifest = read_manifest(corpus_of(setup.knobs), setup.knobs, "train")
     paths = {clip.id: clip.path for clip in manifest}
-    rows = setup.prepare_splits().named()[split]
+    rows = setup.prepare_splits().train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
     seconds = sample_counts(rows) / setup.knobs["sample_rate"]
     return {

@@ -18,7 +18,6 @@ from speechbrain.augment.freq_domain import SpectrogramDrop
 from speechbrain.dataio.batch import PaddedBatch
 from speechbrain.dataio.dataset import DynamicItemDataset
 from speechbrain.dataio.sampler import DynamicBatchSampler
-from speechbrain.decoders import ctc_greedy_decode
 from speechbrain.lobes.features import Fbank
 from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
 from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
@@ -28,7 +27,6 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
-from sbkit.evaluate.wer import ScoredUtterance, total_errors
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.setup import RunSetup
 from tools.bench_sides import items_of
@@ -146,14 +144,8 @@ class SpeechBrainSide:
         self._tokenizer = setup.prepare_labels()
         self.brain = self.make_brain(setup)
         self.model = self.brain.modules.train()
-        self._dev_items = items_of(setup, "dev")
-        dataset, dev_dataset = (
-            make_dataset(items, self._tokenizer)
-            for items in (items_of(setup, "train"), self._dev_items)
-        )
+        dataset = make_dataset(items_of(setup), self._tokenizer)
         self._loader = self.make_loader(dataset, setup.knobs)
-        eval_knobs = {**setup.knobs, "batch_seconds": setup.knobs["eval_batch_seconds"]}
-        self._dev_loader = self.make_loader(dev_dataset, eval_knobs)
         self.batches = self._batches()
 
     def make_brain(self, setup: RunSetup) -> Any:
@@ -215,18 +207,3 @@ class SpeechBrainSide:
         loss = brain.fit_batch(batch.to(brain.device))
         brain.avg_train_loss = brain.update_average(loss, brain.avg_train_loss)
         return float(batch.duration.sum()), batch.sig.data.numel() / RATE
-
-    @torch.no_grad()
-    def cer(self) -> float:
-        """Return the character error rate of the first validation set, greedy."""
-        brain = self.brain
-        scored: list[ScoredUtterance] = []
-        brain.modules.eval()
-        for batch in self._dev_loader:
-            log_probs, _, lengths = brain.compute_forward(batch.to(brain.device), sb.Stage.VALID)
-            best = ctc_greedy_decode(log_probs, lengths, BLANK)
-            for id, tokens in zip(batch.id, best, strict=True):
-                text = self._tokenizer.decode(tokens)
-                scored.append(ScoredUtterance(id, self._dev_items[id]["text"], text))
-        brain.modules.train()
-        return total_errors(scored).cer

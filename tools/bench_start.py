@@ -39,7 +39,10 @@ def main() -> None:
 
 def measure_processes() -> dict[str, float]:
     """Measure this process and its workers, in seconds and GB."""
-    figures = {"CPU s": 0.0, "RSS (GB)": 0.0, "private": 0.0, "PSS": 0.0, "peak": 0.0}
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    wall_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - started / TICKS_PER_SECOND
+    figures = {"CPU s": 0.0, "wall s": wall_seconds}
+    figures |= {"RSS (GB)": 0.0, "private": 0.0, "PSS": 0.0, "peak": 0.0}
     for process in (os.getpid(), *(worker.pid for worker in active_children())):
         folder = Path(f"/proc/{process}")
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -52,9 +55,7 @@ def measure_processes() -> dict[str, float]:
         figures["private"] += gigabytes["Private_Clean"] + gigabytes["Private_Dirty"]
         figures["PSS"] += gigabytes["Pss"]
         figures["peak"] = max(figures["peak"], gigabytes["VmHWM"])
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
-    return {**figures, "wall s": uptime - started / TICKS_PER_SECOND}
+    return figures
 
 
 def start_sbkit(file: Path, arguments: Sequence[str]) -> None:

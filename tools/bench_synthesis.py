@@ -6,12 +6,12 @@ RUN is a run of `hparams/tts.yaml`. A recognizer that knows the voice gives the 
 its own decoder and with greedy decoding. For the pitch error, the voice speaks with the durations
 that its aligner finds in the recording; only frames that are voiced in both count. The length is
 relative to the recording without the silence around it. RTFx is seconds of audio per second of
-processor time.
+processor time, and the first audio of a sentence comes after the median delay.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,8 @@ from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.synthesis_results import SEMITONES
-from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips, table_row
+from tools.bench import Figures, measure_once
+from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips
 
 
 def main() -> None:
@@ -44,33 +45,38 @@ def main() -> None:
         batches = [collate([{"percent": 100, "weight": 1.0, **row}]) for row in rows]
         clips = [next(batch.clips()) for batch in batches]
         seconds = sum(samples_to_seconds(len(clip), rate) for clip in clips)
+
+        def score(clips: Sequence[Samples]) -> dict[str, str]:
+            if recognizer is None:
+                return {}
+            cells: dict[str, str] = {}
+            for name in ("", " greedy"):
+                scored = recognizer.with_decoder("greedy") if name else recognizer
+                errors = score_clips(scored, rows, clips)
+                cells[f"WER{name}"] = error_rate([text.words for text in errors])
+                cells[f"CER{name}"] = error_rate([text.characters for text in errors])
+            return cells
+
+        def speak() -> Figures:
+            start = time.process_time()
+            spoken = [to_int16(voice.speak(row["sentence"])) for row in rows]
+            used = time.process_time() - start
+            spoken_seconds = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
+            return {
+                **score(spoken),
+                "f0 RMSE": pitch_error(bundle, batches),
+                "length": f"{spoken_seconds / seconds:.3f}",
+                "RTFx": spoken_seconds / used,
+                "first audio (ms)": first_audio_ms(voice, rows),
+            }
+
         print(f"{len(rows)} sentences, {seconds:.0f} s, {cpu_name()}")
-        print("| | WER | CER | WER greedy | CER greedy | f0 RMSE | length | RTFx |")
-        print(f"|{'---|' * 8}")
-        recorded = error_cells(recognizer, rows, [row["audio"] for row in rows])
-        print(table_row("recordings", *recorded, "-", "1", "-"))
-        vocoded = error_cells(recognizer, rows, [vocode(bundle, batch) for batch in batches])
-        print(table_row("recordings, vocoded", *vocoded, "-", "1", "-"), flush=True)
-        start = time.process_time()
-        spoken = [to_int16(voice.speak(row["sentence"])) for row in rows]
-        used = time.process_time() - start
-        spoken_seconds = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
-        ratios = (f"{spoken_seconds / seconds:.3f}", f"{spoken_seconds / used:.0f}")
-        error = f"{pitch_error(bundle, batches):.2f}"
-        print(table_row("this voice", *error_cells(recognizer, rows, spoken), error, *ratios))
-        print(f"first audio after {first_audio_ms(voice, rows):.0f} ms (median of sentences)")
-
-
-def error_cells(recognizer: TorchBundle | None, rows: Rows, clips: Sequence[Samples]) -> list[str]:
-    """Return the cells for WER and CER, with the recognizer's decoder and with greedy decoding."""
-    if recognizer is None:
-        return ["-"] * 4
-    cells: list[str] = []
-    for bundle in (recognizer, recognizer.with_decoder("greedy")):
-        errors = score_clips(bundle, rows, clips)
-        cells.append(error_rate([text.words for text in errors]))
-        cells.append(error_rate([text.characters for text in errors]))
-    return cells
+        sides: dict[str, Callable[[], Figures]] = {
+            "this voice": speak,
+            "recordings": lambda: score([row["audio"] for row in rows]),
+            "recordings, vocoded": lambda: score([vocode(bundle, batch) for batch in batches]),
+        }
+        measure_once(sides)
 
 
 @torch.inference_mode()

@@ -17,10 +17,8 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from sbkit.audio.io import Samples
-from sbkit.base.errors import DataError
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
 from sbkit.commands.score import open_model
@@ -30,33 +28,12 @@ from sbkit.export.export import change_config
 from sbkit.runtime.test_sets import prepare_source, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.text.word import Word
+from tools.bench import Figures, measure_once
 
 TIMES_COLUMN = "word_times"  # start-end of each word of the normalized text, in seconds
 MIN_PAUSE_SECONDS = 0.2
 TOLERANCES_MS = (50, 100)
 MS = 1000  # in a second
-Seconds = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class TimeErrors:
-    """Measured minus true times of the N correct words, (N,) each; num_words: of the truth."""
-
-    starts: Seconds
-    ends: Seconds
-    num_words: int
-
-    def __str__(self) -> str:
-        if not len(self.starts):
-            return f"none of {self.num_words} words has times"
-        errors = MS * np.abs(np.concatenate([self.starts, self.ends]))
-        within = ", ".join(f"{np.mean(errors <= ms):.1%} within {ms} ms" for ms in TOLERANCES_MS)
-        start, end = (MS * np.median(signed) for signed in (self.starts, self.ends))
-        return (
-            f"{len(self.starts)} of {self.num_words} words: median error of boundaries "
-            f"{np.median(errors):.0f} ms, mean {errors.mean():.0f} ms, {within}; signed median of "
-            f"starts {start:+.0f} ms, of ends {end:+.0f} ms"
-        )
 
 
 @dataclass(frozen=True)
@@ -69,20 +46,11 @@ class TimedText:
 
 
 def time_source(bundle: TorchBundle, source: Path) -> list[TimedText]:
-    """Recognize and align the words of a source that has the column `word_times`.
-
-    Raises:
-        DataError: the source cannot be read, or its times do not match its words.
-    """
+    """Recognize and align the words of a source that has the column `word_times`."""
     rows = prepare_source(bundle, source)
-    if TIMES_COLUMN not in rows.column_names:
-        raise DataError(
-            f"{source} has no column `{TIMES_COLUMN}` with the true times of words. Use data such "
-            "as recipes/FestvoxRu writes."
-        )
 
     def time_batch(rows: Sequence[Mapping[str, str]], clips: list[Samples]) -> list[TimedText]:
-        truth = [read_truth(row["id"], row["text"], row[TIMES_COLUMN]) for row in rows]
+        truth = [read_truth(row["text"], row[TIMES_COLUMN]) for row in rows]
         recognized = [result.words for result in bundle.recognize(clips, times=True)]
         aligned = bundle.align(clips, [row["text"] for row in rows])
         return [TimedText(*words) for words in zip(truth, recognized, aligned, strict=True)]
@@ -98,10 +66,6 @@ def fit_offsets(folder: Path, source: Path) -> WordOffsets:
     """Fit the word offsets of a bundle to the true times of a source, and write them into it.
 
     Each offset is a median: of starts after a pause, and of ends before a pause.
-
-    Raises:
-        BundleError: the folder is not a bundle.
-        DataError: the source has no such starts or ends.
     """
     bundle = load_bundle(folder)
     no_offsets = replace(bundle.config, word_offsets=WordOffsets(0.0, 0.0))
@@ -116,46 +80,39 @@ def fit_offsets(folder: Path, source: Path) -> WordOffsets:
                 starts.append(true.start - aligned.start)
             if pauses[true_index + 1] >= MIN_PAUSE_SECONDS:
                 ends.append(true.end - aligned.end)
-    if not (starts and ends):
-        raise DataError(f"{source} has no words to fit offsets to. Use other data.")
     frame = samples_to_seconds(bundle.model.samples_per_frame, bundle.config.sample_rate)
     offsets = WordOffsets(*(round(median(errors) / frame, 2) for errors in (starts, ends)))
     change_config(folder, word_offsets=asdict(offsets))
     return offsets
 
 
-def read_truth(id: str, text: str, times: str) -> tuple[Word, ...]:
-    """Read the times of the words of a text.
-
-    Raises:
-        DataError: the number of times and words differ, or a time cannot be parsed.
-    """
-    pairs = [pair.partition("-") for pair in times.split()]
-    try:
-        spans = [(float(start), float(end)) for start, _, end in pairs]
-    except ValueError:
-        spans = []
-    words = text.split()
-    if len(spans) != len(words):
-        raise DataError(
-            f"`{TIMES_COLUMN}` needs a start and an end in seconds for each word, such as "
-            f"0.31-0.52. {id} has {len(spans)} for {len(words)} words. Prepare the corpus again."
-        )
-    return tuple(Word(word, *span) for word, span in zip(words, spans, strict=True))
+def read_truth(text: str, times: str) -> tuple[Word, ...]:
+    """Return the words of a text with their times: "0.31-0.52 0.6-0.9"."""
+    spans = [map(float, span.split("-")) for span in times.split()]
+    return tuple(Word(word, *span) for word, span in zip(text.split(), spans, strict=True))
 
 
-def compare_times(pairs: Iterable[tuple[Sequence[Word], Sequence[Word]]]) -> TimeErrors:
+def compare_times(pairs: Iterable[tuple[Sequence[Word], Sequence[Word]]]) -> Figures:
     """Compare the true words of utterances with their recognized or aligned ones."""
-    errors = []
+    signed: list[tuple[float, float]] = []  # measured minus true start and end, of correct words
     num_words = 0
     for truth, measured in pairs:
         num_words += len(truth)
-        errors += [
+        signed += [
             (measured[j].start - truth[i].start, measured[j].end - truth[i].end)
             for i, j in _matches(truth, measured)
         ]
-    starts, ends = np.array(errors, np.float64).reshape(-1, 2).T
-    return TimeErrors(starts, ends, num_words)
+    errors = MS * np.array(signed or [(np.nan, np.nan)])
+    start, end = np.median(errors, axis=0)
+    absolute = np.abs(errors)
+    return {
+        "words": f"{len(signed)} of {num_words}",
+        "median (ms)": np.median(absolute),
+        "mean (ms)": absolute.mean(),
+        **{f"within {ms} ms": f"{np.mean(absolute <= ms):.1%}" for ms in TOLERANCES_MS},
+        "starts (ms)": f"{start:+.0f}",
+        "ends (ms)": f"{end:+.0f}",
+    }
 
 
 def _matches(truth: Sequence[Word], measured: Sequence[Word]) -> list[tuple[int, int]]:
@@ -174,8 +131,12 @@ def main() -> None:
         print(fit_offsets(options.model, options.data))
     with open_model(options.model) as bundle:
         texts = time_source(bundle.with_decoder(options.decoder), options.data)
-    print(f"recognized: {compare_times((text.truth, text.recognized) for text in texts)}")
-    print(f"aligned: {compare_times((text.truth, text.aligned) for text in texts)}")
+    measure_once(
+        {
+            "recognized": lambda: compare_times((text.truth, text.recognized) for text in texts),
+            "aligned": lambda: compare_times((text.truth, text.aligned) for text in texts),
+        }
+    )
 
 
 if __name__ == "__main__":

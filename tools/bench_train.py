@@ -1,6 +1,6 @@
 """Train sbkit and other toolkits in alternating rounds, and compare their speed.
 
-python -m tools.bench_train [--rounds 5] [--seconds 20] [--to-cer 0.5] [--only-sbkit] [--yaml FILE]
+python -m tools.bench_train [--rounds 5] [--seconds 20] [--only-sbkit] [--yaml FILE]
     [--key=value of the YAML ...]
 
 By default, sbkit is compared with SpeechBrain's CommonVoice transformer recipe. With
@@ -11,32 +11,29 @@ Whisper) on clips of at most 10 s.
 All sides have the same corpus (48 kHz mp3; without --data_folder, the default corpus is converted),
 labels, precision, number of parameters within 1 % (4 % beside the CTC recipe, because of its linear
 layers), and maximum seconds of audio in an update (mean seconds when fine-tuning: there the others
-count clips). Each side is a process, suspended until its turn so that none of its threads spins.
+count clips).
 
-Prints RTFx (seconds of audio trained on per second) by round, the medians and their ratio. `update`
-is the mean number of seconds of audio in an update. A small corpus makes it low: SpeechBrain's 200
-buckets fill only with many clips, and small batches are slower. `tflops` counts matrix products,
-convolutions and attention, padding included, as torch does. On a GPU listed in PEAKS, `mfu` is its
-share of the GPU's peak in bfloat16.
+`rtfx` is seconds of audio trained on per second, and the last column its ratio to the second side,
+the fastest of the others. `update` is the mean number of seconds of audio in an update. A small
+corpus makes it low: SpeechBrain's 200 buckets fill only with many clips, and small batches are
+slower. `memory` is the largest in GB. `tflops` counts matrix products, convolutions and attention,
+padding included, as torch does. On a GPU listed in PEAKS, `mfu` is its share of the GPU's peak in
+bfloat16.
 """
 
 import argparse
-import json
-import math
-import os
 import re
 import resource
-import signal
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from tools.bench import Figures, Worker, answer, start_worker, take_turns
 
 WAITING = "OMP_WAIT_POLICY"
 YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
@@ -63,7 +60,6 @@ DEFAULTS = {  # for the knobs of a YAML
         *("--batch_seconds=16.0", "--max_seconds=10.0", "--number_of_epochs=11"),
     ),
 }
-MAX_TIME_FACTOR = 6  # the race ends when the other side has taken this many times as long
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
@@ -72,7 +68,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in a round")
-    parser.add_argument("--to-cer", type=float, help="then train until dev CER is below this")
     parser.add_argument("--yaml", default=YAML, help="train this model")
     parser.add_argument("--only-sbkit", action="store_true")
     parser.add_argument("--side", help=argparse.SUPPRESS)
@@ -85,70 +80,9 @@ def main() -> None:
         compare(options, overrides, Path(folder))
 
 
-class Side:
-    """A process that works on request, and is suspended otherwise."""
-
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        variables: dict[str, str],
-        module: str = "tools.bench_train",
-    ) -> None:
-        self.name = name
-        self.rounds: list[dict[str, float]] = []
-        toolkit = name.split()[0]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, "--side", toolkit, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **variables},
-        )
-        self.facts = self._read()
-
-    def ask(self, **question: float) -> dict[str, Any]:
-        """Resume the process until it answers."""
-        assert self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def median(self, figure: str) -> float:
-        """Return the median of a figure over the rounds."""
-        return statistics.median(measured[figure] for measured in self.rounds)
-
-    def close(self) -> None:
-        """Kill the process, and close its pipes."""
-        with self._process:
-            self._process.send_signal(signal.SIGCONT)
-            self._process.kill()
-
-    def _read(self) -> dict[str, Any]:
-        """Read the next answer of the process, and suspend it."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                self._process.send_signal(signal.SIGSTOP)
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise SystemExit(f"The process of {self.name} has ended. Its error is above.")
-
-
-def take_turns(sides: Sequence[Side], rounds: int, **question: float) -> None:
-    """Ask the sides in turns; store and print their answers, after a round that warms up."""
-    for number in range(rounds + 1):
-        for side in sides:
-            answer = side.ask(**question)
-            if number:
-                side.rounds.append(answer)
-                print(f"round {number} {side.name}: {answer['rtfx']:.3g} RTFx", flush=True)
-
-
 def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
-    arguments = ["--yaml", options.yaml, "--folder", str(folder)]
+    arguments = ["--yaml", options.yaml, "--folder", str(folder), f"--seconds={options.seconds}"]
     arguments += [*DEFAULTS.get(options.yaml, ()), *overrides]
     variables_of_sides = SIDES
     if options.yaml == FINE_TUNING:
@@ -159,57 +93,17 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
 
             arguments.append(f"--pretrained={save_base(folder / 'base')}")
     with ExitStack() as stack:
-        sides: list[Side] = []
+        sides: list[Worker] = []
         for name, variables in variables_of_sides.items():
-            side = stack.enter_context(closing(Side(name, arguments, variables)))
+            start = start_worker("tools.bench_train", name, arguments, **variables)
+            side = stack.enter_context(start)
             sides.append(side)
             print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
             # On a GPU, waiting threads do not matter, and three models may not fit into its memory.
             if options.only_sbkit or (len(sides) == 2 and "cuda" in sides[0].facts["device"]):
                 break
-        take_turns(sides, options.rounds, seconds=options.seconds)
-        print(table(sides))
-        if options.to_cer is not None:
-            race(sides, options.to_cer, options.seconds)
-
-
-def table(sides: Sequence[Side]) -> str:
-    """Write the medians, and the speed of the first side relative to the best other side."""
-    gpu_name = re.split(r"\W+", sides[0].facts["name"])  # "NVIDIA A100-SXM4-80GB"
-    peak = next((flops for name, flops in PEAKS.items() if name in gpu_name), None)
-    columns = [name for name in sides[0].rounds[0] if name != "seconds"]
-    header = [*columns, "mfu"] if peak else columns
-    lines = [f"{'':20}" + "".join(f"{name:>12}" for name in header)]
-    for side in sides:
-        figures = [side.median(name) for name in columns]
-        if peak:
-            figures.append(side.median("tflops") / peak)
-        lines.append(f"{side.name:20}" + "".join(f"{figure:12.3g}" for figure in figures))
-    if len(sides) > 1:
-        ratio = sides[0].median("rtfx") / max(side.median("rtfx") for side in sides[1:])
-        lines.append(f"sbkit to the best of the others: {ratio:.2f}")
-    return "\n".join(lines)
-
-
-def race(sides: Sequence[Side], target_cer: float, seconds: float) -> None:
-    """Train the first side, and then the fastest other one, until its dev CER is below the target.
-
-    The other one may take MAX_TIME_FACTOR times as long.
-    """
-    durations: list[float] = []
-    for side in [sides[0], *sorted(sides[1:], key=lambda side: -side.median("rtfx"))[:1]]:
-        cer = math.inf
-        duration = sum(measured["seconds"] for measured in side.rounds)
-        max_duration = MAX_TIME_FACTOR * durations[0] if durations else math.inf
-        while cer >= target_cer and duration < max_duration:
-            duration += side.ask(seconds=seconds)["seconds"]
-            cer = side.ask(evaluate=1)["cer"]
-            print(f"{side.name}: dev CER {cer:.3f} after {duration:.0f} s", flush=True)
-        durations.append(duration)
-    if len(durations) > 1:
-        more_than = "more than " if cer >= target_cer else ""
-        ratio = durations[1] / durations[0]
-        print(f"to dev CER {target_cer}: {more_than}{ratio:.1f} times as fast", flush=True)
+        base = sides[:2][-1].name
+        take_turns({side.name: side.measure for side in sides}, options.rounds, base)
 
 
 def make_side(options: argparse.Namespace, overrides: Sequence[str]) -> Any:
@@ -243,19 +137,20 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         parameters = sum(p.numel() for p in side.model.parameters())
         device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        facts = {"parameters": parameters, "device": str(device), "name": name}
-        print(json.dumps(facts), flush=True)
         with FlopCounterMode(display=False) as counter, lengths_on_device():
             _, padded_seconds = side.step(next(side.batches))
         flops_per_second = counter.get_total_flops() / padded_seconds
-        for line in sys.stdin:
-            question = json.loads(line)
-            if "evaluate" in question:
-                answer = {"cer": side.cer()}
-            else:
-                on_gpu = device.type == "cuda"
-                answer = train(side, question["seconds"], flops_per_second, on_gpu=on_gpu)
-            print(json.dumps(answer), flush=True)
+        on_gpu = device.type == "cuda"
+        train_round = partial(train, side, options.seconds, flops_per_second, on_gpu=on_gpu)
+        facts = {"parameters": parameters, "device": str(device)}
+        answer(facts, lambda: with_peak_share(train_round(), name))
+
+
+def with_peak_share(figures: Figures, gpu: str) -> Figures:
+    """Add the share of the peak of a GPU, if its name has it: "NVIDIA A100-SXM4-80GB"."""
+    names = re.split(r"\W+", gpu)
+    peak = next((flops for name, flops in PEAKS.items() if name in names), None)
+    return figures if peak is None else {**figures, "mfu": figures["tflops"] / peak}
 
 
 @contextmanager
@@ -295,7 +190,6 @@ def train(side: Any, seconds: float, flops_per_second: float, *, on_gpu: bool) -
         memory = torch.cuda.max_memory_allocated() / 2**30
     duration = time.perf_counter() - start
     return {
-        "seconds": duration,
         "rtfx": audio / duration,
         "update": audio / updates,
         "padding": 1 - audio / padded,

@@ -4,24 +4,21 @@ python -m tools.bench_transcribe BUNDLE DATA [--rounds 5]
 
 BUNDLE has the formats of `sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx,speechbrain`;
 DATA is a table as for `sbkit score`. All decode the same clips greedily, in batches of similar
-lengths: sbkit forms its own, the others get batches of BATCH_SECONDS. Each side is a process,
-suspended until its turn. Prints seconds of audio per second (RTFx) by round, the medians, and their
-ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
+lengths: sbkit forms its own, the others get batches of BATCH_SECONDS. Prints seconds of audio per
+second (RTFx), and their ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
 """
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tools.bench_train import Side, take_turns
+from tools.bench import Figures, answer, start_worker, take_turns
 
 SPEECHBRAIN = "speechbrain"
 SIDES = ("torch", "onnx", "onnx-int8", "sherpa-onnx", SPEECHBRAIN)
@@ -44,30 +41,26 @@ def main() -> None:
         return
     arguments = [str(options.bundle), str(options.data)]
     with ExitStack() as stack:
-        started = (Side(name, arguments, {}, "tools.bench_transcribe") for name in SIDES)
-        sides = [stack.enter_context(closing(side)) for side in started]
-        take_turns(sides, options.rounds)
-        base = sides[-1].median("rtfx")
-        for side in sides:
-            rtfx = side.median("rtfx")
-            print(
-                f"{side.name:12} {rtfx:8.0f} RTFx {rtfx / base:6.2f} x {SPEECHBRAIN}'s, "
-                f"{side.facts['different']} of {side.facts['clips']} clips with other words"
-            )
+        started = (start_worker("tools.bench_transcribe", name, arguments) for name in SIDES)
+        sides = [stack.enter_context(side) for side in started]
+        take_turns({side.name: side.measure for side in sides}, options.rounds, SPEECHBRAIN)
 
 
 def run_side(options: argparse.Namespace) -> None:
-    """Transcribe all clips for each line of standard input, and print the speed."""
+    """Transcribe all clips in each round."""
     clips, expected = read_clips(options.bundle, options.data)
     transcribe = load(options.side, options.bundle)
-    pairs = zip(transcribe(clips), expected, strict=True)
-    different = sum(text.split() != expected_text.split() for text, expected_text in pairs)
-    print(json.dumps({"clips": len(clips), "different": different}), flush=True)
     seconds = sum(map(len, clips)) / RATE
-    for _ in sys.stdin:
+
+    def measure() -> Figures:
         start = time.perf_counter()
-        transcribe(clips)
-        print(json.dumps({"rtfx": seconds / (time.perf_counter() - start)}), flush=True)
+        texts = transcribe(clips)
+        rtfx = seconds / (time.perf_counter() - start)
+        pairs = zip(texts, expected, strict=True)
+        different = sum(text.split() != expected_text.split() for text, expected_text in pairs)
+        return {"RTFx": rtfx, "clips": len(clips), "with other words": different}
+
+    answer({}, measure)
 
 
 def read_clips(folder: Path, data: Path) -> tuple[Clips, list[str]]:

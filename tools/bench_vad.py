@@ -1,6 +1,6 @@
 """Compare a voice activity detector with webrtcvad in noise, by windows of 20 ms.
 
-python -m tools.bench_vad RUN|BUNDLE [--recognizer RUN|BUNDLE] [--languages en,it] [--silero]
+python -m tools.bench_vad RUN|BUNDLE [--recognizer RUN|BUNDLE] [--languages en,it]
 
 Needs `pip install webrtcvad-wheels==2.0.14.post1`. The clips are the test splits of the default
 corpora and of FestvoxRu, another voice and language. The truth of the default corpora follows from
@@ -40,7 +40,8 @@ from sbkit.config.hparams import read_knobs
 from sbkit.data.shard import read_rows
 from sbkit.evaluate.intervals import Grouping, rate_intervals
 from sbkit.export.export import exported_bundle
-from sbkit.runtime.voice_detector import SILERO, VoiceDetector
+from sbkit.runtime.voice_detector import VoiceDetector
+from tools.bench import Figures, measure_once
 from tools.bench_times import TIMES_COLUMN
 
 WINDOW = SAMPLE_RATE // WINDOWS_PER_SECOND
@@ -143,17 +144,14 @@ def conditions(clips: Sequence[LabeledClip]) -> Iterator[tuple[str, list[Samples
             yield f"{name}, {db} dB", audio
 
 
-def measure(clips: Sequence[LabeledClip], detectors: dict[str, Detector]) -> Iterator[str]:
-    """Yield a table row for each noise and detector."""
+def measure(clips: Sequence[LabeledClip], audio: Sequence[Samples], detector: Detector) -> Figures:
+    """Return the errors of a detector on clips with noise."""
     speech = [clip.speech for clip in clips]
     silence = [~windows for windows in speech]
-    for condition, audio in conditions(clips):
-        for name, detector in detectors.items():
-            detected = [detector(samples) for samples in audio]
-            misses = [s & ~d for s, d in zip(speech, detected, strict=True)]
-            alarms = [s & d for s, d in zip(silence, detected, strict=True)]
-            cells = error_cell(misses, speech), error_cell(alarms, silence)
-            yield f"| {condition} | {name} | {' | '.join(cells)} |"
+    detected = [detector(samples) for samples in audio]
+    misses = [s & ~d for s, d in zip(speech, detected, strict=True)]
+    alarms = [s & d for s, d in zip(silence, detected, strict=True)]
+    return {"miss %": error_cell(misses, speech), "false alarm %": error_cell(alarms, silence)}
 
 
 def main() -> None:
@@ -162,21 +160,23 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--recognizer", type=Path)
     parser.add_argument("--languages", default="en")
-    parser.add_argument("--silero", action="store_true")
     options = parser.parse_args()
     with exported_bundle(options.model) as folder:
         detectors: dict[str, Detector] = {"own": partial(detect, VoiceDetector.load(folder))}
-    detectors |= {f"webrtcvad, mode {mode}": partial(detect_by_webrtc, mode) for mode in (3, 2, 1)}
-    if options.silero:
-        detectors["silero-vad"] = partial(detect, VoiceDetector.load(SILERO))
+    detectors |= {f"webrtcvad, mode {mode}": partial(detect_by_webrtc, mode) for mode in (3, 2)}
     corpora = [
         {"recognizer": options.recognizer, "language": language}
         for language in options.languages.split(",")
     ]
     for corpus in [*corpora, FESTVOX]:
         clips = list(read_test(**corpus))
-        print(f"\n{corpus}: {len(clips)} clips\n\n| noise | detector | miss % | false alarm % |")
-        print("|---|---|---|---|", *measure(clips, detectors), sep="\n", flush=True)
+        print(f"\n{corpus}: {len(clips)} clips\n")
+        sides = {
+            f"{condition}, {name}": partial(measure, clips, audio, detector)
+            for condition, audio in conditions(clips)
+            for name, detector in detectors.items()
+        }
+        measure_once(sides)
 
 
 if __name__ == "__main__":

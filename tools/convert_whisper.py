@@ -1,10 +1,10 @@
 """Convert the encoder of a Whisper model of CTranslate2 (faster-whisper) for `--pretrained`.
 
-python -m tools.convert_whisper MODEL.BIN [MORE.BIN ...] FOLDER [--license mit]
+python -m tools.convert_whisper MODEL.BIN FOLDER [--license mit]
 
 Many people have Whisper only as the `model.bin` of faster-whisper. FOLDER gets its encoder in
 float32, as config.json, preprocessor_config.json and model.safetensors under the names of
-transformers. Several files are the parts of one, in order.
+transformers.
 
 The layout of a file, after CTranslate2's `python/ctranslate2/specs/model_spec.py` (version 6):
 version, name of the specification, revision, a number of variables, and a number of aliases. A
@@ -14,11 +14,9 @@ little-endian, of four bytes; rank and type of one.
 """
 
 import argparse
-import json
 import mmap
 import re
 import struct
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sbkit.base.errors import BundleError
+from sbkit.base.files import to_json
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE
 
@@ -52,44 +50,27 @@ RENAMED = (
 
 
 def main() -> None:
-    """Read the parts of a file and write the folder."""
+    """Read the file and write the folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="+", type=Path)
+    parser.add_argument("file", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--license", default="mit", help="of the weights; OpenAI's are MIT")
     options = parser.parse_args()
-    convert(options.parts, options.folder, options.license)
+    convert(options.file, options.folder, options.license)
 
 
-def convert(parts: list[Path], folder: Path, license: str) -> None:
-    """Write the encoder of a model, which may be in several files, into a new folder.
-
-    Raises:
-        BundleError: the files are not a whole Whisper of CTranslate2, or the folder has a model.
-    """
-    if (folder / "config.json").exists():
-        raise BundleError(f"{folder} has a config.json, which is not overwritten. Name another.")
-    with tempfile.TemporaryFile() as joined:
-        for part in parts:
-            joined.write(part.read_bytes())
-        joined.flush()
-        try:
-            content = mmap.mmap(joined.fileno(), 0, access=mmap.ACCESS_READ)
-            variables = dict(read_variables(content))
-            heads = int(variables["encoder/num_heads"])
-        except (struct.error, ValueError, KeyError) as error:
-            raise BundleError(
-                f"{parts[0]} is not a whole model.bin of a Whisper that CTranslate2 wrote "
-                f"({error}). Pass all parts of one model in order, or convert the original by "
-                "ct2-transformers-converter."
-            ) from error
+def convert(file: Path, folder: Path, license: str) -> None:
+    """Write the encoder of a model into a folder."""
+    with file.open("rb") as opened:
+        variables = dict(read_variables(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)))
     tensors = dict(rename(variables))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", sizes_of(tensors, heads))
     extractor = {"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": SAMPLE_RATE}
-    bins = tensors["encoder.conv1.weight"].shape[1]
-    write_json(folder / "preprocessor_config.json", extractor | {"feature_size": bins})
+    extractor["feature_size"] = tensors["encoder.conv1.weight"].shape[1]
+    config = sizes_of(tensors, heads=int(variables["encoder/num_heads"]))
+    for name, content in (("config", config), ("preprocessor_config", extractor)):
+        (folder / f"{name}.json").write_text(to_json(content, indent=1), encoding="utf-8")
     (folder / "README.md").write_text(f"---\nlicense: {license}\n---\n", encoding="utf-8")
     print(f"{folder}: {len(tensors)} tensors, {sum(t.numel() for t in tensors.values()):,} numbers")
 
@@ -111,7 +92,7 @@ def read_variables(content: mmap.mmap) -> Iterator[tuple[str, np.ndarray[Any, An
     (version,) = read("I")
     specification = read_name()
     if version not in VERSIONS or specification != "WhisperSpec":
-        raise ValueError(f"it has version {version} of {specification!r}")
+        raise ValueError(f"version {version} of {specification!r} is not read")
     _revision, count = read("II")
     variables = {}
     for _ in range(count):
@@ -162,11 +143,6 @@ def sizes_of(tensors: dict[str, Tensor], heads: int) -> dict[str, Any]:
         "decoder_layers": 0,
         "decoder_attention_heads": heads,
     }
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Write an object, with a line for each key."""
-    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ import soundfile
 
 from recipes.AsteriskPrompts.corpus import LICENSES, prepare_prompts
 from sbkit.audio.io import declared_seconds, read_audio
-from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.data.cache import default_cache
 from sbkit.data.debian_release import ReleaseRow
@@ -29,7 +28,6 @@ from sbkit.data.tables import TableOptions, read_release
 VERSION = "0.0-2026-01-01"
 MP3_RATE = 32_000  # Hz, as many clips of Common Voice have
 NUM_SPEAKERS = {"train": 8, "dev": 3, "test": 3, "": 4}  # by split; "" for rows without one
-MIN_CLIPS = 60
 AGES = ("twenties", "thirties", "fifties", "")
 GENDERS = ("female_feminine", "male_masculine", "")
 ACCENTS = ("", "Northern", "Northern,Coastal")
@@ -71,11 +69,6 @@ def choose_recordings(language: str, num_clips: int, product: str) -> Iterator[R
     splits = ("train", "dev", "test")
     manifests = [read_release(release / f"{split}.tsv", options) for split in splits]
     total = sum(map(len, manifests))
-    if not MIN_CLIPS <= num_clips <= total:
-        raise ConfigError(
-            f"`--clips` must be from {MIN_CLIPS} to {total}, the clips of the default corpus in "
-            f"{language}, but is {num_clips}."
-        )
     number = 0
     for name, manifest in zip(splits, manifests, strict=True):
         for index in range(num_clips * len(manifest) // total):
@@ -177,8 +170,6 @@ def main() -> None:
     is_scripted = options.product == "scripted"
     name = f"cv-corpus-{VERSION}" if is_scripted else f"sps-corpus-{VERSION}-{options.language}"
     folder = options.out / name
-    if folder.exists():
-        raise ConfigError(f"{folder} is already there. Choose another folder for --out.")
     recordings = [*choose_recordings(options.language, options.clips, options.product)]
     write = write_scripted if is_scripted else write_spontaneous
     write(folder, options.language, recordings)

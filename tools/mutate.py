@@ -1,14 +1,12 @@
 """Put small faults into modules, one at a time, and count the faults that tests notice.
 
 python -m tools.mutate [MODULE.py or FOLDER ...] [--faults 200] [--seed 0] [--jobs 2]
-                       [--tests folder|quick|all]
 
 The faults are those of cosmic-ray (another operator, comparison, number, constant, a loop that
 never runs ...), drawn so that every position in the code is equally likely. Each is tried in a copy
-of the checkout: by the tests in the module's folder that import it (--tests folder stops here), by
-every test that imports it or a module that does (--tests all includes slow tests), and by a whole
-run. Prints a table by folder, and the change of each fault that no test noticed: a person must
-judge whether it changes what the code does.
+of the checkout: by the quick tests that import the module or one that does, the nearest first, and
+by a whole run. Prints the change of each fault that no test noticed: a person must judge whether it
+changes what the code does.
 """
 
 import argparse
@@ -21,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -85,7 +83,6 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tests", choices=("folder", "quick", "all"), default="quick")
     options = parser.parse_args()
     faults = draw(options.modules, options.faults, random.Random(options.seed))
     copies: SimpleQueue[Path] = SimpleQueue()
@@ -96,7 +93,7 @@ def main() -> None:
         def find_noticing(fault: Fault) -> list[str]:
             copy = copies.get()
             try:
-                tests = try_fault(fault, copy, options.tests)
+                tests = try_fault(fault, copy)
             finally:
                 copies.put(copy)
             print("noticed" if tests else "MISSED ", f"{fault.module}:{fault.line}", flush=True)
@@ -104,7 +101,7 @@ def main() -> None:
 
         with ThreadPoolExecutor(options.jobs) as pool:
             noticing = list(pool.map(find_noticing, faults))
-        print(as_table(faults, list(map(bool, noticing))))
+        print(f"{sum(map(bool, noticing))} of {len(faults)} faults were noticed")
         for fault, tests in zip(faults, noticing, strict=True):
             if not tests:
                 print(f"\n{fault.diff()}")
@@ -178,28 +175,22 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-def try_fault(fault: Fault, copy: Path, extent: str) -> list[str]:
-    """Put a fault into a copy of the checkout, and return the tests that notice it.
-
-    extent: the choice of --tests.
-    """
-    folder_tests, all_tests = tests_of(fault.module)
+def try_fault(fault: Fault, copy: Path) -> list[str]:
+    """Put a fault into a copy of the checkout, and return the tests that notice it."""
     (copy / fault.module).write_text(fault.apply(), encoding="utf-8")
     try:
-        tests = folder_tests and failing(copy, folder_tests, QUICK_MARKS)
-        if extent != "folder":
-            tests = tests or failing(copy, all_tests, ALL_MARKS if extent == "all" else QUICK_MARKS)
-            if not tests and Path(WHOLE_RUN.partition("::")[0]).exists():
-                tests = failing(copy, [WHOLE_RUN], ALL_MARKS)
+        tests = failing(copy, tests_of(fault.module), QUICK_MARKS)
+        if not tests and Path(WHOLE_RUN.partition("::")[0]).exists():
+            tests = failing(copy, [WHOLE_RUN], ALL_MARKS)
         return tests
     finally:
         (copy / fault.module).write_text(fault.source, encoding="utf-8")
 
 
-def tests_of(module: Path) -> tuple[list[str], list[str]]:
-    """Return the tests of a module that are in its folder, and all tests, the nearest first.
+def tests_of(module: Path) -> list[str]:
+    """Return the tests of a module, the nearest first.
 
-    After those of the folder come the tests that import the module, then the tests that import a
+    After those in its folder come the tests that import the module, then the tests that import a
     module that does.
     """
     tests = sorted(Path("tests").rglob("test_*.py"))
@@ -213,7 +204,7 @@ def tests_of(module: Path) -> tuple[list[str], list[str]]:
         near = near or sorted(folder.glob("test_*.py"))
     near.sort(key=lambda test: test.stem != f"test_{module.stem}")
     far = chain(importing, *(importers(user, tests) for user in importers(module, sources)))
-    return [*map(str, near)], [*map(str, dict.fromkeys([*near, *far]))]
+    return [*map(str, dict.fromkeys([*near, *far]))]
 
 
 def importers(module: Path, files: Iterable[Path]) -> list[Path]:
@@ -235,20 +226,6 @@ def failing(copy: Path, tests: Sequence[str], marks: str) -> list[str]:
     if done.returncode in (0, 5):  # 5: no test has such marks
         return []
     return re.findall(r"(?m)^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout) or [*tests]
-
-
-def as_table(faults: Sequence[Fault], noticed: Sequence[bool]) -> str:
-    """Return a table of the faults in each folder, and of those that were noticed."""
-    counts, noticed_counts = Counter[str](), Counter[str]()
-    for fault, is_noticed in zip(faults, noticed, strict=True):
-        for folder in (str(fault.module.parent), "all"):
-            counts[folder] += 1
-            noticed_counts[folder] += is_noticed
-    rows = [
-        f"| {folder} | {count} | {noticed_counts[folder]} | {noticed_counts[folder] / count:.0%} |"
-        for folder, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0]))
-    ]
-    return "\n".join(["| | faults | noticed | |", "|---|---|---|---|", *rows])
 
 
 if __name__ == "__main__":

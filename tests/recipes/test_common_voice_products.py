@@ -56,14 +56,6 @@ def change(table: Path, *columns: str, **values: str) -> None:
     fake.write_tsv(table, [{k: v for k, v in row.items() if k not in columns} for row in rows])
 
 
-def test_fake_release_names_its_limits(asterisk_english: Path, releases: Path) -> None:
-    with pytest.raises(SbkitError, match=r"`--clips` must be from 60 to \d+, .* but is 3\."):
-        [*fake.choose_recordings("en", 3, "scripted")]
-    command = ["fake", "--product=scripted", f"--out={releases}"]
-    with patch.object(sys, "argv", command), pytest.raises(SbkitError, match="is already there"):
-        fake.main()
-
-
 def test_spontaneous_rows_have_their_splits_and_columns(releases: Path) -> None:
     rows = rows_of(releases / SPONTANEOUS / "ss-corpus-en.tsv")
     for split in ("dev", "test"):

@@ -17,6 +17,4 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/torchrun.sh"
 
 [ $# -ge 4 ] || fail "usage: tools/launch/several_nodes.sh NODES|MIN:MAX ENDPOINT ID YAML [--knob=value ...]"
-whole_number "${1%%:*}" && whole_number "${1##*:}" || fail "NODES must be a number of machines or MIN:MAX, but is '$1'."
-[[ $2 =~ ^[^:]+:[0-9]+$ ]] || fail "ENDPOINT must be NAME:PORT of one of the machines, but is '$2'."
 start --nnodes="$1" --rdzv_backend=c10d --rdzv_endpoint="$2" --rdzv_id="$3" -- "${@:4}"

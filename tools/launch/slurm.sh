@@ -13,18 +13,7 @@
 # `scancel --signal=USR1 --batch JOB` makes it do so at any time.
 set -euo pipefail
 
-fail() {
-    printf '%s\n' "$*" >&2
-    exit 2
-}
-
-[ $# -ge 1 ] || fail "usage: sbatch [options] tools/launch/slurm.sh YAML [--knob=value ...]"
-for name in SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_SUBMIT_DIR; do
-    [ -n "${!name:-}" ] || fail "slurm.sh must run as a SLURM job, but $name is not set. Submit it: sbatch tools/launch/slurm.sh $*"
-done
-# SLURM runs a copy of this file in another folder.
-cd -- "$SLURM_SUBMIT_DIR" 2>/dev/null || fail "This node has no $SLURM_SUBMIT_DIR. Submit slurm.sh from a folder that all nodes share."
-[ -x tools/launch/several_nodes.sh ] || fail "Submit slurm.sh from the root of the checkout, not from $PWD."
+cd -- "$SLURM_SUBMIT_DIR" # SLURM runs a copy of this file in another folder
 
 read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 endpoint=$first:$((10000 + SLURM_JOB_ID % 20000))

@@ -16,10 +16,6 @@ fail() {
     exit 2
 }
 
-whole_number() {
-    [[ $1 =~ ^[1-9][0-9]*$ ]]
-}
-
 # Puts the .venv of the checkout first in PATH, unless the active Python has torch.
 find_environment() {
     if python -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("torch"))' 2>/dev/null; then
@@ -45,8 +41,6 @@ start() {
         shift
     fi
     processes=${PET_NPROC_PER_NODE:-$(python -c 'import torch; print(torch.accelerator.device_count() or 1)')}
-    whole_number "$processes" ||
-        fail "PET_NPROC_PER_NODE must be a number of processes, not '$processes'."
     cores=$(python -c 'from sbkit.base.machine import usable_cores; print(usable_cores())')
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}
     exec python -m tools.launch.agent --nproc_per_node="$processes" \
