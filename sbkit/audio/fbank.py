@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.audio.level_norm import LEVELS, remove_level
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import import_torchaudio
@@ -63,11 +63,8 @@ class Fbank(nn.Module):
         self.n_mels = n_mels
         self.sample_rate = sample_rate
         self.level = level
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        """Count the whole windows in lengths of audio: (B,) samples -> (B,) frames."""
-        rate = self.sample_rate
-        return count_windows(lengths, window_samples(rate), shift_samples(rate))
+        window, shift = window_samples(sample_rate), shift_samples(sample_rate)
+        self.subsampling = Subsampling.of_windows(window, shift)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.remove_level(*self.log_mels(audio, lengths))
@@ -102,7 +99,7 @@ class Fbank(nn.Module):
             if missing > 0:  # so that a frame exists
                 audio = nn.functional.pad(audio, (0, missing))
             features = self._energies(audio).clamp(min=EPSILON).log()
-        frames = self.frame_lengths(lengths)
+        frames = self.subsampling.count(lengths)
         mask = length_mask(frames, features.shape[1], features.device)
         return features * mask.unsqueeze(-1), frames
 
