@@ -8,9 +8,9 @@ A part takes a batch and its lengths, and returns frames and their number:
     forward(x, lengths) -> (y, lengths)
 
 Lengths are whole numbers (B,), on the CPU in training. Audio is float in the scale of int16. The
-attribute `subsampling` of a part, a `Subsampling`, says how many frames it returns; without it, as
-many as it takes. A layer of torch.nn takes x alone, and keeps the frames. Modules of SpeechBrain
-are wrapped by `sbkit/models/speechbrain_parts.py`.
+attribute `subsampling` of a part, a `Subsampling` or its stride, says how many frames it returns;
+without it, as many as it takes. A layer of torch.nn takes x alone, and keeps the frames. Modules of
+SpeechBrain are wrapped by `sbkit/models/speechbrain_parts.py`.
 """
 
 import inspect
@@ -65,8 +65,8 @@ class Part:
 
     @property
     def subsampling(self) -> Subsampling:
-        declared = getattr(self.module, "subsampling", None)
-        return declared if isinstance(declared, Subsampling) else Subsampling(1)
+        declared: int | Subsampling = getattr(self.module, "subsampling", 1)
+        return Subsampling(declared) if isinstance(declared, int) else declared
 
     def __call__(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths)
