@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from recipes.prepare import log_data
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.bundle.bundle import text_table_of
@@ -28,8 +29,7 @@ from sbkit.lm.language_models import (
     ensure_language_models,
     load_language_models,
 )
-from sbkit.models.encoder import measure_subsampling
-from sbkit.models.parts import Subsampling
+from sbkit.models.encoder import declared_subsampling
 from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tags import check_tag_names
@@ -64,7 +64,7 @@ def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out training utterances that CTC cannot learn, log them, and make the loaders."""
-    subsampling = measure_subsampling(hparams)
+    subsampling = declared_subsampling(hparams)
     num_listed = len(splits.train)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):

@@ -50,7 +50,6 @@ LOSSY_TOLERANCE = 3 * 1152  # samples: an encoder's delay and its last, partly f
 ROUNDING = 0.003  # seconds; of durations that a file declares
 # Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
 MAX_LOSSY_HOLE_SECONDS, MAX_HOLE_SECONDS = 0.5, 0.05  # seconds
-SAMPLE_TYPES = {"u8": "u1", "s16": "i2", "s32": "i4", "s64": "i8", "flt": "f4", "dbl": "f8"}
 TAG_PREFIXES = (b"ID3", b"TAG", b"APETAGEX")  # start packets of joined MP3s that hold no sound
 FIRST_PACKETS = 16  # are decoded in any case, which shows the delay of the decoder
 LEAD_IN_SECONDS = 1  # decoded before a part, until the state of the decoder is right
@@ -205,26 +204,13 @@ class _PacketReader(_Reader):
 
     def _join(self, frames: "list[AudioFrame]", skipped: int, stream: "AudioStream") -> Block:
         """Make a block of frames of one form, without the ``skipped`` first samples."""
-        format, layout = frames[0].format, frames[0].layout
-        type = np.dtype(SAMPLE_TYPES[format.packed.name])
-        channels = layout.nb_channels
-        num_planes = channels if format.is_planar else 1
-        values_per_sample = channels // num_planes
-        planes = [
-            np.frombuffer(
-                b"".join(
-                    memoryview(frame.planes[plane])[
-                        : frame.samples * values_per_sample * type.itemsize
-                    ]
-                    for frame in frames
-                ),
-                type,
-            )
-            for plane in range(num_planes)
-        ]
-        samples = np.stack(planes, 1) if format.is_planar else planes[0].reshape(-1, channels)
+        layout = frames[0].layout
+        planes = np.concatenate([frame.to_ndarray() for frame in frames], 1)
+        is_planar = frames[0].format.is_planar
+        samples = planes.T if is_planar else planes.reshape(-1, layout.nb_channels)
+        type = samples.dtype
         with np.errstate(over="ignore", invalid="ignore"):  # `check_values` finds these values
-            floats = samples[skipped:].astype(np.float32)
+            floats = samples[skipped:].astype(np.float32, order="C")
         if type.kind in "iu":
             floats *= np.float32(2.0 ** (1 - 8 * type.itemsize))
         if type.kind == "u":

@@ -49,6 +49,8 @@ END_TOLERANCE = 50_000  # microseconds that a part may exceed its file, because 
 BEYOND_END = "part beyond the end of its file"  # the reason of an AudioError
 MAX_GAP = 30 * MICROSECONDS  # between parts; over a longer one, the file is opened again
 RESAMPLER_SECONDS = 1  # of a part, for the resampler
+MP3_RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # Hz
+MP3_COMPRESSION = 0.9  # of libsndfile, from 0 to 1
 
 
 class AudioPart(NamedTuple):
@@ -394,3 +396,10 @@ def write_flac(file: Path, samples: Samples, sample_rate: int) -> None:
     content = io.BytesIO()
     soundfile.write(content, samples, sample_rate, format="FLAC")
     write_bytes_atomically(file, content.getvalue())
+
+
+def encode_mp3(samples: Samples, sample_rate: int) -> bytes:
+    """Return samples (S,) at one of `MP3_RATES` as MP3, which every browser plays."""
+    content = io.BytesIO()
+    soundfile.write(content, samples, sample_rate, format="MP3", compression_level=MP3_COMPRESSION)
+    return content.getvalue()

@@ -1,13 +1,20 @@
-"""Absolute lengths and masks.
+"""Absolute lengths, masks, and how many frames a part returns.
 
 In sbkit a length is a whole number of samples, frames or tokens in an int64 tensor (B,), which
 stays on the CPU in training: the host needs it for CTC, and must not wait for the device.
 SpeechBrain's relative lengths (a fraction of the longest in the batch) exist at its border only.
 """
 
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+Lengths = TypeVar("Lengths", Tensor, npt.NDArray[np.int64])
 
 BUCKETS_PER_OCTAVE = 32  # padded lengths from one power of two to the next
 
@@ -24,10 +31,32 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def count_windows(lengths: Tensor, size: int, shift: int) -> Tensor:
-    """Count the windows that fit into each length, one every ``shift``: (B,) -> (B,)."""
-    # Clamped first: integer division rounds towards zero in ONNX, and down in torch.
-    return (lengths - size + shift).clamp(min=0) // shift
+@dataclass(frozen=True)
+class Subsampling:
+    """The number of frames that strided layers return: (n + offset) // stride for n inputs.
+
+    This holds for a single layer, whether or not it pads and whether it rounds down or up.
+    Therefore it holds for a stack of layers. There is a frame every ``stride`` inputs, the first
+    one after ``stride - offset`` inputs.
+
+    >>> Subsampling.of_windows(size=400, shift=160).then(Subsampling(stride=4, offset=3))
+    Subsampling(stride=640, offset=240)
+    """
+
+    stride: int
+    offset: int = 0
+
+    @classmethod
+    def of_windows(cls, size: int, shift: int) -> Self:
+        """Count the whole windows in a length, one every ``shift``."""
+        return cls(shift, shift - size)
+
+    def count(self, lengths: Lengths) -> Lengths:
+        # Clipped first: integer division rounds towards zero in ONNX, and down in torch.
+        return (lengths + self.offset).clip(min=0) // self.stride
+
+    def then(self, other: "Subsampling") -> "Subsampling":
+        return Subsampling(self.stride * other.stride, self.offset + other.offset * self.stride)
 
 
 def to_relative(lengths: Tensor, max_length: int) -> Tensor:

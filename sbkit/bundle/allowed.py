@@ -50,6 +50,7 @@ MODULES = {
     "sbkit.models.codec": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
+    "sbkit.models.speechbrain_parts": "SpeechBrainLayers SpeechBrainTransformer",
     "sbkit.models.synthesis": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "DepthwiseConv FeedForward SelfAttention Transformer TransformerBlock",

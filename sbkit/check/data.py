@@ -41,8 +41,8 @@ from sbkit.data.splits import (
     spread_rows,
 )
 from sbkit.models.asr import head_size
-from sbkit.models.encoder import measure_subsampling
-from sbkit.models.parts import TransformerPart, WaveformPart, token_embedding
+from sbkit.models.encoder import declared_subsampling
+from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import languages_with
@@ -140,9 +140,9 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
     heads = {name: hparams.get(name) for name in planned.load_recipe().task.heads}
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
-    for part in (TransformerPart, WaveformPart):
-        if embedding := token_embedding(hparams.get(part.NAME)):
-            sizes[part.NAME] = embedding.num_embeddings
+    for name in ("Transformer", "encoder"):
+        if embedding := token_embedding(hparams.get(name)):
+            sizes[name] = embedding.num_embeddings
     reference, expected = next(iter(sizes.items()), ("", 0))
     for name, size in sizes.items():
         if size != expected:
@@ -202,7 +202,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     """
     transcripts = read_all_transcripts(planned)
     completed_dry_run(planned)  # there are frames to count
-    subsampling = measure_subsampling(planned.build_hparams())
+    subsampling = declared_subsampling(planned.build_hparams())
     fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
@@ -233,7 +233,7 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
         return
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
-        frames = measure_subsampling(planned.build_hparams()).count(
+        frames = declared_subsampling(planned.build_hparams()).count(
             sample_counts(planned.prepare_splits().train)
         )
         yield from _finding_of_rows(
@@ -263,7 +263,7 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
     positions = (knobs.get("encoder_config") or {}).get("max_source_positions")
     if positions is None:
         return
-    subsampling = measure_subsampling(planned.build_hparams())
+    subsampling = declared_subsampling(planned.build_hparams())
     rate = knobs["sample_rate"]
     slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0

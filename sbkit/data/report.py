@@ -20,8 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.mp3 import MP3_RATES, encode_mp3
+from sbkit.audio.io import FULL_SCALE, MP3_RATES, encode_mp3
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds

@@ -22,6 +22,7 @@ from datasets.table import InMemoryTable
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import write_bytes_atomically, write_text_atomically
@@ -46,7 +47,6 @@ from sbkit.data.manifest import (
 )
 from sbkit.data.shard import AUDIO, LAZY, MAX_DURATION_ERROR
 from sbkit.decoding.words import frames_needed
-from sbkit.models.parts import Subsampling
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
 

@@ -104,8 +104,6 @@ def _require_one_head(network: AsrModel) -> None:
     reason = None
     if not (isinstance(front_end, PretrainedFrontEnd) and isinstance(encoder, PretrainedEncoder)):
         reason = "has no pretrained encoder"
-    elif hasattr(encoder, "layer_weights"):
-        reason = "takes a weighted mean of the encoder's layers"
     elif [*network.linear_stack.parameters()] or type(network.ctc_lin) is not nn.Linear:
         reason = "has further layers after the encoder"
     if reason is not None:
@@ -176,7 +174,7 @@ def _log_probs(
     """
     frames = torch.from_numpy(lengths)
     for name in ("compute_features", "CNN"):
-        frames = modules[name].frame_lengths(frames)
+        frames = modules[name].subsampling.count(frames)
     outputs = []
     for samples, length, count in zip(audio, lengths, frames.tolist(), strict=True):
         inputs = pipeline.feature_extractor(

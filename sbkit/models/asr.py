@@ -18,7 +18,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
 from sbkit.models.frontend import ConvFrontEnd
-from sbkit.models.parts import token_embedding
+from sbkit.models.parts import decoding_modules, token_embedding
 from sbkit.models.streaming import SHIFT_MS, EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
@@ -62,9 +62,7 @@ class AsrModel(AcousticModel):
         parts = {"encoder": encoder, "compute_features": compute_features}
         parts |= {"CNN": CNN, "Transformer": Transformer}
         heads = {"ctc_lin": ctc_lin, "seq_lin": seq_lin, "linear_stack": linear_stack}
-        super().__init__(
-            model=model, encoder=make_encoder(parts, padding=vocabulary.blank), heads=heads
-        )
+        super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
         for name, head in (("ctc_lin", ctc_lin), ("seq_lin", seq_lin)):
             if head is not None:
                 vocabulary.check_head(name=name, outputs=head_size(head))
@@ -74,7 +72,7 @@ class AsrModel(AcousticModel):
         backbone = self.encoder.backbone
         embedding = token_embedding(backbone.module)
         if embedding is not None:
-            vocabulary.check_embedding(name=backbone.NAME, rows=embedding.num_embeddings)
+            vocabulary.check_embedding(name=backbone.name, rows=embedding.num_embeddings)
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin
@@ -95,7 +93,7 @@ class AsrModel(AcousticModel):
         middle = None
         logits = None
         if return_intermediate:
-            middle, states, lengths = backbone.encode_with_intermediate(x, lengths)
+            middle, states = backbone.encode_with_intermediate(x, lengths)
             if tokens is not None:
                 logits = self._decode(tokens, states, lengths)
         elif tokens is not None:
@@ -103,7 +101,7 @@ class AsrModel(AcousticModel):
             states, lengths, decoded = backbone.encode_and_decode(x, lengths, prefixed)
             logits = self._seq_logits(decoded)
         else:
-            states, lengths = backbone.encode(x, lengths)
+            states, lengths = backbone(x, lengths)
         intermediate = None if middle is None else self.ctc_log_probs(middle)
         return Predictions(states, self.ctc_log_probs(states), intermediate, lengths, logits)
 
@@ -138,7 +136,7 @@ class AsrModel(AcousticModel):
         if ctc_weight < 1:
             return ()
         head = () if self.seq_lin is None else (self.seq_lin,)
-        return (*self.encoder.backbone.decoding_modules(), *head)
+        return (*decoding_modules(self.encoder.backbone.module), *head)
 
     def _prefixed(self, tokens: Tensor) -> Tensor:
         """Put the start token before each row: (B, L) -> (B, L + 1)."""
@@ -189,7 +187,7 @@ class StreamingAsrModel:
         self._encoder = encoder
         shift = shift_samples(features.sample_rate)
         self.min_samples = window_samples(features.sample_rate)
-        self.chunk_shift_samples = chunk_frames * front_end.subsampling * shift
+        self.chunk_shift_samples = chunk_frames * front_end.subsampling.stride * shift
         self.chunk_samples = self.chunk_shift_samples - shift + self.min_samples
 
     def start(self) -> EncoderState:
@@ -215,7 +213,7 @@ def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None)
     """Raise ConfigError if the encoder counts `streaming` in frames of another length."""
     if not isinstance(front_end, ConvFrontEnd) or not isinstance(encoder, Transformer):
         return
-    frame_ms = SHIFT_MS * front_end.subsampling
+    frame_ms = SHIFT_MS * front_end.subsampling.stride
     if encoder.streaming is not None and encoder.frame_ms != frame_ms:
         raise ConfigError(
             f"`Transformer` counts `streaming` in frames of {encoder.frame_ms} ms, but those of "

@@ -14,10 +14,9 @@ from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, make_encoder
-from sbkit.models.parts import absolute_lengths, lengths_argument, raise_signature_error
+from sbkit.models.parts import check_signature
 
 MIN_VARIANCE = 1e-5  # the gradient of a square root is unbounded at zero
-POOLING_SIGNATURE = "forward(x, lengths) -> y, with x (B, U, D), lengths (B,) and y (B, D')"
 
 
 class UtteranceClassifier(AcousticModel):
@@ -41,9 +40,7 @@ class UtteranceClassifier(AcousticModel):
             encoder=make_encoder({**parts, "CNN": CNN, "Transformer": Transformer}),
             heads={"pooling": pooling, "label_lin": label_lin},
         )
-        argument = lengths_argument(pooling.forward, part="pooling", signatures=POOLING_SIGNATURE)
-        if argument is None or argument.convert is not absolute_lengths:
-            raise_signature_error("pooling", POOLING_SIGNATURE, "its forward takes no `lengths`")
+        check_signature("pooling", pooling)
         outputs = head_size(label_lin)
         if outputs != num_classes:
             raise ConfigError(
@@ -59,7 +56,7 @@ class UtteranceClassifier(AcousticModel):
     ) -> Tensor:
         """Score every class, in float32: (B, S), (B,) -> (B, V) log-probabilities."""
         inputs = self.encoder.inputs(audio, audio_lengths, spec_augment)
-        scores: Tensor = self.label_lin(self.pooling(*self.encoder.backbone.encode(*inputs)))
+        scores: Tensor = self.label_lin(self.pooling(*self.encoder.backbone(*inputs)))
         return scores.float().log_softmax(-1)
 
 

@@ -9,26 +9,18 @@ and `Transformer`. These classes own no parameters: the one ModuleList of the YA
 
 from collections.abc import Mapping
 from copy import deepcopy
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
-from sbkit.audio.lengths import pad_to_bucket
+from sbkit.audio.lengths import Subsampling, pad_to_bucket
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.models.parts import (
-    Backbone,
-    FeatureExtractor,
-    FrontEnd,
-    Subsampling,
-    TransformerPart,
-    WaveformPart,
-    evaluation_mode,
-)
+from sbkit.models.parts import Backbone, FeatureExtractor, Part
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
+MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the audio
 AUDIO_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio
 
 
@@ -47,29 +39,25 @@ class Encoder:
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the input of the backbone, here scaled audio: -> (B, S), (B,)."""
-        return self.backbone.scaled(audio), audio_lengths
+        """Compute the input of the backbone, here audio: -> (B, S), (B,)."""
+        return audio.float(), audio_lengths
 
     def __call__(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.backbone.encode(*self.inputs(audio, audio_lengths))
+        return self.backbone(*self.inputs(audio, audio_lengths))
 
-    @cached_property
+    @property
     def subsampling(self) -> Subsampling:
-        """How the parts subsample audio: as they declare, or measured on silence."""
-        return self.backbone.subsampling(self._silence())
-
-    def _silence(self) -> Tensor:
-        parameters = (p for module in self.modules.values() for p in module.parameters())
-        return torch.zeros(1, SAMPLE_RATE, device=next(parameters, torch.empty(0)).device)
+        """How the parts subsample audio, as they declare."""
+        return self.backbone.subsampling
 
 
 class FeatureEncoder(Encoder):
     """An encoder in three parts: features, front-end and Transformer."""
 
-    def __init__(self, modules: Mapping[str, nn.Module], *, padding: int = 0) -> None:
-        super().__init__(TransformerPart(modules["Transformer"], padding=padding), modules)
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        super().__init__(Backbone("Transformer", modules["Transformer"]), modules)
         self.features: FeatureExtractor = FeatureExtractor(modules["compute_features"])
-        self.front_end = FrontEnd(modules["CNN"])
+        self.front_end = Part("CNN", modules["CNN"])
 
     def inputs(
         self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
@@ -83,21 +71,19 @@ class FeatureEncoder(Encoder):
     def subsample(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Call the front-end: (B, T, M), (B,) -> (B, U, D), (B,).
 
-        On an accelerator, T is padded to one of a few lengths, unless a part depends on padding.
+        On an accelerator, T is padded to one of a few lengths, unless a part sees the padding.
         """
-        if self.front_end.takes_absolute_lengths and self.backbone.takes_absolute_lengths:
+        parts = (self.front_end.module, self.backbone.module)
+        if not any(getattr(part, "sees_padding", False) for part in parts):
             features = pad_to_bucket(features)
         return self.front_end(features, frame_lengths)
 
     def encode_features(self, features: Tensor, frame_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.backbone.encode(*self.subsample(features, frame_lengths))
+        return self.backbone(*self.subsample(features, frame_lengths))
 
-    @cached_property
+    @property
     def subsampling(self) -> Subsampling:
-        audio = self._silence()
-        with evaluation_mode(audio.device, *self.modules.values()):
-            features, _ = self.features(audio, torch.tensor([SAMPLE_RATE]))
-        return self.features.subsampling(audio).then(self.front_end.subsampling(features))
+        return self.features.subsampling.then(self.front_end.subsampling)
 
 
 def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Module]:
@@ -106,25 +92,39 @@ def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Modul
     return {key: part for key, part in parts.items() if part is not None}
 
 
-def make_encoder(parts: Mapping[str, nn.Module | None], *, padding: int = 0) -> Encoder:
-    """Assemble an encoder from its parts; ``padding`` is the token that pads rows."""
+def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
+    """Assemble an encoder from its parts."""
     declared = encoder_parts(parts)
     if {*declared} == {ENCODER}:
-        return Encoder(WaveformPart(declared[ENCODER]), declared)
+        return Encoder(Backbone(ENCODER, declared[ENCODER]), declared)
     if {*declared} != {*COMPOSED}:
         raise ConfigError(
             f"A model needs either `{ENCODER}`, which takes audio, or `compute_features`, `CNN` "
             "and `Transformer`, but the YAML declares "
             f"{' and '.join(f'`{key}`' for key in declared) or 'neither'}."
         )
-    return FeatureEncoder(declared, padding=padding)
+    return FeatureEncoder(declared)
 
 
-def measure_subsampling(hparams: Mapping[str, nn.Module | None]) -> Subsampling:
-    """Return how the encoder of a YAML subsamples audio, by running copies of its parts."""
+@torch.no_grad()
+def declared_subsampling(hparams: Mapping[str, nn.Module | None]) -> Subsampling:
+    """Return how the encoder of a YAML subsamples audio.
+
+    Raises ConfigError unless copies of its parts return as many frames of a second of silence.
+    """
     parts = encoder_parts(hparams)
-    measured = {key: part for key, part in parts.items() if key != TransformerPart.NAME}
-    return make_encoder(parts | deepcopy(measured)).subsampling
+    run = deepcopy({key: part for key, part in parts.items() if key != "Transformer"})
+    encoder = make_encoder(parts | {key: part.cpu().eval() for key, part in run.items()})
+    x, lengths = encoder.inputs(torch.zeros(1, SAMPLE_RATE), torch.tensor([SAMPLE_RATE]))
+    if ENCODER in run:
+        x, lengths = encoder.backbone(x, lengths)
+    num_frames = int(lengths)
+    if x.shape[1] > num_frames + MAX_SPARE_FRAMES:
+        raise ConfigError(
+            f"{' and '.join(f'`{key}`' for key in run)} return {x.shape[1]} frames of a second, "
+            f"but declare {num_frames} by `subsampling`. Correct it."
+        )
+    return encoder.subsampling
 
 
 class AcousticModel:
@@ -136,7 +136,7 @@ class AcousticModel:
         declared = {**encoder.modules, **heads}
         parts = {name: part for name, part in declared.items() if part is not None}
         if encoder.features is not None:  # only its parameters: constants may stay outside
-            name = encoder.features.NAME
+            name = encoder.features.name
             parts[name] = nn.ParameterList(parts.pop(name).parameters())
         require_registered(model, parts)
         self.model = model

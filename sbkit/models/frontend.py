@@ -12,7 +12,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import POSITIVE_COUNT
 from sbkit.models.layers import FrameConv, GlobalNorm
@@ -58,7 +58,7 @@ class ConvFrontEnd(nn.Module):
         if subsampling not in NUM_CONVS:
             raise ConfigError(f"`subsampling` must be 4 or 8, but is {subsampling!r}.")
         super().__init__()
-        self.subsampling = subsampling
+        self.subsampling = Subsampling(subsampling, offset=subsampling - 1)  # rounds up
         self.normalize = normalize
         self.is_causal = streaming is not None
         padding = 0 if self.is_causal else KERNEL // 2
@@ -71,7 +71,7 @@ class ConvFrontEnd(nn.Module):
     @property
     def convs(self) -> list[FrameConv]:
         """The N convolutions, in order."""
-        numbers = range(1, NUM_CONVS[self.subsampling] + 1)
+        numbers = range(1, NUM_CONVS[self.subsampling.stride] + 1)
         return [cast("FrameConv", self.get_submodule(f"conv{number}")) for number in numbers]
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,14 +123,5 @@ class ConvFrontEnd(nn.Module):
                 new_past.append(last_frames(x, PAST_FRAMES))
                 x = nn.functional.pad(x, (0, 0, 0, 1))
             x = conv(x)
-            lengths = _halve(lengths)
+            lengths = (lengths + STRIDE - 1) // STRIDE  # rounds up, as the padded convolution does
         return self.norm(x), lengths, new_past
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        for _ in self.convs:
-            lengths = _halve(lengths)
-        return lengths
-
-
-def _halve(lengths: Tensor) -> Tensor:
-    return (lengths + STRIDE - 1) // STRIDE  # rounds up, as the padded convolution does

@@ -57,14 +57,16 @@ class Transformer(nn.Module):
     gradient_checkpointing: recompute the activations of each encoder block in the backward pass,
         with the same random numbers: less memory, a third more time.
     streaming: {chunk_ms: 640, left_ms: 2560} limits each frame to its chunk and the left context.
-        In training, each step draws a chunk size. `forward_chunk` computes the output of `encode`
+        In training, each step draws a chunk size. `forward_chunk` computes the output of `forward`
         chunk by chunk.
 
     >>> encoder = Transformer(d_model=16, nhead=2, d_ffn=32, num_encoder_layers=2)
-    >>> encoder.encode(torch.rand(1, 25, 16), torch.tensor([25])).shape
+    >>> states, _ = encoder(torch.rand(1, 25, 16), torch.tensor([25]))
+    >>> states.shape
     torch.Size([1, 25, 16])
     """
 
+    decoding_modules = ("embedding", "decoder", "decoder_norm")
     RANGES: ClassVar = {
         **dict.fromkeys(("d_model", "nhead", "d_ffn", "kernel_size"), POSITIVE_COUNT),
         "num_encoder_layers": POSITIVE_COUNT,
@@ -116,10 +118,10 @@ class Transformer(nn.Module):
             self.embedding = nn.Embedding(vocab_size, d_model)
             self.decoder_norm = nn.LayerNorm(d_model)
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Encode frames: (B, U, D), (B,) -> (B, U, D)."""
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode frames: (B, U, D), (B,) -> (B, U, D), (B,)."""
         *_, last_output = self._layer_outputs(x, lengths)
-        return self.encoder_norm(last_output)
+        return self.encoder_norm(last_output), lengths
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after half of the blocks, and after all: -> 2 x (B, U, D).

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sbkit.audio.io import Samples
-from sbkit.audio.mp3 import MP3_RATES, encode_mp3
+from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.logs.curves import write_picture

@@ -11,11 +11,11 @@ from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.transformer import Transformer
 
 
-class LensFrontEnd(ConvFrontEnd):
-    """Gives its second argument another name."""
+class LengthlessFrontEnd(ConvFrontEnd):
+    """Takes no lengths."""
 
-    def forward(self, x: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return super().forward(x, lens)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x, torch.full((len(x),), x.shape[1]))
 
 
 class UndividedFrontEnd(ConvFrontEnd):

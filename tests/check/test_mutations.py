@@ -10,8 +10,17 @@ from tests.check.mutations import data, model, settings
 from tests.runs import Workplace
 
 MUTATIONS = [*data.MUTATIONS, *model.MUTATIONS, *settings.MUTATIONS]
-SPEECHBRAIN_FBANK = ("!new:sbkit.audio.fbank.Fbank", "!new:speechbrain.lobes.features.Fbank")
-WITHOUT_LEVEL = (("    level: !ref <level>\n", ""), ("level: utterance", "# level: utterance"))
+SPEECHBRAIN_FBANK = (
+    (
+        "!new:sbkit.audio.fbank.Fbank\n    n_mels: !ref <n_mels>\n    sample_rate: "
+        "!ref <sample_rate>",
+        "!new:sbkit.models.speechbrain_parts.SpeechBrainLayers\n    subsampling: 160\n"
+        "    offset: 160\n    fbank: !new:speechbrain.lobes.features.Fbank\n"
+        "        n_mels: !ref <n_mels>\n        sample_rate: !ref <sample_rate>",
+    ),
+    ("    level: !ref <level>\n", ""),
+    ("level: utterance", "# level: utterance"),
+)
 PURE_CTC = ("--ctc_weight=1.0", "--num_decoder_layers=0")
 LARGE = ("--vocab_size=50", "--num_workers=0", "--precision=fp32")
 LONG_FRAMES = ("--subsampling=8", "--token_type=bpe", "--vocab_size=80")
@@ -21,7 +30,7 @@ HEALTHY = [
     Mutation(name="healthy Transformer", options=("--encoder_module=transformer",)),
     Mutation(name="healthy pure CTC", options=("--ctc_weight=1.0",)),
     Mutation(name="healthy without a decoder", options=PURE_CTC),
-    Mutation(name="healthy with another Fbank", text=(SPEECHBRAIN_FBANK, *WITHOUT_LEVEL)),
+    Mutation(name="healthy with another Fbank", text=SPEECHBRAIN_FBANK),
     Mutation(name="healthy large", yaml="hparams/ctc_large.yaml", options=LARGE),
     Mutation(name="healthy streaming", yaml="hparams/ctc_streaming.yaml"),
     Mutation(name="healthy 80 ms", yaml="hparams/ctc_streaming.yaml", options=LONG_FRAMES),

@@ -19,6 +19,7 @@ from datasets import Audio
 from torch.nn.functional import ctc_loss
 
 from sbkit.audio.io import read_audio
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
 from sbkit.data import cache
 from sbkit.data import splits as splits_module
@@ -35,7 +36,6 @@ from sbkit.data.splits import (
     sample_counts,
     take_columns,
 )
-from sbkit.models.parts import Subsampling
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.processes import Process
 from tests.shortage import largest_file

@@ -4,7 +4,6 @@ Only this file of tests/export imports transformers.
 """
 
 import random
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -175,19 +174,10 @@ def test_bundle_runs_without_transformers(tmp_path: Path) -> None:
     assert expected and process.stdout.strip() == expected, process.stderr
 
 
-@pytest.mark.parametrize(
-    ("knobs", "reason"),
-    [
-        ({"layers": "weighted"}, "takes a weighted mean of the encoder's layers"),
-        ({"num_linear_layers": 1}, "has further layers after the encoder"),
-    ],
-)
-def test_write_huggingface_refuses_further_parts(
-    knobs: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    run = run_of(tmp_path / "run", "wav2vec2", **knobs)
+def test_write_huggingface_refuses_further_parts(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", "wav2vec2", num_linear_layers=1)
     export_run(run, tmp_path / "bundle")
-    with pytest.raises(SbkitError, match=re.escape(reason)):
+    with pytest.raises(SbkitError, match="has further layers after the encoder"):
         write_huggingface(TrainedModel(load_bundle(tmp_path / "bundle")), tmp_path)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from speechbrain.lobes.models.convolution import ConvolutionFrontEnd
-from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -17,6 +16,7 @@ from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import Dropout, GlobalNorm
 from sbkit.models.loss import attention_loss, ctc
+from sbkit.models.speechbrain_parts import SpeechBrainLayers, SpeechBrainTransformer
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 
@@ -61,8 +61,8 @@ def speechbrain_cnn(*strides: int, n_mels: int, channels: int) -> nn.Module:
 def speechbrain_parts(encoder_module: str = "transformer", decoder_layers: int = 1) -> Parts:
     is_conformer = encoder_module == "conformer"
     return sbkit_parts() | {
-        "CNN": speechbrain_cnn(2, 2, n_mels=40, channels=4),
-        "Transformer": TransformerASR(
+        "CNN": SpeechBrainLayers(subsampling=4, convs=speechbrain_cnn(2, 2, n_mels=40, channels=4)),
+        "Transformer": SpeechBrainTransformer(
             tgt_vocab=VOCABULARY.size,
             input_size=40,
             d_model=16,
@@ -215,14 +215,14 @@ def test_heads_and_embeddings_of_another_size_are_refused(family: Family) -> Non
 
 
 def test_ctc_only_needs_neither_decoder_nor_seq_lin() -> None:
-    parts = sbkit_parts() | {"Transformer": nn.LSTM(16, 16, batch_first=True)}
+    parts = sbkit_parts() | {"Transformer": nn.Linear(16, 16)}
     del parts["seq_lin"]
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=VOCABULARY, **parts)
     audio, samples, tokens, _ = make_batch()
     out = model.run(audio, samples, tokens=None, return_intermediate=False)
     assert out.states.shape == (2, 25, 16)
     assert model.unused_modules(1.0) == ()
-    with pytest.raises(SbkitError, match="LSTM .* has no decode.*`ctc_weight: 1.0`"):
+    with pytest.raises(SbkitError, match="Linear .* has no decode.*`ctc_weight: 1.0`"):
         model.run(audio, samples, tokens=tokens, return_intermediate=False)
     parts |= {"Transformer": sbkit_parts()["Transformer"]}
     model = AsrModel(model=nn.ModuleList(parts.values()), vocabulary=VOCABULARY, **parts)

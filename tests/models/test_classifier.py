@@ -56,7 +56,10 @@ def test_scores_of_an_utterance_do_not_depend_on_its_batch() -> None:
     ("changes", "message"),
     [
         ({"num_classes": 4}, "3 outputs for 4 classes"),
-        ({"pooling": nn.Identity()}, "`pooling` must have forward.* takes no `lengths`"),
+        (
+            {"pooling": nn.Identity()},
+            r"`pooling` is called with \(x, lengths\), but its forward takes \(input",
+        ),
         ({"model": nn.ModuleList([])}, "`CNN` is not in its list"),
     ],
 )

@@ -27,7 +27,7 @@ class StateBrain(Brain):
 
     def compute_forward(self, batch: Any, stage: sb.Stage) -> Tensor:
         frames, lengths = batch
-        return self.modules["model"][0].encode(frames, lengths)
+        return self.modules["model"][0](frames, lengths)[0]
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: sb.Stage) -> Tensor:
         return predictions.square().sum(-1).mean()

@@ -1,4 +1,4 @@
-"""Modules of any origin work as parts, and their frames are counted as they are returned."""
+"""A part takes x and lengths, returns y and lengths, and keeps what its `subsampling` declares."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,235 +8,159 @@ import pytest
 import torch
 from speechbrain.augment.augmenter import Augmenter
 from speechbrain.lobes.features import Fbank as SpeechBrainFbank
-from speechbrain.nnet import RNN
+from speechbrain.nnet.pooling import StatisticsPooling
+from speechbrain.nnet.RNN import LSTM
 from torch import Tensor, nn
 
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.fbank import Fbank
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import ConfigError
-from sbkit.models.encoder import measure_subsampling
-from sbkit.models.parts import (
-    FeatureExtractor,
-    FrontEnd,
-    PartAdapter,
-    Subsampling,
-    TransformerPart,
-    find_subsampling,
-)
+from sbkit.models.encoder import declared_subsampling
+from sbkit.models.parts import FeatureExtractor, Part, check_signature
+from sbkit.models.speechbrain_parts import SpeechBrainLayers
 from tests.models.test_asr import sbkit_parts, speechbrain_cnn
 
 MELS = 20
 
 
-class PlainLayers(nn.Module):
-    """Layers over (B, M, T), like a CNN in plain torch."""
+class Halving(nn.Module):
+    """Two unpadded convolutions over (B, M, T), like a CNN in plain torch."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, subsampling: Subsampling | None = None) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*layers)
+        self.conv1, self.conv2 = (nn.Conv1d(MELS, MELS, 3, 2) for _ in range(2))
+        halving = Subsampling.of_windows(size=3, shift=2)
+        self.subsampling = subsampling or halving.then(halving)
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.layers(features.transpose(1, 2)).transpose(1, 2)
-
-
-def conv(stride: int = 2, kernel: int = 3, **options: Any) -> nn.Module:
-    return nn.Conv1d(MELS, MELS, kernel, stride, **options)
-
-
-# -- front-ends -------------------------------------------------------------------------------
-
-FRONT_ENDS = {
-    "unpadded": PlainLayers(conv(), conv()),
-    "asymmetric": PlainLayers(conv(3, 4, padding=1), conv(2, 5)),
-    "long kernel": PlainLayers(conv(4, 151)),
-    "pooling that rounds up": PlainLayers(conv(1, padding=1), nn.AvgPool1d(4, ceil_mode=True)),
-}
+    def forward(self, features: Tensor, lengths: Tensor) -> Any:
+        x = self.conv2(self.conv1(features.transpose(1, 2))).transpose(1, 2)
+        return x, self.subsampling.count(lengths)
 
 
-@pytest.mark.parametrize("name", FRONT_ENDS)
+class Lengthless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Returning(nn.Module):
+    def __init__(self, *output: object) -> None:
+        super().__init__()
+        self.output = output[0] if len(output) == 1 else output
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:
+        return self.output
+
+
 @torch.no_grad()
-def test_counted_frames_are_those_of_a_single_clip(name: str) -> None:
-    part = FRONT_ENDS[name].eval()
-    front_end = FrontEnd(part)
+def test_declared_frames_are_those_of_a_single_clip() -> None:
+    part = Halving().eval()
     for frames in (*range(160, 172), 400, 998):
-        single = part(torch.randn(1, frames, MELS)).shape[1]
-        x, lengths = front_end(torch.randn(2, 998, MELS), torch.tensor([998, frames]))
-        assert lengths.tolist() == [x.shape[1], single], frames
+        single, _ = part(torch.randn(1, frames, MELS), torch.tensor([frames]))
+        x, lengths = Part("CNN", part)(torch.randn(2, 998, MELS), torch.tensor([998, frames]))
+        assert lengths.tolist() == [x.shape[1], single.shape[1]], frames
 
 
-def test_measuring_changes_neither_modes_nor_random_numbers() -> None:
-    part = nn.Sequential(FRONT_ENDS["unpadded"], nn.Dropout(0.5)).train()
-    torch.manual_seed(1)
-    expected = part(torch.ones(1, 300, MELS))
-    rng_state = torch.get_rng_state()
-    torch.manual_seed(1)
-    x, _ = FrontEnd(part)(torch.ones(1, 300, MELS), torch.tensor([300]))
-    assert torch.equal(x, expected)
-    assert torch.equal(rng_state, torch.get_rng_state())
-    assert all(module.training for module in part.modules())
+def test_layers_of_torch_take_frames_alone_and_keep_them() -> None:
+    x, lengths = torch.randn(2, 9, MELS), torch.tensor([9, 4])
+    for layer in (nn.Linear(MELS, 7), nn.Sequential(nn.LayerNorm(MELS), nn.Dropout(0.0))):
+        y, counts = Part("Transformer", layer)(x, lengths)
+        torch.testing.assert_close((y, counts), (layer(x), lengths))
 
 
-# -- encoders ---------------------------------------------------------------------------------
-
-
-class Doubling(nn.Module):
-    """An encoder that checks the lengths that it gets."""
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        assert lengths.tolist() == [40, 17]
-        return 2 * x
-
-
-ENCODERS = {
-    "lengths": Doubling(),
-    "torch LSTM": nn.LSTM(MELS, 8, batch_first=True, bidirectional=True),
-    "torch TransformerEncoder": nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(MELS, 2, 16, batch_first=True), 1, enable_nested_tensor=False
-    ),
-    "SpeechBrain LSTM": RNN.LSTM(hidden_size=8, input_size=MELS, bidirectional=True),
-}
-
-
-@pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_plain_modules_are_encoders_that_ignore_the_padding(name: str) -> None:
+def test_lstm_of_speechbrain_ignores_the_padding() -> None:
     torch.manual_seed(0)
-    part = ENCODERS[name].eval()
-    encoder, x, lengths = TransformerPart(part), torch.randn(2, 40, MELS), torch.tensor([40, 17])
-    states, _ = encoder.encode(x, lengths)
-    assert states.shape[:2] == (2, 40)
-    assert states.isfinite().all()
-    if name != "torch LSTM":  # which does not know the lengths
-        x[1, 17:] = 100.0
-        torch.testing.assert_close(encoder.encode(x, lengths)[0][1, :17], states[1, :17])
+    lstm = LSTM(hidden_size=8, input_size=MELS, bidirectional=True)
+    part = Part("Transformer", SpeechBrainLayers(lstm=lstm).eval())
+    x, lengths = torch.randn(2, 40, MELS), torch.tensor([40, 17])
+    states, _ = part(x, lengths)
+    x[1, 17:] = 100.0
+    torch.testing.assert_close(part(x, lengths)[0][1, :17], states[1, :17])
 
 
 @pytest.mark.parametrize(
-    ("adapter", "part", "message"),
+    ("part", "message"),
     [
-        (FrontEnd, nn.Bilinear(MELS, MELS, MELS), r"its forward takes \(input1, input2\)"),
-        (FrontEnd, nn.Flatten(), r"returns a tensor of shape \(2, 6000\)"),
+        (nn.LSTM(MELS, 8, batch_first=True), "returns an object of type tuple. Wrap it in a class"),
+        (Returning(torch.zeros(2, 300, 1)), "but returns an object of type Tensor"),
         (
-            FrontEnd,
-            PlainLayers(nn.AdaptiveAvgPool1d(10)),
-            "proportion .* 10 for 400 frames, 10 for",
+            Returning(torch.zeros(2, 9), torch.ones(2)),
+            r"shape \(2, 9\) and \(2,\) for \(2, 300, 20",
         ),
         (
-            TransformerPart,
-            nn.MultiheadAttention(MELS, 2, batch_first=True),
-            r"encode\(x, lengths\) .* takes \(query, key, value",
+            Halving(Subsampling(2)),
+            r"returns 74 frames with lengths \[150, 100\], .* gives \[150, 1",
         ),
-        (TransformerPart, nn.Sequential(nn.TransformerEncoderLayer(20, 2, 8)), "the batch first"),
-        (TransformerPart, FRONT_ENDS["unpadded"], r"returns a tensor of shape \(2, 74, 20\) for"),
+        (Returning(torch.zeros(2, 300, 1), torch.tensor([300, 150])), r"gives \[300, 200\]"),
+        (Lengthless(), r"`CNN` is called with \(x, lengths\), but its forward takes \(x: "),
+        (LSTM(hidden_size=8, input_size=MELS), "of SpeechBrain, .*SpeechBrainLayers"),
     ],
 )
-def test_unsuitable_parts_are_refused(
-    adapter: type[PartAdapter], part: nn.Module, message: str
-) -> None:
+def test_unsuitable_parts_are_refused(part: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        adapter(part).run(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
+        Part("CNN", part)(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
 
 
-class SpeechBrainLike(nn.Module):
-    """An encoder-decoder with SpeechBrain's signature, which declares its precision."""
-
-    precision = "fp32"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(MELS, MELS)
-
-    def encode(self, src: Tensor, wav_len: Tensor, pad_idx: int = 0) -> Tensor:
-        return self.linear(src)
-
-    def forward(
-        self, src: Tensor, tgt: Tensor, wav_len: Tensor, pad_idx: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        return self.linear(src), self.linear(src)[:, : tgt.shape[1]]
-
-
-def test_declared_precision_also_holds_where_speechbrain_encodes_and_decodes() -> None:
-    part, x, lengths = TransformerPart(SpeechBrainLike()), torch.randn(2, 40, MELS), [40, 17]
-    with torch.autocast("cpu", torch.bfloat16):
-        states, _, decoded = part.encode_and_decode(
-            x, torch.tensor(lengths), torch.zeros(2, 3, dtype=torch.int64)
-        )
-    assert states.dtype == decoded.dtype == torch.float32
-
-
-# -- features ---------------------------------------------------------------------------------
-
-
-class Windows(nn.Module):
-    """Features that are plain windows, so that they show the scale of the audio."""
-
-    def __init__(self, **declared: Any) -> None:
-        super().__init__()
-        vars(self).update(declared)
-
-    def forward(self, audio: Tensor) -> Tensor:
-        return audio.unfold(1, 400, 160)[..., :3]
-
-
-def test_feature_extractor_gets_audio_in_its_scale() -> None:
-    audio = torch.full((2, 16_000), 16_384, dtype=torch.int16)
-    for part, level in ((Windows(), 16_384.0), (Windows(audio_scale=1.0), 0.5)):
-        with torch.autocast("cpu", torch.bfloat16):
-            features, lengths = FeatureExtractor(part)(audio, torch.tensor([16_000, 9_000]))
-        assert (lengths.tolist(), features.dtype) == ([98, 54], torch.float32)
-        assert (features[0] == level).all()
-        assert not features[1, 54:].any()
-
-
-def test_lengths_are_taken_from_a_list_or_a_numpy_attribute() -> None:
-    class Returning(Windows):
-        def forward(self, audio: Tensor) -> Any:
-            return [super().forward(audio), torch.tensor([98, 7])]
-
-    audio, lengths = torch.zeros(2, 16_000), torch.tensor([16_000, 9_000])
-    declaring = Windows(samples_per_frame=np.int64(200))
-    for module, expected in ((Returning(), [98, 7]), (declaring, [80, 45])):
-        assert FeatureExtractor(module)(audio, lengths)[1].tolist() == expected
-
-
-def test_augmentation_that_takes_fractions_is_refused() -> None:
+def test_pooling_and_augmentation_of_speechbrain_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`pooling` is StatisticsPooling of SpeechBrain"):
+        check_signature("pooling", StatisticsPooling())
     with pytest.raises(ConfigError, match="`wave_augment` is called with lengths in samples"):
         Augmentation(SimpleNamespace(wave_augment=Augmenter()), features=FeatureExtractor)
 
 
-# -- subsampling ------------------------------------------------------------------------------
+class Windows(nn.Module):
+    """Features that are plain windows, which overlap the padding."""
+
+    subsampling = Subsampling.of_windows(400, 160)
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return audio.unfold(1, 400, 160)[..., :3], self.subsampling.count(lengths)
+
+
+def test_features_are_float32_and_zero_in_the_padding() -> None:
+    audio = torch.full((2, 16_000), 16_384, dtype=torch.int16)
+    with torch.autocast("cpu", torch.bfloat16):
+        features, lengths = FeatureExtractor(Windows())(audio, torch.tensor([16_000, 9_000]))
+    assert (lengths.tolist(), features.dtype) == ([98, 54], torch.float32)
+    assert (features[0] == 16_384).all() and not features[1, 54:].any()
 
 
 @pytest.mark.parametrize(
     ("features", "cnn", "frame_ms"),
     [
         (Fbank(n_mels=40), sbkit_parts()["CNN"], 40),
-        (Fbank(), speechbrain_cnn(2, 2, 2, n_mels=80, channels=2), 80),
-        (SpeechBrainFbank(n_mels=80), speechbrain_cnn(2, 1, n_mels=80, channels=2), 20),
+        (
+            Fbank(),
+            SpeechBrainLayers(subsampling=8, convs=speechbrain_cnn(2, 2, 2, n_mels=80, channels=2)),
+            80,
+        ),
+        (
+            SpeechBrainLayers(subsampling=160, offset=160, fbank=SpeechBrainFbank(n_mels=80)),
+            SpeechBrainLayers(subsampling=2, convs=speechbrain_cnn(2, 1, n_mels=80, channels=2)),
+            20,
+        ),
     ],
 )
-def test_measured_subsampling_counts_the_frames_of_the_parts(
+def test_declared_subsampling_counts_the_frames_of_the_parts(
     features: nn.Module, cnn: nn.Module, frame_ms: int
 ) -> None:
-    subsampling = measure_subsampling(
-        {"compute_features": features, "CNN": cnn, "Transformer": nn.Identity()}
-    )
+    parts = {"compute_features": features, "CNN": cnn, "Transformer": nn.Identity()}
+    subsampling = declared_subsampling(parts)
     assert subsampling.stride == 16 * frame_ms
     lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
-    front_end, compute = FrontEnd(cnn.eval()), FeatureExtractor(features)
+    front_end, compute = Part("CNN", cnn.eval()), FeatureExtractor(features)
     with torch.no_grad():
         for samples, expected in zip(lengths, subsampling.count(lengths), strict=True):
             audio = torch.zeros(1, int(samples))
-            _, frames = front_end(*compute(audio, torch.tensor([samples])))
-            assert int(frames) == expected
+            x, frames = front_end(*compute(audio, torch.tensor([samples])))
+            assert int(frames) == x.shape[1] == expected
     if frame_ms == 40:
         assert subsampling.count(np.array([0, 399, 400])).tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize(("stride", "offset"), [(1, 0), (7, 3), (33, -5), (50, 0), (90, 20)])
-def test_find_subsampling_finds_any_constant_stride(stride: int, offset: int) -> None:
-    def count(length: int) -> int:
-        return (length + offset) // stride
-
-    measured = find_subsampling(count, part="CNN", unit="samples", shortest=100)
-    assert measured == Subsampling(stride, offset)
+def test_declared_subsampling_is_compared_with_the_frames_of_a_second() -> None:
+    cnn = SpeechBrainLayers(subsampling=8, convs=speechbrain_cnn(2, 2, n_mels=40, channels=2))
+    parts = {"compute_features": Fbank(n_mels=40), "CNN": cnn, "Transformer": nn.Identity()}
+    with pytest.raises(ConfigError, match=r"`CNN` return 25 frames of a second, but declare 13 by"):
+        declared_subsampling(parts)

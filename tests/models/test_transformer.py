@@ -2,7 +2,6 @@
 
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ def test_padding_changes_nothing(block: str, streaming: dict[str, int] | None) -
     tokens = torch.randint(4, 9, (2, 3))
     garbage = x.clone()
     garbage[1, 5:] = 1e3 * torch.randn(7, 16)
-    clean, dirty = model.encode(x, lengths), model.encode(garbage, lengths)
+    clean, dirty = model(x, lengths)[0], model(garbage, lengths)[0]
     torch.testing.assert_close(dirty[1, :5], clean[1, :5], rtol=0.0, atol=1e-5)
     torch.testing.assert_close(dirty[0], clean[0], rtol=0.0, atol=1e-5)
     decoded = model.decode(tokens, clean, lengths)
@@ -89,7 +88,7 @@ def test_gradients_are_finite_without_frames_and_reach_every_parameter(
     options = {"encoder_module": block, "streaming": streaming}
     model = make_transformer(**options, num_decoder_layers=2, vocab_size=9).train(not streaming)
     x, lengths = torch.randn(3, 7, 16, requires_grad=True), torch.tensor([7, 4, 0])
-    states = model.encode(x, lengths)
+    states, _ = model(x, lengths)
     decoded = model.decode(torch.arange(9).repeat(3, 1), states, lengths)
     (decoded * torch.randn_like(decoded)).sum().backward()
     assert states.isfinite().all()
@@ -122,9 +121,8 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], text: str) -> 
 def test_first_call_may_be_an_export() -> None:
     model = make_transformer(d_model=24)  # a size of its own
     inputs = (torch.randn(1, 9, 24), torch.tensor([9]))
-    with patch.object(Transformer, "forward", Transformer.encode):
-        program = torch.export.export(model, inputs, strict=False)
-    torch.testing.assert_close(program.module()(*inputs), model.encode(*inputs))
+    program = torch.export.export(model, inputs, strict=False)
+    torch.testing.assert_close(program.module()(*inputs), model(*inputs))
 
 
 def test_exported_attention_uses_products_and_is_the_same() -> None:
@@ -142,7 +140,7 @@ def test_gradient_checkpointing_keeps_the_gradients() -> None:
     def gradients(**options: bool) -> list[Tensor]:
         torch.manual_seed(0)
         model = Transformer(**SIZES, dropout=0.2, **options)
-        states = model.encode(torch.randn(2, 9, 16), torch.tensor([9, 5]))
+        states, _ = model(torch.randn(2, 9, 16), torch.tensor([9, 5]))
         return [states, *torch.autograd.grad(states.square().sum(), model.parameters())]
 
     for plain, recomputed in zip(gradients(), gradients(gradient_checkpointing=True), strict=True):

@@ -11,12 +11,12 @@ import soundfile
 from recipes.asr.data import leave_out_impossible
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import corpus_of, prepare_audio, prepare_transcripts
+from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
 from sbkit.data.corpus import USUAL_SPLITS
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, within_limits, write_excluded
-from sbkit.models.parts import Subsampling
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.stores import Utterance, make_store
 

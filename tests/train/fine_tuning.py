@@ -24,7 +24,7 @@ SAMPLES = {"wavlm": 1000, "wav2vec2-bert": 3600, "parakeet_encoder": 9000}
 SAMPLES |= {"whisper": 3600}  # some ten frames
 KNOBS = {
     **{"layerdrop": 0.5, "dropout": 0.1, "mask_time_length": 2, "mask_channel_length": 4},
-    **{"layers": "weighted", "gradient_checkpointing": True},
+    **{"gradient_checkpointing": True},
 }
 
 
@@ -37,7 +37,7 @@ class EncoderBrain(Brain):
         torch.manual_seed(seed)
         front_end, encoder, head = self.modules["model"]
         x, frames = front_end(*self.hparams.compute_features(audio, lengths))
-        scores: Tensor = head(encoder.encode(x, frames))
+        scores: Tensor = head(encoder(x, frames)[0])
         return scores
 
     def compute_objectives(self, predictions: Tensor, batch: Any, stage: Stage) -> Loss:

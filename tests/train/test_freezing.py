@@ -110,9 +110,7 @@ def small_encoder() -> list[nn.Module]:
 
 
 def pretrained_encoder() -> list[nn.Module]:
-    return [
-        *make_parts(tiny_config(conv_bias=True), gradient_checkpointing=True, layers="weighted")
-    ]
+    return [*make_parts(tiny_config(conv_bias=True), gradient_checkpointing=True)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_frozen_encoder_keeps_no_activations(
         sizes = list[torch.Size]()
         with saved_tensors_hooks(lambda t: sizes.append(t.shape) or t, lambda t: t):
             states, frames = hparams["CNN"](x, torch.tensor([x.shape[1], x.shape[1] // 2]))
-            hparams["head"](hparams["Transformer"].encode(states, frames)).sum()
+            hparams["head"](hparams["Transformer"](states, frames)[0]).sum()
         return sizes
 
     assert saved(0) == [(2 * 20, 24)]

@@ -6,5 +6,5 @@ class Encoder(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x)[0]
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.lstm(x)[0], lengths

@@ -1,6 +1,6 @@
 """A user's front-end, encoder of audio, augmentations, optimizer and learning rate schedule.
 
-The front-end declares no lengths, and its layers round down.
+The layers of the front-end round down.
 """
 
 from collections.abc import Iterable
@@ -10,23 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 
+from sbkit.audio.lengths import Subsampling
+
 
 class FrontEnd(nn.Module):
+    subsampling = Subsampling(stride=4, offset=-3)
+
     def __init__(self, n_mels: int, d_model: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv1d(n_mels, d_model, 3, 2), nn.ReLU(), nn.Conv1d(d_model, d_model, 3, 2)
         )
 
-    def forward(self, features: Tensor) -> Any:
-        return self.layers(features.transpose(1, 2) / 10).transpose(1, 2)
+    def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.layers(features.transpose(1, 2) / 10).transpose(1, 2)
+        return x, self.subsampling.count(lengths)
 
 
 class Waveforms(nn.Module):
     """Two strided convolutions over audio, which run without autocast."""
 
-    audio_scale = 1.0
-    precision = "fp32"
+    subsampling = Subsampling(stride=640, offset=639)
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -34,13 +38,11 @@ class Waveforms(nn.Module):
         self.conv2 = nn.Conv1d(d_model, d_model, 4, 4)
         self.norm = nn.LayerNorm(d_model)
 
-    def frame_lengths(self, audio_lengths: Tensor) -> Tensor:
-        return (audio_lengths + 639) // 640
-
-    def forward(self, audio: Tensor, audio_lengths: Tensor) -> dict[str, Tensor]:
-        padded = pad(audio, (0, 880)).unsqueeze(1)
-        x = self.conv2(silu(self.conv1(padded))).transpose(1, 2)
-        return {"last_hidden_state": self.norm(x)}
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        padded = pad(audio / 32768, (0, 880)).unsqueeze(1)
+        with torch.autocast(audio.device.type, enabled=False):
+            x = self.conv2(silu(self.conv1(padded))).transpose(1, 2)
+            return self.norm(x), self.subsampling.count(lengths)
 
 
 class Volume(nn.Module):

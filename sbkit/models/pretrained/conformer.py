@@ -9,13 +9,14 @@ Sources: Gulati et al. 2020 (Conformer), Chung et al. 2021 (w2v-BERT), Seamless 
 content, and the scores of all distances from one product).
 """
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import glu, linear, pad
 
-from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
@@ -115,16 +116,14 @@ class StackedFrames(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.stride: int = config["stride"]
+        self.subsampling = Subsampling(self.stride)
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if features.shape[1] < self.stride:  # so that there is a frame
             features = pad(features, (0, 0, 0, self.stride - features.shape[1]))
         end = features.shape[1] - self.stride + 1
         columns = [features[:, first : end + first : self.stride] for first in range(self.stride)]
-        return torch.cat(columns, -1), self.frame_lengths(lengths)
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return lengths // self.stride
+        return torch.cat(columns, -1), self.subsampling.count(lengths)
 
 
 class W2vBert(Body):
@@ -199,16 +198,18 @@ class StridedConvs(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         channels = config["subsampling_conv_channels"]
-        self.kernel: int = config["subsampling_conv_kernel_size"]
-        self.stride: int = config["subsampling_conv_stride"]
-        self.padding = (self.kernel - 1) // 2
-        self.count = int(config["subsampling_factor"]).bit_length() - 1  # log2
-        sizes = {"kernel_size": self.kernel, "stride": self.stride, "padding": self.padding}
+        kernel: int = config["subsampling_conv_kernel_size"]
+        stride: int = config["subsampling_conv_stride"]
+        padding = (kernel - 1) // 2
+        count = int(config["subsampling_factor"]).bit_length() - 1  # log2
+        self.per_conv = Subsampling(stride, 2 * padding - kernel + stride)
+        self.subsampling = reduce(Subsampling.then, [self.per_conv] * count)
+        sizes: Any = {"kernel_size": kernel, "stride": stride, "padding": padding}
         self.layers = nn.ModuleList([nn.Conv2d(1, channels, **sizes), nn.ReLU()])
-        for _ in range(self.count - 1):
+        for _ in range(count - 1):
             depthwise = nn.Conv2d(channels, channels, **sizes, groups=channels)
             self.layers += [depthwise, nn.Conv2d(channels, channels, 1), nn.ReLU()]
-        bins = config["num_mel_bins"] // self.stride**self.count
+        bins = config["num_mel_bins"] // stride**count
         self.linear = nn.Linear(channels * bins, config["hidden_size"])
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,18 +217,10 @@ class StridedConvs(nn.Module):
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
                 x = x * length_mask(lengths, x.shape[2], x.device)[:, None, :, None]
-                lengths = self._strided(lengths)
+                lengths = self.per_conv.count(lengths)
             x = layer(x)
         x = x.transpose(1, 2).flatten(2)  # (B, C, U, M / 8) -> (B, U, C * M / 8)
         return self.linear(x), lengths
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        for _ in range(self.count):
-            lengths = self._strided(lengths)
-        return lengths
-
-    def _strided(self, lengths: Tensor) -> Tensor:
-        return count_windows(lengths + 2 * self.padding, self.kernel, self.stride)
 
 
 class FastConformer(nn.Module):

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from sbkit.audio.fbank import EPSILON, MIN_HZ, PREEMPHASIS, fft_samples
 from sbkit.audio.io import FULL_SCALE
-from sbkit.audio.lengths import count_windows, length_mask, widest_float
+from sbkit.audio.lengths import Subsampling, length_mask, widest_float
 from sbkit.base.arrays import Float64s
 from sbkit.base.units import shift_samples, window_samples
 from sbkit.models.pretrained.blocks import Config
@@ -51,6 +51,8 @@ class NormalizedAudio(nn.Module):
     (B, S), (B,) -> (B, S, 1), (B,).
     """
 
+    subsampling = Subsampling(1)
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.do_normalize: bool = config["do_normalize"]
@@ -61,9 +63,6 @@ class NormalizedAudio(nn.Module):
             centered, variance = center(x, lengths, correction=0)
             x = centered * (variance + VARIANCE_EPS).rsqrt()
         return x, lengths
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return lengths
 
 
 class MelEnergies(nn.Module):
@@ -97,6 +96,7 @@ class W2vBertFeatures(MelEnergies):
         rate = config["sample_rate"]  # Hz
         filters = kaldi_filters(config["num_mel_bins"], rate)
         super().__init__(filters, size=window_samples(rate), shift=shift_samples(rate))
+        self.subsampling = Subsampling.of_windows(self.size, self.shift)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if audio.shape[1] < self.size:  # so that there is a frame
@@ -105,12 +105,9 @@ class W2vBertFeatures(MelEnergies):
         windows = windows - windows.mean(-1, keepdim=True)
         previous = torch.cat([windows[..., :1], windows[..., :-1]], -1)
         energies = self.energies(windows - PREEMPHASIS * previous, POVEY_POWER)
-        frames = self.frame_lengths(lengths)
+        frames = self.subsampling.count(lengths)
         centered, variance = center(energies.clamp(min=EPSILON).log(), frames)
         return centered * (variance + VARIANCE_EPS).rsqrt(), frames
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return count_windows(lengths, self.size, self.shift)
 
 
 class ParakeetFeatures(MelEnergies):
@@ -120,6 +117,7 @@ class ParakeetFeatures(MelEnergies):
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
         super().__init__(filters, size=config["win_length"], shift=config["hop_length"])
         self.preemphasis: float = config["preemphasis"]
+        self.subsampling = Subsampling(self.shift)  # half of the last window lies past the end
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         audio = self.as_precise(audio)
@@ -127,12 +125,9 @@ class ParakeetFeatures(MelEnergies):
         audio = audio * length_mask(lengths, audio.shape[1], audio.device)
         windows = pad(audio, (self.size // 2, self.size // 2)).unfold(1, self.size, self.shift)
         energies = self.energies(windows, HANN_POWER)
-        frames = self.frame_lengths(lengths)
+        frames = self.subsampling.count(lengths)
         centered, variance = center((energies + ENERGY_EPS).log(), frames)
         return centered / (variance.sqrt() + DEVIATION_EPS), frames
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return lengths // self.shift  # half of the last window lies past the end
 
 
 class WhisperFeatures(MelEnergies):
@@ -148,21 +143,19 @@ class WhisperFeatures(MelEnergies):
         filters = slaney_filters(config["num_mel_bins"], config["n_fft"], config["sample_rate"])
         super().__init__(filters, size=config["n_fft"], shift=config["hop_length"])
         self.full_samples = 2 * config["max_source_positions"] * self.shift
+        self.subsampling = Subsampling(self.shift, self.shift - 1)
 
     def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         if audio.shape[1] < 1:  # so that there is a frame
             audio = pad(audio, (0, 1))
         windows = self._extended(self.as_precise(audio), lengths).unfold(1, self.size, self.shift)
-        frames = self.frame_lengths(lengths)
+        frames = self.subsampling.count(lengths)
         # Without negative numbers, whose division rounds towards zero in ONNX.
         windows = windows[:, : (audio.shape[1] + self.shift - 1) // self.shift]
         energies = self.energies(windows, HANN_POWER).clamp(min=10**LOWEST_DECADE).log10()
         mask = length_mask(frames, energies.shape[1], audio.device).unsqueeze(-1)
         loudest = energies.where(mask, LOWEST_DECADE).amax((1, 2), keepdim=True)
         return (energies.maximum(loudest - RANGE_DECADES) + 4) / 4 * mask, frames
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return (lengths + self.shift - 1) // self.shift
 
     def _extended(self, audio: Tensor, lengths: Tensor) -> Tensor:
         """Add half a window to both ends: (B, S), (B,) -> (B, S + W)."""

@@ -316,7 +316,7 @@ MAX_LISTED_NAMES = 4
 Stored = dict[str, Any]  # slices of the files, keyed by the names of tensors since torch 2.0
 
 
-def check_weights(folder: Path, config: Config, *, layers: int | str | None = None) -> None:
+def check_weights(folder: Path, config: Config, *, layers: int | None = None) -> None:
     """Compare the names and shapes of a folder's tensors with its config, without reading them.
 
     layers: `layers` of the `PretrainedEncoder` that will be loaded.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.draws import draw_for_step
-from sbkit.audio.lengths import length_mask
+from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.config.ranges import POSITIVE_COUNT, SHARE, Range, require_in_range
 from sbkit.models.pretrained.blocks import Config, mask_spans
 from sbkit.models.pretrained.conformer import FastConformer, StackedFrames, StridedConvs, W2vBert
@@ -31,7 +32,6 @@ from sbkit.models.pretrained.lora import add_adapters
 from sbkit.models.pretrained.wav2vec2 import ConvEncoder, Wav2Vec2
 from sbkit.models.pretrained.whisper import WhisperBody, WhisperConvs
 
-WEIGHTED = "weighted"  # a value of `layers`
 LAYER = Range(low=1, integer=True, or_null=True, advice="Pass null for the middle one.")
 
 
@@ -64,8 +64,9 @@ class PretrainedPart(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.body(x, lengths)
 
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return self.body.frame_lengths(lengths)
+    @property
+    def subsampling(self) -> Subsampling:
+        return self.body.subsampling
 
 
 class PretrainedFeatures(PretrainedPart):
@@ -74,12 +75,13 @@ class PretrainedFeatures(PretrainedPart):
     For wav2vec 2.0, HuBERT and WavLM this is the normalized audio, (B, S, 1).
     """
 
-    audio_scale = 1.0
-
     def __init__(self, *, config: Config) -> None:
         super().__init__()
         self.sample_rate: int = config["sample_rate"]  # Hz
         self.body = FAMILIES[config["model_type"]].features(config)
+
+    def forward(self, audio: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.body(audio / FULL_SCALE, lengths)
 
 
 class PretrainedFrontEnd(PretrainedPart):
@@ -93,10 +95,9 @@ class PretrainedFrontEnd(PretrainedPart):
 
 
 class PretrainedEncoder(nn.Module):
-    """Encode frames: (B, U, C), (B,) -> (B, U, D).
+    """Encode frames: (B, U, C), (B,) -> (B, U, D), (B,).
 
-    layers: how many layers to use, from the first; null: all; `weighted`: all, with a learned
-        weighted sum of their outputs.
+    layers: how many layers to use, from the first; null: all.
     intermediate_layer: the layer that an inter-CTC loss reads, from 1; null: the middle one.
     dropout, attention_dropout, activation_dropout, feat_proj_dropout: rates, in training.
     layerdrop: the probability that training skips a layer.
@@ -113,7 +114,7 @@ class PretrainedEncoder(nn.Module):
         **dict.fromkeys(("mask_time_prob", "mask_channel_prob", "layerdrop", "dropout"), SHARE),
         **dict.fromkeys(("attention_dropout", "activation_dropout", "feat_proj_dropout"), SHARE),
         **dict.fromkeys(("mask_time_length", "mask_channel_length"), POSITIVE_COUNT),
-        "layers": replace(LAYER, word=WEIGHTED, advice="Pass null for all layers."),
+        "layers": replace(LAYER, advice="Pass null for all layers."),
         "intermediate_layer": LAYER,
     }
 
@@ -121,7 +122,7 @@ class PretrainedEncoder(nn.Module):
         self,
         *,
         config: Config,
-        layers: int | str | None = None,
+        layers: int | None = None,
         intermediate_layer: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
@@ -138,7 +139,7 @@ class PretrainedEncoder(nn.Module):
         super().__init__()
         family = FAMILIES[config["model_type"]]
         depth = config["num_hidden_layers"]
-        count = layers if isinstance(layers, int) else depth
+        count = depth if layers is None else layers
         middle = max(1, count // 2) if intermediate_layer is None else intermediate_layer
         for key, layer, last in (("layers", count, depth), ("intermediate_layer", middle, count)):
             valid = Range(low=1, high=last, integer=True, advice="Choose one of these layers.")
@@ -153,13 +154,11 @@ class PretrainedEncoder(nn.Module):
             self.body.masked_spec_embed = nn.Parameter(torch.zeros(config["hidden_size"]))
         if lora is not None:
             add_adapters(self.body, **lora)
-        if layers == WEIGHTED:  # one more, for the input of the first layer
-            self.layer_weights = nn.Parameter(torch.zeros(count + 1))
         self.layerdrop = layerdrop
         self.gradient_checkpointing = gradient_checkpointing
 
-    def encode(self, x: Tensor, lengths: Tensor) -> Tensor:
-        return self._encoded(x, lengths)[1]
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self._encoded(x, lengths)[1], lengths
 
     def encode_with_intermediate(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after the intermediate layer, and after all: -> 2 x (B, U, D).
@@ -171,17 +170,11 @@ class PretrainedEncoder(nn.Module):
 
     def _encoded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after the intermediate layer, before the norm, and the final states."""
-        weights = getattr(self, "layer_weights", None)
-        shares = None if weights is None else weights.softmax(0)
         middle = last = x
-        weighted_sum: Tensor | None = None
         for index, last in enumerate(self._states(x, lengths)):
             if index == self.intermediate_layer:
                 middle = last
-            if shares is not None:
-                weighted = shares[index] * self.body.normalize_output(last)
-                weighted_sum = weighted if weighted_sum is None else weighted_sum + weighted
-        return middle, self.body.normalize_output(last) if weighted_sum is None else weighted_sum
+        return middle, self.body.normalize_output(last)
 
     def _states(self, x: Tensor, lengths: Tensor) -> Iterator[Tensor]:
         """Yield the input of the first layer, and the output of each."""

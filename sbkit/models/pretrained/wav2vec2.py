@@ -12,15 +12,15 @@ and feed-forward, otherwise after each sum.
 """
 
 import math
-from collections.abc import Iterable
-from typing import cast
+from functools import reduce
+from itertools import starmap
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.parametrizations import weight_norm
 
-from sbkit.audio.lengths import count_windows, length_mask, widest_float
+from sbkit.audio.lengths import Subsampling, length_mask, widest_float
 from sbkit.models.layers import Dropout, FrameConv, StridedConv
 from sbkit.models.pretrained.blocks import (
     ACTIVATIONS,
@@ -47,6 +47,7 @@ class ConvEncoder(nn.Module):
         self.min_samples = 1  # for one frame
         for kernel, stride in reversed(sizes):
             self.min_samples = (self.min_samples - 1) * stride + kernel
+        self.subsampling = reduce(Subsampling.then, starmap(Subsampling.of_windows, sizes))
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve; of audio too short for one frame, return a frame of padding and length 0."""
@@ -55,11 +56,6 @@ class ConvEncoder(nn.Module):
         for layer in self.conv_layers:
             x, lengths = layer(x, lengths)
         return x, lengths
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        for layer in cast("Iterable[ConvLayer]", self.conv_layers):
-            lengths = layer.frame_lengths(lengths)
-        return lengths
 
 
 class ConvLayer(nn.Module):
@@ -73,6 +69,7 @@ class ConvLayer(nn.Module):
         in_channels, channels = (1, *config["conv_dim"])[index : index + 2]
         kernel = config["conv_kernel"][index]
         stride = config["conv_stride"][index]
+        self.subsampling = Subsampling.of_windows(kernel, stride)
         self.conv = StridedConv(in_channels, channels, kernel, stride, bias=config["conv_bias"])
         nn.init.kaiming_normal_(self.conv.weight)
         self.layer_norm: nn.Module | None = None
@@ -83,16 +80,13 @@ class ConvLayer(nn.Module):
         self.activation = ACTIVATIONS[config["feat_extract_activation"]]
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        lengths = self.frame_lengths(lengths)
+        lengths = self.subsampling.count(lengths)
         if isinstance(self.layer_norm, nn.GroupNorm):
             x = self._convolve_and_normalize(x.squeeze(-1), lengths, self.layer_norm)
         else:
             x = self.conv(x)
             x = x if self.layer_norm is None else self.layer_norm(x)
         return self.activation(x), lengths
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return count_windows(lengths, self.conv.kernel_size[0], self.conv.stride[0])
 
     def _convolve_and_normalize(self, audio: Tensor, lengths: Tensor, norm: nn.GroupNorm) -> Tensor:
         """Convolve and normalize each channel over a clip's own frames: (B, S), (B,) -> (B, T, C).

@@ -11,7 +11,7 @@ gives it.
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.lengths import count_windows, length_mask
+from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.pretrained.blocks import ACTIVATIONS, Attention, Config, layer_norm
 from sbkit.models.pretrained.conformer import SINUSOID_BASE
@@ -25,6 +25,8 @@ class WhisperConvs(nn.Module):
     Features are zero in the padding.
     """
 
+    subsampling = Subsampling(STRIDE, 2 - KERNEL + STRIDE)
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         width = config["hidden_size"]
@@ -35,10 +37,7 @@ class WhisperConvs(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         mask = length_mask(lengths, features.shape[1], features.device).unsqueeze(-1)
         x = self.activation(self.conv1(features)) * mask
-        return self.activation(self.conv2(x)), self.frame_lengths(lengths)
-
-    def frame_lengths(self, lengths: Tensor) -> Tensor:
-        return count_windows(lengths + 2, KERNEL, STRIDE)
+        return self.activation(self.conv2(x)), self.subsampling.count(lengths)
 
 
 class WhisperBody(nn.Module):

@@ -187,7 +187,11 @@ MUTATIONS = [
         error("alignment", "data_folder", "80 ms frames", "in train", "token_type: bpe"),
         note("padding", "model"),  # of convolutions without lengths
         yaml="hparams/ctc_speechbrain.yaml",
-        text=(("strides: [2, 2]", "strides: [4, 2]"), ("<n_mels> // 4 *", "<n_mels> // 8 *")),
+        text=(
+            ("    subsampling: 4\n", "    subsampling: 8\n"),
+            ("strides: [2, 2]", "strides: [4, 2]"),
+            ("<n_mels> // 4 *", "<n_mels> // 8 *"),
+        ),
     ),
     mutation(
         "all transcripts with more characters than frames",  # Parakeet's are of 80 ms

@@ -222,12 +222,12 @@ INTERFACES = [
     *(
         mutation(
             f"a front-end with another interface: {part}",
-            error(check, "CNN", "`CNN` must", reason),
+            error("loaders", "CNN", reason),
             text=front_end(part),
         )
-        for part, check, reason in (
-            ("LensFrontEnd", "loaders", "its forward takes (x, lens)"),
-            ("UndividedFrontEnd", "dry_run", "count what its strides leave"),
+        for part, reason in (
+            ("LengthlessFrontEnd", "its forward takes (x: torch.Tensor)"),
+            ("UndividedFrontEnd", "its `subsampling` gives"),
         )
     ),
     mutation(

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.models.pretrained.folder import complete_config
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFeatures, PretrainedFrontEnd
 
@@ -75,9 +76,10 @@ def make_parts(
 
 def encode(config: dict[str, Any], parts: Any, audio: Tensor, *lengths: int) -> Tensor:
     """Compute features and states of audio: (B, S), lengths -> (B, U, D)."""
-    features, frames = PretrainedFeatures(config=config)(audio, torch.tensor(lengths))
+    extract = PretrainedFeatures(config=config)
+    features, frames = extract(FULL_SCALE * audio, torch.tensor(lengths))
     x, frames = parts[0](features, frames)
-    return parts[1].encode(x, frames)
+    return parts[1](x, frames)[0]
 
 
 def file_tensors(front_end: PretrainedFrontEnd, encoder: PretrainedEncoder) -> dict[str, Tensor]:

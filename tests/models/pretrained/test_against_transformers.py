@@ -22,6 +22,7 @@ from transformers import (
     WhisperForConditionalGeneration,
 )
 
+from sbkit.audio.io import FULL_SCALE
 from sbkit.models.pretrained.folder import (
     DEFAULTS,
     WHISPER_NAMES,
@@ -136,7 +137,7 @@ def test_features_and_states_of_saved_conformers_equal_transformers(
     for samples in (5000, 16_000, 24_321):
         audio = clip(samples) * torch.linspace(1, 30, samples).sin()
         inputs = extract(audio[0].numpy(), sampling_rate=16_000, return_tensors="pt")
-        ours, frames = features(audio, torch.tensor([samples]))
+        ours, frames = features(FULL_SCALE * audio, torch.tensor([samples]))
         expected = inputs["input_features"].reshape(1, -1, encoder_config["num_mel_bins"])
         expected = expected[:, : int(frames)]
         torch.testing.assert_close(ours[:, : int(frames)], expected, rtol=0.0, atol=atol)
@@ -145,7 +146,7 @@ def test_features_and_states_of_saved_conformers_equal_transformers(
         mask = output.get("attention_mask", inputs["attention_mask"])
         assert x.shape[1] == frames == mask.sum()
         expected = output.last_hidden_state[:, : int(frames)]
-        torch.testing.assert_close(encoder.encode(x, frames), expected, rtol=0.0, atol=1e-5)
+        torch.testing.assert_close(encoder(x, frames)[0], expected, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("bins", [80, 128])
@@ -174,9 +175,9 @@ def test_whisper_equals_transformers_on_clips_padded_to_its_length(
         mel = inputs["input_features"].transpose(1, 2)
         for length in (samples, 48_000):
             padded = torch.nn.functional.pad(audio, (0, length - samples))
-            ours, frames = features(padded, torch.tensor([length]))
+            ours, frames = features(FULL_SCALE * padded, torch.tensor([length]))
             torch.testing.assert_close(ours, mel[:, : int(frames)], rtol=0.0, atol=1e-5)
         x, frames = front_end.double()(mel.double(), frames)
-        states = encoder.double().encode(x, frames)
+        states, _ = encoder.double()(x, frames)
         expected = theirs(mel.double().transpose(1, 2)).last_hidden_state
         torch.testing.assert_close(states, expected, rtol=0.0, atol=1e-10)
