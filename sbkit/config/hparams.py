@@ -27,13 +27,13 @@ from sbkit.config.document import (
     REFERENCE,
     Document,
     Keys,
-    clean_ruamel,
     dotted,
     holds_object,
     plain_value,
     read_document,
     read_yaml_text,
     referenced,
+    remove_tuple_rule,
     resolve_references,
     tag_of,
     text_of,
@@ -167,10 +167,9 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
     resolved = _resolved.get(key)
     texts = resolved.document.texts if resolved else {}
     if resolved is None or any(read_yaml_text(file) != text for file, text in texts.items()):
-        with clean_ruamel():
-            document = read_document(yaml_file)
-            apply_overrides(document, overrides)
-            resolved = Resolved(document, resolve_references(document))
+        document = read_document(yaml_file)
+        apply_overrides(document, overrides)
+        resolved = Resolved(document, resolve_references(document))
         _resolved[key] = resolved
     return resolved
 
@@ -194,13 +193,12 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
     """
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
-    with clean_ruamel():
-        for message in resolved.arguments_out_of_range().values():
-            raise ConfigError(message)
-        try:
-            return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
-        except _BuildError as error:
-            raise ConfigError(_describe(error, resolved.document)) from error.cause
+    for message in resolved.arguments_out_of_range().values():
+        raise ConfigError(message)
+    try:
+        return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
+    except _BuildError as error:
+        raise ConfigError(_describe(error, resolved.document)) from error.cause
 
 
 def save_yaml(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
@@ -219,8 +217,8 @@ def _dump(tree: CommentedMap) -> str:
         type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     writer.indent(mapping=4, sequence=6, offset=4)
-    with clean_ruamel():
-        writer.dump(tree, stream)
+    remove_tuple_rule()
+    writer.dump(tree, stream)
     return stream.getvalue()
 
 

@@ -2,16 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from datetime import date
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.config.document import (
@@ -20,9 +17,9 @@ from sbkit.config.document import (
     WHOLE_KEYS,
     Document,
     Keys,
-    clean_ruamel,
     dotted,
     nearest,
+    remove_tuple_rule,
     resolve_references,
     tag_of,
     text_of,
@@ -44,7 +41,6 @@ TYPE_NAMES: dict[type, str] = {
     str: "text",  # before Sequence, its base
     Mapping: "a mapping",
     Sequence: "a list",
-    date: "a date",
 }
 
 Container = CommentedMap | CommentedSeq
@@ -180,49 +176,11 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
     _set_nested(overrides, (key, name), values)
 
 
-class AsWritten:
-    """A number that prints as the user wrote it: a text key keeps 007 and 1.10 as they are."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-class IntAsWritten(AsWritten, int):
-    """A whole number such as 007, 1_000 or 0x1f."""
-
-
-class FloatAsWritten(AsWritten, float):
-    """A number such as 1.10 or 1e-3."""
-
-
-class ArgumentConstructor(SafeConstructor):
-    """Read numbers as YAML does; a number that Python prints differently keeps its text."""
-
-    def construct_int(self, node: ScalarNode) -> int:
-        number: int = self.construct_yaml_int(node)
-        if str(number) == node.value:
-            return number
-        written = IntAsWritten(number)
-        written.text = node.value
-        return written
-
-    def construct_float(self, node: ScalarNode) -> float:
-        number: float = self.construct_yaml_float(node)
-        if str(number) == node.value:
-            return number
-        written = FloatAsWritten(number)
-        written.text = node.value
-        return written
-
-
-ArgumentConstructor.add_constructor("tag:yaml.org,2002:int", ArgumentConstructor.construct_int)
-ArgumentConstructor.add_constructor("tag:yaml.org,2002:float", ArgumentConstructor.construct_float)
-
-
 def _read_value(argument: str, text: str) -> object:
-    """Read null, true, false and numbers; a list, mapping or quoted text; else plain text."""
+    """Read null, true, false and numbers; a list, mapping or quoted text; else plain text.
+
+    Whole numbers in another form, such as 007, stay text.
+    """
     if not text:
         raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
     if text.startswith("!"):
@@ -230,11 +188,9 @@ def _read_value(argument: str, text: str) -> object:
     is_yaml_syntax = text[0] in "[{\"'"
     if "#" in text and not is_yaml_syntax:
         return text  # YAML would drop what follows as a comment
-    reader = YAML(typ="safe", pure=True)
-    reader.Constructor = ArgumentConstructor
+    remove_tuple_rule()
     try:
-        with clean_ruamel():
-            value: object = reader.load(text)
+        value: object = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError) as error:  # ValueError for an impossible date
         if not is_yaml_syntax:
             return text
@@ -242,9 +198,8 @@ def _read_value(argument: str, text: str) -> object:
             f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML. Close its "
             "brackets and quotes."
         ) from error
-    if is_yaml_syntax or value is None or isinstance(value, int | float):
-        return value
-    return text
+    is_written_as_usual = value is None or isinstance(value, bool | float) or str(value) == text
+    return value if is_yaml_syntax or is_written_as_usual else text
 
 
 # -- replacing values ------------------------------------------------------------------------------
@@ -253,9 +208,9 @@ def _read_value(argument: str, text: str) -> object:
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
     """Set the overrides in the tree; refuse a missing key or a value of another type."""
     remaining = dict(overrides)
-    for (key,) in WHOLE_KEYS:  # first, so that references into these mappings see the new values
+    for key in WHOLE_KEYS:  # first, so that references into these mappings see the new values
         if key in remaining and key in document.root:
-            document.root[key] = _plain(remaining.pop(key))
+            document.root[key] = remaining.pop(key)
     if remaining:
         defaults = resolve_references(document, needs_values=False)
         for key, value in remaining.items():
@@ -316,7 +271,7 @@ def _existing_key(document: Document, parent: Container, keys: Keys) -> str | in
 def _convert_override(document: Document, default: object, keys: Keys, value: object) -> object:
     """Convert a value to the type of the YAML's value; raises ConfigError if it has another."""
     if tag_of(default) == ATTRIBUTE_TAG:
-        return _plain(value)  # the type is not known before the object is built
+        return value  # the type is not known before the object is built
     if tag_of(default):
         raise ConfigError(
             f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
@@ -338,7 +293,7 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
         ]
     try:
         return convert_to_type_of(default, value)
-    except (TypeError, ValueError) as error:
+    except TypeError as error:
         expected = "a plain value" if _type_of(value) is object else _type_name(default)
         raise ConfigError(
             f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
@@ -357,8 +312,8 @@ def _item_default(default: Sequence[object], item: object) -> object:
     return default[0] if len(types) == 1 else None
 
 
-def convert_to_type_of(default: object, value: object) -> object:
-    """Return a value in the type of the default; raises TypeError or ValueError for another type.
+def convert_to_type_of(default: object, value: Any) -> object:
+    """Return a value in the type of the default; raises TypeError for another type.
 
     A default of null accepts any plain value.
     """
@@ -367,29 +322,15 @@ def convert_to_type_of(default: object, value: object) -> object:
     default_type, value_type = _type_of(default), _type_of(value)
     if value_type is object:
         raise TypeError
-    if default_type is str and value_type in (int, float):
+    if default_type is str and value_type is int:
         return str(value)
-    if isinstance(default, date) and isinstance(value, str):
-        return date.fromisoformat(value)
-    plain = _plain(value)
     if default_type is float and value_type is int:
-        return float(plain)
-    if default_type is int and value_type is float and plain.is_integer():
-        return int(plain)
+        return float(value)
+    if default_type is int and value_type is float and value.is_integer():
+        return int(value)
     if default_type not in (type(None), value_type):
         raise TypeError
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """Replace numbers that keep their text by plain numbers."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, IntAsWritten):
-        return int(value)
-    return float(value) if isinstance(value, FloatAsWritten) else value
+    return value
 
 
 def _type_of(value: object) -> type:

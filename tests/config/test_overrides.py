@@ -2,7 +2,6 @@
 
 import math
 import signal
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -102,13 +101,10 @@ def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("--augment.speeds.1=2.0", "augment", {"speeds": [0.9, 2.0], "masks": {"time": 2}}),
         ("--ratio.numerator=4", "third", 4),
         ("--language=007", "language", "007"),
-        ("--language=1.10", "language", "1.10"),
-        ("--seed=1_000", "seed", 1000),
+        ("--language=7", "language", "7"),
         ("--lr=1e-4", "lr", 1e-4),
         ("--limit=1e-4", "limit", 1e-4),
-        ("--names=[0x1f, a]", "names", ["0x1f", "a"]),
         ("--augment.speeds=[1, 0.90]", "augment", {"speeds": [1.0, 0.9], "masks": {"time": 2}}),
-        ("--since=2024-02-29", "since", date(2024, 2, 29)),
     ],
 )
 def test_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
@@ -131,13 +127,13 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--augment.speeds.2=1", "has no such key under `augment.speeds`"),
         ("--numerator=1", "Did you mean `ratio.numerator`?"),
         ("--later.other=1", "add it in the YAML"),
-        ("--ratio=3", "would replace the object at {path}:21"),
+        ("--ratio=3", "would replace the object at {path}:20"),
         ("--modules=3", "must be a mapping"),
         ("--modules.ratio=3", "would replace the object"),
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
         ("--seed=1.5", "must be a whole number"),
-        ("--since=2024-02-30", "must be a date, as in {path}:16, not '2024-02-30' (text)"),
+        ("--language=1.10", "must be text, as in {path}:4, not 1.1 (a number)"),
         ("--mixed=no", "must be true or false"),
         ("--language.x=1", "must be text"),
         ("--augment.speeds=1", "must be a list"),
