@@ -86,8 +86,7 @@ _UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'"))
 # Marks that belong to words in some table, or that open and close a quotation alike.
 _WORD_MARKS = f"{_APOSTROPHES}'\"·{_GERESH}{_GERSHAYIM}"
 _OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
-CASES = ("lower", "keep")  # the values of `text.case`
-NUMBERS = ("keep", "spell")  # the values of `text.numbers`
+TEXT_CHOICES = {"case": ("lower", "keep"), "numbers": ("keep", "spell")}  # in `text`
 TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
 # Plain letters for letters that have no Unicode decomposition.
 _BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
@@ -139,33 +138,28 @@ def text_table(language: str, settings: object = None) -> Orthography:
     Raises ConfigError for settings that are not of the form `TEXT_EXAMPLE`.
     """
     settings = {} if settings is None else settings
-    if not isinstance(settings, Mapping) or {*settings} - {"case", "punctuation", "numbers"}:
+    if not isinstance(settings, Mapping) or {*settings} - {"punctuation", *TEXT_CHOICES}:
         raise ConfigError(
             "`text` must be a mapping of case, punctuation and numbers, such as "
             f"{TEXT_EXAMPLE}, but is {settings!r}."
         )
-    case = settings.get("case", CASES[0])
-    if case not in CASES:
-        raise ConfigError(f"`text.case` must be {' or '.join(CASES)}, but is {case!r}.")
-    numbers = settings.get("numbers", NUMBERS[0])
-    if numbers not in NUMBERS:
-        raise ConfigError(f"`text.numbers` must be {' or '.join(NUMBERS)}, but is {numbers!r}.")
+    choices = {key: settings.get(key, values[0]) for key, values in TEXT_CHOICES.items()}
+    for key, choice in choices.items():
+        if choice not in TEXT_CHOICES[key]:
+            allowed = " or ".join(TEXT_CHOICES[key])
+            raise ConfigError(f"`text.{key}` must be {allowed}, but is {choice!r}.")
     marks = settings.get("punctuation") or []
-    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+    are_texts = isinstance(marks, list) and all(isinstance(mark, str) for mark in marks)
+    if not are_texts or not all(len(mark) == 1 and is_mark(mark) for mark in marks):
         raise ConfigError(
-            f'`text.punctuation` must be a list of marks, such as [".", ","], but is {marks!r}.'
+            "`text.punctuation` must be a list of single marks that do not belong to words, such "
+            f'as [".", ","], but is {marks!r}.'
         )
-    for mark in marks:
-        if len(mark) != 1 or not is_mark(mark):
-            raise ConfigError(
-                "`text.punctuation` lists single punctuation marks that do not belong to words, "
-                f'such as [".", ","], but has {mark!r}. Leave it out.'
-            )
     return replace(
         orthography(language),
-        keep_case=case == "keep",
+        keep_case=choices["case"] == "keep",
         punctuation="".join(marks),
-        numbers=primary_language(language) if numbers == "spell" else "",
+        numbers=primary_language(language) if choices["numbers"] == "spell" else "",
     )
 
 

@@ -1,11 +1,16 @@
-"""Tags in brackets, such as ``[noise]``: what a transcript of free speech says about its sound."""
+"""From a transcript as it is written to the text that a model is trained on.
+
+Tags in brackets, such as ``[noise]``, are what a transcript of free speech says about its sound.
+"""
 
 import html
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 
 from sbkit.base.errors import ConfigError
+from sbkit.text.normalization import Orthography, compose, normalize
 
 _BRACKET = re.compile(r"([\[\]])")
 _NAME = r"[^\W_][\w-]*"
@@ -26,6 +31,52 @@ _NARROW = {ord(bracket) + 0xFEE0: bracket for bracket in "()[]{}<>"}  # by the c
 _WIDE_TAG = re.compile("[{0}]([^{0}]{{1,40}})[{0}]".format(re.escape("".join(map(chr, _NARROW)))))
 
 Tag = tuple[str, ...]  # the names in a tag, which may contain other tags
+
+
+def transcript_normalizer(
+    table: Orthography, kept_tags: Collection[str] = ()
+) -> Callable[[str], str]:
+    """Return the function that normalizes transcripts; training, scores and texts share it.
+
+    Raises:
+        ConfigError: the table spells numbers in a language whose numbers sbkit cannot read.
+
+    >>> transcript_normalizer(Orthography(numbers="en"))("I paid $3.50 [laughs]")
+    'i paid three dollars and fifty cents'
+    """
+    spell: Callable[[str], str] = str
+    if table.numbers:
+        # num2words takes 0.1 s to import.
+        from sbkit.text.verbalize import languages_with_numbers, read_numbers
+
+        languages = languages_with_numbers()
+        if table.numbers not in languages:
+            raise ConfigError(
+                f"`text.numbers: spell` reads {', '.join(languages)}, but `language` is "
+                f"{table.numbers}. Write the numbers of the transcripts as words, and take it out."
+            )
+        spell = partial(read_numbers, language=table.numbers)
+
+    def normalize_words(text: str) -> str:
+        return normalize(spell(compose(text)), "", table)
+
+    return partial(normalize_around_tags, normalize=normalize_words, kept_names=kept_tags)
+
+
+def normalize_around_tags(
+    text: str, normalize: Callable[[str], str], kept_names: Collection[str]
+) -> str:
+    """Normalize a text without its tags, except for those with a kept name: ``[name]``.
+
+    >>> normalize_around_tags("Oh <Noise> My [Sic]", str.lower, ["noise"])
+    'oh [noise] my'
+    """
+    text = select_tags(unify_tags(text), kept_names)
+    if not kept_names:
+        return normalize(text)
+    parts = re.split(f"({_pattern(kept_names)})", text)
+    parts[::2] = [normalize(part).strip() for part in parts[::2]]
+    return " ".join(filter(None, parts))
 
 
 def check_tag_names(value: object) -> tuple[str, ...]:
@@ -129,22 +180,6 @@ def _write(part: str | Tag, kept_names: Collection[str]) -> str:
     if isinstance(part, str):
         return part
     return " ".join(["", *(f"[{name}]" for name in part if name in kept_names), ""])
-
-
-def normalize_around_tags(
-    text: str, normalize: Callable[[str], str], kept_names: Collection[str]
-) -> str:
-    """Normalize a text without its tags, except for those with a kept name: ``[name]``.
-
-    >>> normalize_around_tags("Oh <Noise> My [Sic]", str.lower, ["noise"])
-    'oh [noise] my'
-    """
-    text = select_tags(unify_tags(text), kept_names)
-    if not kept_names:
-        return normalize(text)
-    parts = re.split(f"({_pattern(kept_names)})", text)
-    parts[::2] = [normalize(part).strip() for part in parts[::2]]
-    return " ".join(filter(None, parts))
 
 
 def remove_tags(text: str, names: Collection[str]) -> str:
