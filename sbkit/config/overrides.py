@@ -28,7 +28,7 @@ from sbkit.config.document import (
 from sbkit.config.ranges import RANGES
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
-PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
+PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
 NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
@@ -74,7 +74,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
-    """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
+    """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` nests.
 
     ``--manifest NAME=FILE`` and ``--where COLUMN=VALUE`` may be repeated; several values of a name
     become a list.
@@ -98,8 +98,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
         if option["path"] in NAMED_VALUES and text != "null" and not text.startswith("{"):
             _add_named_value(overrides, option["path"], text)
             continue
-        keys = re.findall(r"[^.\[\]]+", option["path"])
-        _set_nested(overrides, keys, _read_value(argument, text))
+        _set_nested(overrides, option["path"].split("."), _read_value(argument, text))
     return overrides
 
 

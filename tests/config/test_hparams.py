@@ -33,7 +33,7 @@ def test_reading_knobs_runs_no_code_and_imports_no_torch(path: Path) -> None:
 
 
 def test_knobs_objects_and_the_saved_file_agree(path: Path) -> None:
-    overrides = parse_overrides(["--seed=7", "--ratio.numerator=5", "--augment[speeds]=[1.1]"])
+    overrides = parse_overrides(["--seed=7", "--ratio.numerator=5", "--augment.speeds=[1.1]"])
     hparams, knobs = load_hparams(path, overrides), read_knobs(path, overrides)
     assert {key: hparams[key] for key in knobs} == knobs
     assert hparams["ratio"] == hparams["also"] == Fraction(5, 7)

@@ -33,7 +33,7 @@ from tests.runs import ROOT
         (["--a=null"], {"a": None}),
         (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
         (["--a={b: 1}"], {"a": {"b": 1}}),
-        (["--a.b=1", "--a[c]=2"], {"a": {"b": 1, "c": 2}}),
+        (["--a.b=1", "--a.c=2"], {"a": {"b": 1, "c": 2}}),
         (["--a=1", "--a=2"], {"a": 2}),
     ],
 )
@@ -49,7 +49,7 @@ def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, 
     [
         ("lr", "`lr` is not of the form --key=value"),
         ("--", "is not of the form"),
-        ("--a[b=3", "is not of the form"),
+        ("--a[b]=3", "is not of the form"),
         ("--a=", "`--a=` needs a value. Write '\"\"' for empty text."),
         ("--a=!new:os.system", "needs a plain value"),
         ("--a=[1,", "Close its brackets"),
