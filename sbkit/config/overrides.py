@@ -1,8 +1,9 @@
-"""Parse ``--key=value`` arguments, and replace values of a YAML by values of the same type."""
+"""Parse ``--key=value`` arguments, and replace values of a YAML by values of the same kind."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum
+from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,7 +26,6 @@ from sbkit.config.document import (
     text_of,
     walk,
 )
-from sbkit.config.ranges import RANGES
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
 PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
@@ -33,11 +33,10 @@ NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values th
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
 NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
 NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
-TYPE_NAMES: dict[type, str] = {
+KIND_NAMES: dict[type, str] = {
     type(None): "null",
-    bool: "true or false",  # before int, its base
-    int: "a whole number",
-    float: "a number",
+    bool: "true or false",  # before numbers, of which it is one
+    Real: "a number",
     str: "text",  # before Sequence, its base
     Mapping: "a mapping",
     Sequence: "a list",
@@ -205,7 +204,7 @@ def _read_value(argument: str, text: str) -> object:
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Set the overrides in the tree; refuse a missing key or a value of another type."""
+    """Set the overrides in the tree; refuse a missing key or a value of another kind."""
     remaining = dict(overrides)
     for key in WHOLE_KEYS:  # first, so that references into these mappings see the new values
         if key in remaining and key in document.root:
@@ -268,9 +267,12 @@ def _existing_key(document: Document, parent: Container, keys: Keys) -> str | in
 
 
 def _convert_override(document: Document, default: object, keys: Keys, value: object) -> object:
-    """Convert a value to the type of the YAML's value; raises ConfigError if it has another."""
+    """Convert a value to the kind of the YAML's value; raises ConfigError if it has another.
+
+    A value of null accepts any plain value. Whether a number must be whole is said by its range.
+    """
     if tag_of(default) == ATTRIBUTE_TAG:
-        return value  # the type is not known before the object is built
+        return value  # its kind is not known before the object is built
     if tag_of(default):
         raise ConfigError(
             f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
@@ -282,62 +284,33 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             return value
         if default == allowed_word:
             default = 0.0
-    range_ = RANGES.get(str(keys[0])) if len(keys) == 1 else None
-    if range_ is not None and not range_.integer and isinstance(value, float):
-        default = 0.0 if _type_of(default) is int else default  # minutes, as in `15`
     if isinstance(default, list) and isinstance(value, list):
+        item_default = default[0] if len({*map(_kind, default)}) == 1 else None
         return [
-            _convert_override(document, _item_default(default, item), (*keys, index), item)
+            _convert_override(document, item_default, (*keys, index), item)
             for index, item in enumerate(value)
         ]
-    try:
-        return convert_to_type_of(default, value)
-    except TypeError as error:
-        expected = "a plain value" if _type_of(value) is object else _type_name(default)
-        raise ConfigError(
-            f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
-            f"({_type_name(value)})."
-        ) from error
-
-
-def _item_default(default: Sequence[object], item: object) -> object:
-    """Return a value whose type an item of a list must have; None if it may have any.
-
-    A list of whole numbers also takes fractions, as ``snr_db: [0, 30]`` must.
-    """
-    types = {_type_of(default_item) for default_item in default}
-    if types == {int, float} or (types == {int} and isinstance(item, float)):
-        return 0.0
-    return default[0] if len(types) == 1 else None
-
-
-def convert_to_type_of(default: object, value: Any) -> object:
-    """Return a value in the type of the default; raises TypeError for another type.
-
-    A default of null accepts any plain value.
-    """
     if isinstance(value, PurePath):
         value = str(value)
-    default_type, value_type = _type_of(default), _type_of(value)
-    if value_type is object:
-        raise TypeError
-    if default_type is str and value_type is int:
+    kind, value_kind = _kind(default), _kind(value)
+    if kind is str and value_kind is Real and isinstance(value, int):
         return str(value)
-    if default_type is float and value_type is int:
-        return float(value)
-    if default_type is int and value_type is float and value.is_integer():
-        return int(value)
-    if default_type not in (type(None), value_type):
-        raise TypeError
-    return value
+    if kind is value_kind is Real:
+        number: Any = value
+        if isinstance(default, float):
+            return float(number)
+        return int(number) if float(number).is_integer() else number  # 1000 for 1e3
+    if value_kind is not object and kind in (type(None), value_kind):
+        return value
+    expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
+    raise ConfigError(
+        f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
+        f"({KIND_NAMES.get(value_kind, 'an object')})."
+    )
 
 
-def _type_of(value: object) -> type:
-    """Return the type of `TYPE_NAMES` that a value has; ``object`` for any other."""
+def _kind(value: object) -> type:
+    """Return the key of `KIND_NAMES` that fits a value; ``object`` for any other."""
     if isinstance(value, str) and TUPLE.fullmatch(value):
         return Sequence  # HyperPyYAML reads text in parentheses as a tuple
-    return next((type_ for type_ in TYPE_NAMES if isinstance(value, type_)), object)
-
-
-def _type_name(value: object) -> str:
-    return TYPE_NAMES.get(_type_of(value), "an object")
+    return next((kind for kind in KIND_NAMES if isinstance(value, kind)), object)

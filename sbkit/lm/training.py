@@ -97,8 +97,9 @@ class Spelling:
     @cached_property
     def word_table(self) -> Orthography | None:
         """The table that words pass before they are looked up, as in `NgramModel`."""
-        is_plain = self.table is None or self.table.is_plain
-        return self.table.plain if self.table and self.plain_words and not is_plain else None
+        if self.table is None or self.table.is_plain or not self.plain_words:
+            return None
+        return self.table.plain
 
     def words(self, text: str) -> list[str]:
         table = self.word_table

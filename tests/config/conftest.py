@@ -24,6 +24,7 @@ betas: (0.9, 0.98)
 sizes: !tuple (3, 4)
 limit: null
 names: [b]
+snr_db: [5, 30]
 free: {}
 freeze: {CNN: always}
 third: !ref <ratio[numerator]>

@@ -18,7 +18,7 @@ def test_knobs_are_the_plain_values(path: Path) -> None:
         **{"precision": "fp32", "augment": {"speeds": [0.9, 1.0], "masks": {"time": 2}}},
         **{"double": 120.0, "output_folder": "results/3407", "third": 3, "limit": None, "free": {}},
         **{"betas": (0.9, 0.98), "sizes": (3, 4), "freeze": {"CNN": "always"}},
-        **{"names": ["b"]},
+        **{"names": ["b"], "snr_db": [5, 30]},
     }
 
 

@@ -105,6 +105,7 @@ def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("--lr=1e-4", "lr", 1e-4),
         ("--limit=1e-4", "limit", 1e-4),
         ("--augment.speeds=[1, 0.90]", "augment", {"speeds": [1.0, 0.9], "masks": {"time": 2}}),
+        ("--snr_db=[0, 2.5]", "snr_db", [0, 2.5]),
     ],
 )
 def test_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
@@ -127,12 +128,12 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--augment.speeds.2=1", "has no such key under `augment.speeds`"),
         ("--numerator=1", "Did you mean `ratio.numerator`?"),
         ("--later.other=1", "add it in the YAML"),
-        ("--ratio=3", "would replace the object at {path}:20"),
+        ("--ratio=3", "would replace the object at {path}:21"),
         ("--modules=3", "must be a mapping"),
         ("--modules.ratio=3", "would replace the object"),
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
-        ("--seed=1.5", "must be a whole number"),
+        ("--seed=1.5", "`seed` must be a whole number from 0 to"),
         ("--language=1.10", "must be text, as in {path}:4, not 1.1 (a number)"),
         ("--mixed=no", "must be true or false"),
         ("--language.x=1", "must be text"),
