@@ -7,7 +7,6 @@ keeps capitals and marks of punctuation (`text_table`).
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
@@ -213,13 +212,8 @@ def separates_words(language: str) -> bool:
     return primary_language(language) not in _UNSPACED
 
 
-def describe_normalizer(language: str, table: Orthography | None = None) -> str:
-    """Describe the text table of a language in one line.
-
-    table: replaces the table of the language.
-    """
-    if table is None:
-        table = orthography(language)
+def describe_normalizer(language: str, table: Orthography) -> str:
+    """Describe the text table of a language in one line."""
     code = primary_language(language)
     name = code if code in ORTHOGRAPHIES else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
@@ -236,21 +230,6 @@ def describe_normalizer(language: str, table: Orthography | None = None) -> str:
 def is_spoken_symbol(char: str) -> bool:
     """Return whether a character is often read aloud, such as "€" and "½"."""
     return char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
-
-
-def spoken_symbols_note(characters: Mapping[str, int], language: str) -> str | None:
-    """Return a note on dropped characters that may be read aloud, such as "€" and "½".
-
-    characters: the number of each character in all sentences.
-    """
-    dropped = Counter[str]()
-    for char, count in characters.items():
-        if is_spoken_symbol(char) and not normalize(char, language):
-            dropped[char] = count
-    if not dropped:
-        return None
-    symbols = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
-    return f"normalization dropped symbols ({symbols}). Write symbols that are read aloud as words"
 
 
 def languages_with(letters: Mapping[str, int]) -> list[str]:

@@ -22,9 +22,10 @@ from num2words import num2words
 
 from sbkit.base.messages import listed
 from sbkit.text.languages import primary_language
-from sbkit.text.normalization import compose, normalize, spoken_symbols_note
+from sbkit.text.normalization import compose, is_spoken_symbol, normalize
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
+MAX_LISTED_SYMBOLS = 8
 MAX_UNGROUPED_DIGITS = 6  # a longer number without separators is a code, unless it ends in 000
 
 # In every language no-break spaces and apostrophes may separate groups of digits.
@@ -93,9 +94,14 @@ def spell_out(text: str, language: str) -> SpokenText:
     if unreadable:
         codes = listed(f"U+{ord(char):04X}" for char in unreadable)
         notes.append(f"Characters that cannot be read aloud are left out: {codes}.")
-    symbols_note = spoken_symbols_note(Counter(text), language)
-    if symbols_note is not None:
-        notes.append(f"{symbols_note}.")
+    counts = Counter(filter(is_spoken_symbol, text))
+    dropped = [(n, char) for char, n in counts.most_common() if not normalize(char, language)]
+    if dropped:
+        symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
+        notes.append(
+            f"normalization dropped symbols ({symbols}). Write symbols that are read aloud as "
+            "words."
+        )
     return SpokenText(spoken, tuple(notes))
 
 
