@@ -79,7 +79,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
     become a list.
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
-    {'lr': 1e-3, 'Transformer': {'dropout': 0}, 'compile': True}
+    {'lr': 0.001, 'Transformer': {'dropout': 0}, 'compile': True}
     """
     overrides: dict[str, object] = {}
     remaining = list(arguments)

@@ -34,15 +34,17 @@ Tag = tuple[str, ...]  # the names in a tag, which may contain other tags
 
 
 def transcript_normalizer(
-    table: Orthography, kept_tags: Collection[str] = ()
+    table: Orthography, kept_names: Collection[str] = ()
 ) -> Callable[[str], str]:
     """Return the function that normalizes transcripts; training, scores and texts share it.
+
+    kept_names: the names of tags that stay, written ``[name]``.
 
     Raises:
         ConfigError: the table spells numbers in a language whose numbers sbkit cannot read.
 
-    >>> transcript_normalizer(Orthography(numbers="en"))("I paid $3.50 [laughs]")
-    'i paid three dollars and fifty cents'
+    >>> transcript_normalizer(Orthography(numbers="en"), ["cough"])("I paid $3.50 (laughs) <Cough>")
+    'i paid three dollars and fifty cents [cough]'
     """
     spell: Callable[[str], str] = str
     if table.numbers:
@@ -57,26 +59,13 @@ def transcript_normalizer(
             )
         spell = partial(read_numbers, language=table.numbers)
 
-    def normalize_words(text: str) -> str:
-        return normalize(spell(compose(text)), "", table)
+    def normalize_transcript(text: str) -> str:
+        text = select_tags(unify_tags(text), kept_names)
+        parts = re.split(f"({_pattern(kept_names)})", text) if kept_names else [text]
+        parts[::2] = [normalize(spell(compose(words)), "", table) for words in parts[::2]]
+        return " ".join(filter(None, parts))
 
-    return partial(normalize_around_tags, normalize=normalize_words, kept_names=kept_tags)
-
-
-def normalize_around_tags(
-    text: str, normalize: Callable[[str], str], kept_names: Collection[str]
-) -> str:
-    """Normalize a text without its tags, except for those with a kept name: ``[name]``.
-
-    >>> normalize_around_tags("Oh <Noise> My [Sic]", str.lower, ["noise"])
-    'oh [noise] my'
-    """
-    text = select_tags(unify_tags(text), kept_names)
-    if not kept_names:
-        return normalize(text)
-    parts = re.split(f"({_pattern(kept_names)})", text)
-    parts[::2] = [normalize(part).strip() for part in parts[::2]]
-    return " ".join(filter(None, parts))
+    return normalize_transcript
 
 
 def check_tag_names(value: object) -> tuple[str, ...]:

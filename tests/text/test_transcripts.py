@@ -1,18 +1,16 @@
 """Transcripts: tags in brackets are dropped or kept as tokens, and numbers may become words."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.text.normalization import normalize, table_from_stored, table_to_store, text_table
+from sbkit.text.normalization import table_from_stored, table_to_store, text_table
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import (
     check_tag_names,
     count_dropped_tags,
-    normalize_around_tags,
     select_tags,
     transcript_normalizer,
 )
@@ -57,10 +55,8 @@ def test_a_kept_tag_is_one_token_and_a_word(kind: str, size: int | None, tmp_pat
 
 
 def test_normalization_keeps_tags_and_changes_the_words_around_them() -> None:
-    text = normalize_around_tags(
-        "Well, [noise] YES [Sic]!", lambda words: normalize(words, "en"), ["noise"]
-    )
-    assert text == "well [noise] yes"
+    normalize = transcript_normalizer(text_table("en"), ["noise"])
+    assert normalize("Well, [noise] YES [Sic]!") == "well [noise] yes"
 
 
 WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
@@ -81,8 +77,7 @@ def test_tags_of_any_brackets_are_dropped_and_counted(text: str) -> None:
     """`<unk>` and `(laughter)` were trained as the spoken words, and `&amp;` as "and amp"."""
     expected, dropped = WRITTEN[text]
     kept = ("noise", "laughter") if "[" in expected else ()
-    english = partial(normalize, language="en")
-    assert normalize_around_tags(text, english, kept) == expected
+    assert transcript_normalizer(text_table("en"), kept)(text) == expected
     assert [*count_dropped_tags([text], kept)] == dropped
 
 
