@@ -303,9 +303,10 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
     if value_kind is not object and kind in (type(None), value_kind):
         return value
     expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
+    advice = " Write it in two kinds of quotes." if (kind, value_kind) == (str, Real) else ""
     raise ConfigError(
         f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
-        f"({KIND_NAMES.get(value_kind, 'an object')})."
+        f"({KIND_NAMES.get(value_kind, 'an object')}).{advice}"
     )
 
 

@@ -134,7 +134,7 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
         ("--seed=1.5", "`seed` must be a whole number from 0 to"),
-        ("--language=1.10", "must be text, as in {path}:4, not 1.1 (a number)"),
+        ("--language=1.10", "{path}:4, not 1.1 (a number). Write it in two kinds of q"),
         ("--mixed=no", "must be true or false"),
         ("--language.x=1", "must be text"),
         ("--augment.speeds=1", "must be a list"),
