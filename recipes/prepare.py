@@ -49,8 +49,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
-from sbkit.text.tags import check_tag_names
-from sbkit.text.transcripts import transcript_normalizer
+from sbkit.text.transcripts import check_tag_names, transcript_normalizer
 
 logger = logging.getLogger(__name__)
 

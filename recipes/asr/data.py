@@ -1,8 +1,9 @@
 """The data of speech recognition: from splits to a tokenizer, language models and loaders."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,13 @@ from sbkit.data.splits import Splits, read_column, read_texts, read_transcripts,
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
-from sbkit.lm.language_models import (
-    TOKENS,
-    WORDS,
-    LmText,
-    ensure_language_models,
-    load_language_models,
-)
+from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
+from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.models.encoder import declared_subsampling
 from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import describe_normalizer, text_table
-from sbkit.text.tags import check_tag_names
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
+from sbkit.text.transcripts import check_tag_names
 
 logger = logging.getLogger(__name__)
 
@@ -161,29 +157,31 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         )
     lm_text = LmText.from_knob(knobs.get("lm_text"))
     table = text_table(knobs["language"], knobs.get("text"))
-    for text in lm_text.texts:
-        next(read_sentences([text], table, knobs), None)  # raises an error if it is no text
+    for file in lm_text.files:
+        next(read_sentences([file], table, knobs), None)  # raises an error if it is no text
     evaluated = splits.evaluated()
-    if not lm_text.source:  # the transcripts are the text
-        keys = [key for name, key in splits.fingerprints.items() if name not in evaluated]
-        lm_text = lm_text._replace(source=" ".join(keys))
     held_out = {name: read_column(split, "text") for name, split in evaluated.items()}
-
-    def texts() -> Iterable[str]:
-        if lm_text.texts:
-            return read_sentences(lm_text.texts, table, knobs)
-        return chain.from_iterable(read_texts(splits.train))
-
+    if lm_text.files:
+        lm_text = replace(
+            lm_text,
+            sentences=partial(read_sentences, lm_text.files, table, knobs),
+            held_out=held_out,
+        )
+    else:
+        keys = [key for name, key in splits.fingerprints.items() if name not in evaluated]
+        lm_text = replace(
+            lm_text,
+            source=lm_text.source or " ".join(keys),
+            sentences=lambda: chain.from_iterable(read_texts(splits.train)),
+        )
     file = Path(knobs["output_folder"]) / LANGUAGE_MODELS_FILE
     messages = ensure_language_models(
         file,
         lm_text,
         {WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
-        texts=texts,
-        tokenizer=tokenizer,
-        table=table,
-        plain_words=knobs.get("decoder_type") != "graph",
-        held_out=held_out if lm_text.texts else {},
+        Spelling(
+            tokenizer=tokenizer, table=table, plain_words=knobs.get("decoder_type") != "graph"
+        ),
     )
     if not messages:  # the run folder has the models
         return

@@ -482,7 +482,8 @@ def _export(options: Namespace) -> int:
 def _train_lm(options: Namespace) -> None:
     from sbkit.bundle.bundle import text_table_of
     from sbkit.data.sentences import read_sentences
-    from sbkit.lm.language_models import is_arpa, write_language_model
+    from sbkit.lm.arpa import is_arpa
+    from sbkit.lm.training import write_language_model
     from sbkit.text.languages import check_language
     from sbkit.text.normalization import orthography
 

@@ -11,7 +11,6 @@ text, and leaves ``-1 * 2`` as text: both are refused here.
 
 import re
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -23,7 +22,7 @@ from typing import Any
 
 import yaml
 from hyperpyyaml.core import recursive_resolve, recursive_update
-from ruamel.yaml import YAML, constructor, resolver
+from ruamel.yaml import YAML, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
 
@@ -36,15 +35,8 @@ INCLUDE_TAG = "!include:"
 PLACEHOLDER_TAG = "!PLACEHOLDER"
 BUILDER_TAGS = ("!new:", "!name:", "!module:", "!apply:")
 BASE_KEY = "base"
-# The keys whose values are replaced as a whole: mappings are not merged, and text becomes a list.
-WHOLE_KEYS = {
-    ("freeze",),
-    ("lr_scale",),
-    ("layer_decay",),
-    ("encoder_config",),
-    ("lm_text",),
-    ("mix",),
-}
+# These values are replaced as a whole: the keys of their mappings are not those of the base.
+WHOLE_KEYS = {"freeze", "lr_scale", "layer_decay", "encoder_config", "lm_text", "mix"}
 REFERENCE = re.compile(r"<([^>]*)>")
 TUPLE = re.compile(r"\(.*\)")
 ARITHMETIC = re.compile(r"[-+*/%().\deE\s]*")
@@ -150,24 +142,14 @@ def read_tuple(text: str) -> tuple[object, ...]:
         ) from error
 
 
-@contextmanager
-def clean_ruamel() -> Iterator[None]:
-    """Restore ruamel at the end: HyperPyYAML changes it for the whole process.
+def remove_tuple_rule() -> None:
+    """Take text in parentheses for text again.
 
-    HyperPyYAML adds a tuple rule to ruamel's global table, and after a failure leaves every
-    constructor deep. The rule is removed inside the block, too, because callers outside sbkit may
-    have left it behind.
+    Each call of HyperPyYAML adds its rule for tuples to all of ruamel, which then writes such text
+    in quotes.
     """
-    rules = list(resolver.implicit_resolvers)
-    resolver.implicit_resolvers[:] = [rule for rule in rules if rule[1] != "!tuple"]
-    functions = [m.BaseConstructor.construct_object for m in (yaml.constructor, constructor)]
-    defaults = [function.__defaults__ for function in functions]
-    try:
-        yield
-    finally:
-        resolver.implicit_resolvers[:] = rules
-        for function, default in zip(functions, defaults, strict=True):
-            function.__defaults__ = default
+    rules = resolver.implicit_resolvers
+    rules[:] = [rule for rule in rules if rule[1] != "!tuple"]
 
 
 # -- a file with its base and its includes ---------------------------------------------------------
@@ -191,14 +173,17 @@ class Document:
 
 
 class TupleConstructor(RoundTripConstructor):
-    """Read ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML."""
+    """Read ``!tuple (1, 2)`` as ``(1, 2)``, which is the same to HyperPyYAML.
+
+    Where HyperPyYAML has changed ruamel, ``(1, 2)`` has that tag, too.
+    """
 
 
 TupleConstructor.add_constructor("!tuple", lambda reader, node: reader.construct_scalar(node))
 
 
-def read_document(path: Path | str, *, above: tuple[Path, ...] = ()) -> Document:
-    """Read a file and its base into a tree; ``above`` lists the files that lead to it."""
+def read_document(path: Path | str) -> Document:
+    """Read a file and its base into a tree."""
     path = Path(path)
     text = read_yaml_text(path)
     try:
@@ -225,8 +210,8 @@ def read_document(path: Path | str, *, above: tuple[Path, ...] = ()) -> Document
     document = Document(path, root, {*root} - {BASE_KEY}, places, {path: text})
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
-            _include(document, keys, node, above)
-    return _with_base(document, above) if BASE_KEY in root else document
+            _include(document, keys, node)
+    return _with_base(document) if BASE_KEY in root else document
 
 
 def read_yaml_text(path: Path) -> str:
@@ -242,21 +227,8 @@ def read_yaml_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
-def _read_linked(document: Document, keys: Keys, name: str, above: tuple[Path, ...]) -> Document:
-    """Read a document's base or an included file, unless that leads back to the document."""
-    file = document.path.parent / name
-    above = (*above, document.path.resolve())
-    if file.exists() and file.resolve() in above:  # a loop of symbolic links does not exist
-        raise ConfigError(
-            f"`{dotted(keys)}` ({document.place(keys)}) leads back to this file: {name} reads it. "
-            "Remove the key from one of them."
-        )
-    return read_document(file, above=above)
-
-
-def _with_base(document: Document, above: tuple[Path, ...]) -> Document:
-    name = str(document.root.pop(BASE_KEY))
-    base = _read_linked(document, (BASE_KEY,), name, above)
+def _with_base(document: Document) -> Document:
+    base = read_document(document.path.parent / str(document.root.pop(BASE_KEY)))
     _merge(document, base.root, document.root)
     base.root.ca.comment = document.root.ca.comment  # the header; other comments stay the base's
     places = base.places | document.places
@@ -271,7 +243,8 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         old = tree.get(key)
         new = changes[key]
         keys = (*above, key)
-        is_merged = isinstance(new, CommentedMap) and not tag_of(new) and keys not in WHOLE_KEYS
+        is_whole = bool(tag_of(new)) or dotted(keys) in WHOLE_KEYS
+        is_merged = isinstance(new, CommentedMap) and not is_whole
         if key not in tree:
             token = changes.ca.items.get(key, [None] * 3)[2]
             comment = token.value.partition("\n")[0] if token else ""
@@ -288,9 +261,9 @@ def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above:
         position = [*tree].index(key)
 
 
-def _include(document: Document, keys: Keys, node: object, above: tuple[Path, ...]) -> None:
+def _include(document: Document, keys: Keys, node: object) -> None:
     """Replace ``!include:FILE`` by the tree of the file; keys below the tag override it."""
-    inner = _read_linked(document, keys, tag_of(node).removeprefix(INCLUDE_TAG), above)
+    inner = read_document(document.path.parent / tag_of(node).removeprefix(INCLUDE_TAG))
     prefix = f"{keys[0]}{''.join(f'[{key}]' for key in keys[1:])}"
     for child in {id(child): child for _, child in walk(inner.root)}.values():  # each alias once
         if isinstance(child, TaggedScalar) and tag_of(child) in REFERENCE_TAGS:

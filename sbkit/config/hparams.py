@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from io import StringIO
+from itertools import pairwise
 from operator import getitem
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,13 +28,13 @@ from sbkit.config.document import (
     REFERENCE,
     Document,
     Keys,
-    clean_ruamel,
     dotted,
     holds_object,
     plain_value,
     read_document,
     read_yaml_text,
     referenced,
+    remove_tuple_rule,
     resolve_references,
     tag_of,
     text_of,
@@ -167,10 +168,9 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
     resolved = _resolved.get(key)
     texts = resolved.document.texts if resolved else {}
     if resolved is None or any(read_yaml_text(file) != text for file, text in texts.items()):
-        with clean_ruamel():
-            document = read_document(yaml_file)
-            apply_overrides(document, overrides)
-            resolved = Resolved(document, resolve_references(document))
+        document = read_document(yaml_file)
+        apply_overrides(document, overrides)
+        resolved = Resolved(document, resolve_references(document))
         _resolved[key] = resolved
     return resolved
 
@@ -194,13 +194,23 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
     """
     resolved = resolve(yaml_file, overrides)
     require_in_range(resolved.knobs)
-    with clean_ruamel():
-        for message in resolved.arguments_out_of_range().values():
-            raise ConfigError(message)
-        try:
-            return Knobs(load_hyperpyyaml(resolved.text, loader=_Loader))
-        except _BuildError as error:
-            raise ConfigError(_describe(error, resolved.document)) from error.cause
+    for message in resolved.arguments_out_of_range().values():
+        raise ConfigError(message)
+    path: list[Node] = []  # from the root to what is being built
+
+    class TracingLoader(Loader):
+        """HyperPyYAML's loader; after a failure, the path stays."""
+
+        def construct_object(self, node: Node, deep: bool = True) -> object:
+            path.append(node)
+            value: object = super().construct_object(node, deep)
+            path.pop()
+            return value
+
+    try:
+        return Knobs(load_hyperpyyaml(resolved.text, loader=TracingLoader))
+    except Exception as error:  # of any class or function that the YAML names
+        raise ConfigError(_describe(error, path, resolved.document)) from error
 
 
 def save_yaml(path: Path, yaml_file: Path, overrides: Mapping[str, object]) -> None:
@@ -219,48 +229,27 @@ def _dump(tree: CommentedMap) -> str:
         type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
     )
     writer.indent(mapping=4, sequence=6, offset=4)
-    with clean_ruamel():
-        writer.dump(tree, stream)
+    remove_tuple_rule()
+    writer.dump(tree, stream)
     return stream.getvalue()
 
 
-class _BuildError(Exception):
-    """Raised for an object that cannot be built; ``keys`` lead to it from ``ancestor``."""
-
-    def __init__(self, node: Node, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.node = node
-        self.cause = cause
-        self.ancestor = node
-        self.keys = Keys()
-
-
-class _Loader(Loader):
-    """HyperPyYAML's loader, which also records the keys of an object that fails."""
-
-    def construct_object(self, node: Node, deep: bool = True) -> object:
-        try:
-            return super().construct_object(node, deep)
-        except _BuildError as error:
-            is_map = isinstance(node, MappingNode)
-            items = [(k.value, v) for k, v in node.value] if is_map else enumerate(node.value)
-            error.keys = (*(key for key, v in items if v is error.ancestor), *error.keys)
-            error.ancestor = node
-            raise
-        except Exception as error:
-            raise _BuildError(node, error) from error
-
-
-def _describe(error: _BuildError, document: Document) -> str:
-    kind, _, name = str(error.node.tag).partition(":")
-    where = f"`{dotted(error.keys)}` ({document.place(error.keys)})"
-    if isinstance(error.cause, SbkitError):
-        return f"{error.cause} ({where})"
-    reason = str(error.cause.args[-1] if error.cause.args else error.cause).partition("\n")[0]
+def _describe(error: Exception, path: list[Node], document: Document) -> str:
+    """Describe why the last node of a path cannot be built."""
+    keys: Keys = ()
+    for parent, child in pairwise(path):
+        is_map = isinstance(parent, MappingNode)
+        items = [(k.value, v) for k, v in parent.value] if is_map else enumerate(parent.value)
+        keys = (*keys, *(key for key, node in items if node is child))
+    kind, _, name = str(path[-1].tag).partition(":")
+    where = f"`{dotted(keys)}` ({document.place(keys)})"
+    if isinstance(error, SbkitError):
+        return f"{error} ({where})"
+    reason = str(error.args[-1] if error.args else error).partition("\n")[0]
     advice = "Correct it. A module of your own must lie beside the YAML, or on PYTHONPATH."
-    if isinstance(error.cause, TypeError):
+    if isinstance(error, TypeError):
         advice = "Correct its arguments."
         if "missing" in reason and kind == "!new":
             advice = "Add them, or write `!name:` if the recipe gives them."
-    cause = type(error.cause).__name__
+    cause = type(error).__name__
     return f"{where} cannot be made of `{name or kind}`: {cause}: {reason}. {advice}"

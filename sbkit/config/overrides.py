@@ -1,17 +1,15 @@
-"""Parse ``--key=value`` arguments, and replace values of a YAML by values of the same type."""
+"""Parse ``--key=value`` arguments, and replace values of a YAML by values of the same kind."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from datetime import date
 from enum import Enum
+from numbers import Real
 from pathlib import Path, PurePath
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import ScalarNode
 
 from sbkit.base.errors import ConfigError
 from sbkit.config.document import (
@@ -20,31 +18,28 @@ from sbkit.config.document import (
     WHOLE_KEYS,
     Document,
     Keys,
-    clean_ruamel,
     dotted,
     nearest,
+    remove_tuple_rule,
     resolve_references,
     tag_of,
     text_of,
     walk,
 )
-from sbkit.config.ranges import RANGES
 
 OPTION = re.compile(r"--(?P<path>[^=]+)(?:=(?P<value>.*))?", re.DOTALL)
-PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+|\[[^.\[\]\s]+\])*")
+PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
 NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
 NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
-TYPE_NAMES: dict[type, str] = {
+KIND_NAMES: dict[type, str] = {
     type(None): "null",
-    bool: "true or false",  # before int, its base
-    int: "a whole number",
-    float: "a number",
+    bool: "true or false",  # before numbers, of which it is one
+    Real: "a number",
     str: "text",  # before Sequence, its base
     Mapping: "a mapping",
     Sequence: "a list",
-    date: "a date",
 }
 
 Container = CommentedMap | CommentedSeq
@@ -78,13 +73,13 @@ def parse_command(arguments: Sequence[str]) -> tuple[Path, dict[str, object]]:
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
-    """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` and ``--a[b]`` nest.
+    """Read ``--key value``, ``--key=value`` and ``--flag``; ``--a.b`` nests.
 
     ``--manifest NAME=FILE`` and ``--where COLUMN=VALUE`` may be repeated; several values of a name
     become a list.
 
     >>> parse_overrides(["--lr=1e-3", "--Transformer.dropout", "0", "--compile"])
-    {'lr': 1e-3, 'Transformer': {'dropout': 0}, 'compile': True}
+    {'lr': 0.001, 'Transformer': {'dropout': 0}, 'compile': True}
     """
     overrides: dict[str, object] = {}
     remaining = list(arguments)
@@ -102,8 +97,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, object]:
         if option["path"] in NAMED_VALUES and text != "null" and not text.startswith("{"):
             _add_named_value(overrides, option["path"], text)
             continue
-        keys = re.findall(r"[^.\[\]]+", option["path"])
-        _set_nested(overrides, keys, _read_value(argument, text))
+        _set_nested(overrides, option["path"].split("."), _read_value(argument, text))
     return overrides
 
 
@@ -180,49 +174,11 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
     _set_nested(overrides, (key, name), values)
 
 
-class AsWritten:
-    """A number that prints as the user wrote it: a text key keeps 007 and 1.10 as they are."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-class IntAsWritten(AsWritten, int):
-    """A whole number such as 007, 1_000 or 0x1f."""
-
-
-class FloatAsWritten(AsWritten, float):
-    """A number such as 1.10 or 1e-3."""
-
-
-class ArgumentConstructor(SafeConstructor):
-    """Read numbers as YAML does; a number that Python prints differently keeps its text."""
-
-    def construct_int(self, node: ScalarNode) -> int:
-        number: int = self.construct_yaml_int(node)
-        if str(number) == node.value:
-            return number
-        written = IntAsWritten(number)
-        written.text = node.value
-        return written
-
-    def construct_float(self, node: ScalarNode) -> float:
-        number: float = self.construct_yaml_float(node)
-        if str(number) == node.value:
-            return number
-        written = FloatAsWritten(number)
-        written.text = node.value
-        return written
-
-
-ArgumentConstructor.add_constructor("tag:yaml.org,2002:int", ArgumentConstructor.construct_int)
-ArgumentConstructor.add_constructor("tag:yaml.org,2002:float", ArgumentConstructor.construct_float)
-
-
 def _read_value(argument: str, text: str) -> object:
-    """Read null, true, false and numbers; a list, mapping or quoted text; else plain text."""
+    """Read null, true, false and numbers; a list, mapping or quoted text; else plain text.
+
+    Whole numbers in another form, such as 007, stay text.
+    """
     if not text:
         raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
     if text.startswith("!"):
@@ -230,11 +186,9 @@ def _read_value(argument: str, text: str) -> object:
     is_yaml_syntax = text[0] in "[{\"'"
     if "#" in text and not is_yaml_syntax:
         return text  # YAML would drop what follows as a comment
-    reader = YAML(typ="safe", pure=True)
-    reader.Constructor = ArgumentConstructor
+    remove_tuple_rule()
     try:
-        with clean_ruamel():
-            value: object = reader.load(text)
+        value: object = YAML(typ="safe", pure=True).load(text)
     except (YAMLError, ValueError) as error:  # ValueError for an impossible date
         if not is_yaml_syntax:
             return text
@@ -242,20 +196,19 @@ def _read_value(argument: str, text: str) -> object:
             f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML. Close its "
             "brackets and quotes."
         ) from error
-    if is_yaml_syntax or value is None or isinstance(value, int | float):
-        return value
-    return text
+    is_written_as_usual = value is None or isinstance(value, bool | float) or str(value) == text
+    return value if is_yaml_syntax or is_written_as_usual else text
 
 
 # -- replacing values ------------------------------------------------------------------------------
 
 
 def apply_overrides(document: Document, overrides: Mapping[str, object]) -> None:
-    """Set the overrides in the tree; refuse a missing key or a value of another type."""
+    """Set the overrides in the tree; refuse a missing key or a value of another kind."""
     remaining = dict(overrides)
-    for (key,) in WHOLE_KEYS:  # first, so that references into these mappings see the new values
+    for key in WHOLE_KEYS:  # first, so that references into these mappings see the new values
         if key in remaining and key in document.root:
-            document.root[key] = _plain(remaining.pop(key))
+            document.root[key] = remaining.pop(key)
     if remaining:
         defaults = resolve_references(document, needs_values=False)
         for key, value in remaining.items():
@@ -314,9 +267,12 @@ def _existing_key(document: Document, parent: Container, keys: Keys) -> str | in
 
 
 def _convert_override(document: Document, default: object, keys: Keys, value: object) -> object:
-    """Convert a value to the type of the YAML's value; raises ConfigError if it has another."""
+    """Convert a value to the kind of the YAML's value; raises ConfigError if it has another.
+
+    A value of null accepts any plain value. Whether a number must be whole is said by its range.
+    """
     if tag_of(default) == ATTRIBUTE_TAG:
-        return _plain(value)  # the type is not known before the object is built
+        return value  # its kind is not known before the object is built
     if tag_of(default):
         raise ConfigError(
             f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
@@ -328,76 +284,34 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             return value
         if default == allowed_word:
             default = 0.0
-    range_ = RANGES.get(str(keys[0])) if len(keys) == 1 else None
-    if range_ is not None and not range_.integer and isinstance(value, float):
-        default = 0.0 if _type_of(default) is int else default  # minutes, as in `15`
     if isinstance(default, list) and isinstance(value, list):
+        item_default = default[0] if len({*map(_kind, default)}) == 1 else None
         return [
-            _convert_override(document, _item_default(default, item), (*keys, index), item)
+            _convert_override(document, item_default, (*keys, index), item)
             for index, item in enumerate(value)
         ]
-    try:
-        return convert_to_type_of(default, value)
-    except (TypeError, ValueError) as error:
-        expected = "a plain value" if _type_of(value) is object else _type_name(default)
-        raise ConfigError(
-            f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
-            f"({_type_name(value)})."
-        ) from error
-
-
-def _item_default(default: Sequence[object], item: object) -> object:
-    """Return a value whose type an item of a list must have; None if it may have any.
-
-    A list of whole numbers also takes fractions, as ``snr_db: [0, 30]`` must.
-    """
-    types = {_type_of(default_item) for default_item in default}
-    if types == {int, float} or (types == {int} and isinstance(item, float)):
-        return 0.0
-    return default[0] if len(types) == 1 else None
-
-
-def convert_to_type_of(default: object, value: object) -> object:
-    """Return a value in the type of the default; raises TypeError or ValueError for another type.
-
-    A default of null accepts any plain value.
-    """
     if isinstance(value, PurePath):
         value = str(value)
-    default_type, value_type = _type_of(default), _type_of(value)
-    if value_type is object:
-        raise TypeError
-    if default_type is str and value_type in (int, float):
+    kind, value_kind = _kind(default), _kind(value)
+    if kind is str and value_kind is Real and isinstance(value, int):
         return str(value)
-    if isinstance(default, date) and isinstance(value, str):
-        return date.fromisoformat(value)
-    plain = _plain(value)
-    if default_type is float and value_type is int:
-        return float(plain)
-    if default_type is int and value_type is float and plain.is_integer():
-        return int(plain)
-    if default_type not in (type(None), value_type):
-        raise TypeError
-    return plain
+    if kind is value_kind is Real:
+        number: Any = value
+        if isinstance(default, float):
+            return float(number)
+        return int(number) if float(number).is_integer() else number  # 1000 for 1e3
+    if value_kind is not object and kind in (type(None), value_kind):
+        return value
+    expected = "a plain value" if value_kind is object else KIND_NAMES.get(kind, "an object")
+    advice = " Write it in two kinds of quotes." if (kind, value_kind) == (str, Real) else ""
+    raise ConfigError(
+        f"`{dotted(keys)}` must be {expected}, as in {document.place(keys)}, not {value!r} "
+        f"({KIND_NAMES.get(value_kind, 'an object')}).{advice}"
+    )
 
 
-def _plain(value: Any) -> Any:
-    """Replace numbers that keep their text by plain numbers."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, IntAsWritten):
-        return int(value)
-    return float(value) if isinstance(value, FloatAsWritten) else value
-
-
-def _type_of(value: object) -> type:
-    """Return the type of `TYPE_NAMES` that a value has; ``object`` for any other."""
+def _kind(value: object) -> type:
+    """Return the key of `KIND_NAMES` that fits a value; ``object`` for any other."""
     if isinstance(value, str) and TUPLE.fullmatch(value):
         return Sequence  # HyperPyYAML reads text in parentheses as a tuple
-    return next((type_ for type_ in TYPE_NAMES if isinstance(value, type_)), object)
-
-
-def _type_name(value: object) -> str:
-    return TYPE_NAMES.get(_type_of(value), "an object")
+    return next((kind for kind in KIND_NAMES if isinstance(value, kind)), object)

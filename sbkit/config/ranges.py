@@ -92,7 +92,6 @@ RANGES = {  # of the keys of every run; a class declares the ranges of its argum
     "init_from_differs": TextValue(or_list=True),
     "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
 }
-RANGES_OF_OTHER_CLASSES = {"speechbrain.utils.epoch_loop.EpochCounter": {"limit": POSITIVE_COUNT}}
 
 
 def out_of_range(
@@ -121,5 +120,5 @@ def ranges_of(name: str) -> Mapping[str, Range]:
         builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges = RANGES_OF_OTHER_CLASSES.get(name) or getattr(builder, "RANGES", {})
-    return ranges if isinstance(ranges, Mapping) else {}
+    ranges: Mapping[str, Range] = getattr(builder, "RANGES", {})
+    return ranges

@@ -11,7 +11,7 @@ import datasets
 
 from sbkit.data.splits import count_characters, read_texts
 from sbkit.text.normalization import is_spoken_symbol, normalize
-from sbkit.text.tags import count_dropped_tags, kept_tags, select_tags, unify_tags
+from sbkit.text.transcripts import count_dropped_tags, kept_tags, select_tags, unify_tags
 
 DIGITS = "digits"
 SPELLED_DIGITS = "digits read as words"

@@ -36,7 +36,7 @@ from sbkit.evaluate.wer_report import (
     read_utterances,
     utterances_file,
 )
-from sbkit.lm.seen import SEEN, describe_seen
+from sbkit.lm.language_models import SEEN, describe_seen
 
 MAX_CHANGED = 10  # utterances that are listed
 

@@ -14,6 +14,7 @@ Words are UTF-8 without white space. SRILM's manual, ngram-format(5), describes 
 import math
 from array import array
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,15 @@ LN_10 = math.log(10)
 LOG10_ZERO = -99.0  # by convention, the log10 of no probability
 DATA_HEADER = b"\\data\\"  # tools may write anything above it
 END_MARK = b"\\end\\"
+MAX_PREAMBLE_LINES = 1000  # above the data, such as IRSTLM's
+
+
+def is_arpa(file: Path) -> bool:
+    r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
+    if file.name.removesuffix(".gz").endswith(".arpa"):
+        return True
+    lines = islice(iter_raw_lines(file, subject="The text of a language model"), MAX_PREAMBLE_LINES)
+    return any(line.strip() == DATA_HEADER for line in lines)
 
 
 def read_arpa(path: Path | str) -> NgramModel:

@@ -65,14 +65,15 @@ class AsrModel(AcousticModel):
         super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
         for name, head in (("ctc_lin", ctc_lin), ("seq_lin", seq_lin)):
             if head is not None:
-                vocabulary.check_head(name=name, outputs=head_size(head))
+                vocabulary.check_size(head_size(head), claim=f"`{name}` must have as many outputs")
         require_frame_length(CNN, Transformer)
         if isinstance(CNN, ConvFrontEnd) and CNN.is_causal:
             require_causal_level(compute_features)
         backbone = self.encoder.backbone
         embedding = token_embedding(backbone.module)
         if embedding is not None:
-            vocabulary.check_embedding(name=backbone.name, rows=embedding.num_embeddings)
+            claim = f"The embedding of `{backbone.name}` must have as many rows"
+            vocabulary.check_size(embedding.num_embeddings, claim=claim)
         self.vocabulary = vocabulary
         self.ctc_lin = ctc_lin
         self.seq_lin = seq_lin

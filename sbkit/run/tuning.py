@@ -6,9 +6,10 @@ run or bundle -> log-probabilities of the validation set -> errors of the presen
 
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,15 +32,8 @@ from sbkit.decoding.fit_weights import count_own_errors, error_of
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
-from sbkit.lm.language_models import (
-    TOKENS,
-    WORDS,
-    LmText,
-    digest_of,
-    load_language_models,
-    replace_language_models,
-    save,
-)
+from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
+from sbkit.lm.training import LmText, Spelling, replace_language_models
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.fitting import fit_bundle, sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source, table_knobs
@@ -183,25 +177,23 @@ def _make_language_models(
                 "Name a text or an ARPA file with --lm-text."
             )
         lm_text, table = LmText.from_knob(values.get("lm_text")), bundle.config.text_table
-        evaluated = sets if splits is None else {**splits.evaluated(), **sets}
-        held_out = {name: read_column(rows, "text") for name, rows in evaluated.items()}
-
-        def texts() -> Iterable[str]:
-            if lm_text.texts or splits is None:
-                return read_sentences(lm_text.texts, table, table_knobs(model, options.columns))
-            return read_column(splits.train, "text")
-
-        messages = replace_language_models(
-            file,
-            lm_text,
-            orders,
-            texts=texts,
+        if lm_text.files:
+            evaluated = sets if splits is None else {**splits.evaluated(), **sets}
+            lm_text = replace(
+                lm_text,
+                sentences=partial(
+                    read_sentences, lm_text.files, table, table_knobs(model, options.columns)
+                ),
+                held_out={name: read_column(rows, "text") for name, rows in evaluated.items()},
+            )
+        elif splits is not None:
+            lm_text = replace(lm_text, sentences=partial(read_column, splits.train, "text"))
+        spelling = Spelling(
+            tokenizer=bundle.tokenizer,
             table=table,
             plain_words=_decoder_type(bundle, options) != "graph",
-            tokenizer=bundle.tokenizer,
-            held_out=held_out if lm_text.texts else {},
         )
-        logger.info("\n".join(messages))
+        logger.info("\n".join(replace_language_models(file, lm_text, orders, spelling)))
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
 

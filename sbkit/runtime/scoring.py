@@ -14,7 +14,7 @@ from sbkit.decoding.words import GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.settings import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
-from sbkit.lm.seen import describe_seen
+from sbkit.lm.language_models import describe_seen
 from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.test_report import ScoredSet

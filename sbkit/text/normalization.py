@@ -7,7 +7,6 @@ keeps capitals and marks of punctuation (`text_table`).
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
@@ -86,8 +85,7 @@ _UNIFIED_APOSTROPHES = str.maketrans(dict.fromkeys(_APOSTROPHES, "'"))
 # Marks that belong to words in some table, or that open and close a quotation alike.
 _WORD_MARKS = f"{_APOSTROPHES}'\"·{_GERESH}{_GERSHAYIM}"
 _OPENING_MARKS = "¿¡"  # besides the categories Ps and Pi
-CASES = ("lower", "keep")  # the values of `text.case`
-NUMBERS = ("keep", "spell")  # the values of `text.numbers`
+TEXT_CHOICES = {"case": ("lower", "keep"), "numbers": ("keep", "spell")}  # in `text`
 TEXT_EXAMPLE = '{case: keep, punctuation: [".", ",", "?", "!"], numbers: spell}'
 # Plain letters for letters that have no Unicode decomposition.
 _BASE_LETTERS = {"æ": "ae", "œ": "oe", "ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d"}
@@ -139,33 +137,28 @@ def text_table(language: str, settings: object = None) -> Orthography:
     Raises ConfigError for settings that are not of the form `TEXT_EXAMPLE`.
     """
     settings = {} if settings is None else settings
-    if not isinstance(settings, Mapping) or {*settings} - {"case", "punctuation", "numbers"}:
+    if not isinstance(settings, Mapping) or {*settings} - {"punctuation", *TEXT_CHOICES}:
         raise ConfigError(
             "`text` must be a mapping of case, punctuation and numbers, such as "
             f"{TEXT_EXAMPLE}, but is {settings!r}."
         )
-    case = settings.get("case", CASES[0])
-    if case not in CASES:
-        raise ConfigError(f"`text.case` must be {' or '.join(CASES)}, but is {case!r}.")
-    numbers = settings.get("numbers", NUMBERS[0])
-    if numbers not in NUMBERS:
-        raise ConfigError(f"`text.numbers` must be {' or '.join(NUMBERS)}, but is {numbers!r}.")
+    choices = {key: settings.get(key, values[0]) for key, values in TEXT_CHOICES.items()}
+    for key, choice in choices.items():
+        if choice not in TEXT_CHOICES[key]:
+            allowed = " or ".join(TEXT_CHOICES[key])
+            raise ConfigError(f"`text.{key}` must be {allowed}, but is {choice!r}.")
     marks = settings.get("punctuation") or []
-    if not isinstance(marks, list) or not all(isinstance(mark, str) for mark in marks):
+    are_texts = isinstance(marks, list) and all(isinstance(mark, str) for mark in marks)
+    if not are_texts or not all(len(mark) == 1 and is_mark(mark) for mark in marks):
         raise ConfigError(
-            f'`text.punctuation` must be a list of marks, such as [".", ","], but is {marks!r}.'
+            "`text.punctuation` must be a list of single marks that do not belong to words, such "
+            f'as [".", ","], but is {marks!r}.'
         )
-    for mark in marks:
-        if len(mark) != 1 or not is_mark(mark):
-            raise ConfigError(
-                "`text.punctuation` lists single punctuation marks that do not belong to words, "
-                f'such as [".", ","], but has {mark!r}. Leave it out.'
-            )
     return replace(
         orthography(language),
-        keep_case=case == "keep",
+        keep_case=choices["case"] == "keep",
         punctuation="".join(marks),
-        numbers=primary_language(language) if numbers == "spell" else "",
+        numbers=primary_language(language) if choices["numbers"] == "spell" else "",
     )
 
 
@@ -219,13 +212,8 @@ def separates_words(language: str) -> bool:
     return primary_language(language) not in _UNSPACED
 
 
-def describe_normalizer(language: str, table: Orthography | None = None) -> str:
-    """Describe the text table of a language in one line.
-
-    table: replaces the table of the language.
-    """
-    if table is None:
-        table = orthography(language)
+def describe_normalizer(language: str, table: Orthography) -> str:
+    """Describe the text table of a language in one line."""
     code = primary_language(language)
     name = code if code in ORTHOGRAPHIES else "all other languages"
     case = "upper and lower case" if table.keep_case else "lower case"
@@ -242,21 +230,6 @@ def describe_normalizer(language: str, table: Orthography | None = None) -> str:
 def is_spoken_symbol(char: str) -> bool:
     """Return whether a character is often read aloud, such as "€" and "½"."""
     return char in _SPOKEN_PUNCTUATION or unicodedata.category(char) in _SPOKEN_CATEGORIES
-
-
-def spoken_symbols_note(characters: Mapping[str, int], language: str) -> str | None:
-    """Return a note on dropped characters that may be read aloud, such as "€" and "½".
-
-    characters: the number of each character in all sentences.
-    """
-    dropped = Counter[str]()
-    for char, count in characters.items():
-        if is_spoken_symbol(char) and not normalize(char, language):
-            dropped[char] = count
-    if not dropped:
-        return None
-    symbols = ", ".join(f"{count} {char}" for char, count in dropped.most_common(8))
-    return f"normalization dropped symbols ({symbols}). Write symbols that are read aloud as words"
 
 
 def languages_with(letters: Mapping[str, int]) -> list[str]:

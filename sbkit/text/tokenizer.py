@@ -4,16 +4,18 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from heapq import heappop, heappush
+from operator import itemgetter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import sentencepiece
 
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import read_regular, write_bytes_atomically
-from sbkit.text.drawing import draw_sentences
 from sbkit.text.normalization import attach_marks, is_mark
-from sbkit.text.tags import TOKEN, remove_tags
+from sbkit.text.transcripts import TOKEN, remove_tags
 from sbkit.text.vocabulary import Vocabulary
 
 TOKENIZER_FILE = "tokenizer.model"  # in a run folder or a bundle
@@ -230,3 +232,23 @@ def _train(kind: str, vocab_size: int | None, texts: Iterable[str], tags: Sequen
             f"tokens could not be trained: {reason}. Choose another size."
         ) from error
     return model.getvalue()
+
+
+def draw_sentences(sentences: Iterable[str], max_bytes: int) -> tuple[list[str], int]:
+    """Return all sentences, or drawn ones of ``max_bytes`` of UTF-8; and how many there were.
+
+    They stay in order, and are the same each time. No others are kept in memory.
+
+    >>> draw_sentences(["press one", "press two", "hold"], 15)
+    (['press two', 'hold'], 3)
+    """
+    draw_number = Random(0).random
+    drawn: list[tuple[float, int, str]] = []  # a heap with the highest random number first
+    num_bytes = count = 0
+    for sentence in sentences:
+        heappush(drawn, (-draw_number(), count, sentence))
+        num_bytes += len(sentence.encode())
+        while num_bytes > max_bytes and len(drawn) > 1:
+            num_bytes -= len(heappop(drawn)[2].encode())
+        count += 1
+    return [sentence for _, _, sentence in sorted(drawn, key=itemgetter(1))], count

@@ -7,6 +7,7 @@ num2words 0.5.14 spells whole numbers; `verbalize.toml` has the separators and w
 languages. In other languages numbers are read as in English, without signs or units.
 """
 
+import itertools
 import re
 import tomllib
 from collections import Counter
@@ -21,9 +22,10 @@ from num2words import num2words
 
 from sbkit.base.messages import listed
 from sbkit.text.languages import primary_language
-from sbkit.text.normalization import compose, normalize, spoken_symbols_note
+from sbkit.text.normalization import compose, is_spoken_symbol, normalize
 
 MAX_CARDINAL_DIGITS = 30  # a longer number is read digit by digit
+MAX_LISTED_SYMBOLS = 8
 MAX_UNGROUPED_DIGITS = 6  # a longer number without separators is a code, unless it ends in 000
 
 # In every language no-break spaces and apostrophes may separate groups of digits.
@@ -92,9 +94,14 @@ def spell_out(text: str, language: str) -> SpokenText:
     if unreadable:
         codes = listed(f"U+{ord(char):04X}" for char in unreadable)
         notes.append(f"Characters that cannot be read aloud are left out: {codes}.")
-    symbols_note = spoken_symbols_note(Counter(text), language)
-    if symbols_note is not None:
-        notes.append(f"{symbols_note}.")
+    counts = Counter(filter(is_spoken_symbol, text))
+    dropped = [(n, char) for char, n in counts.most_common() if not normalize(char, language)]
+    if dropped:
+        symbols = ", ".join(f"{n} {char}" for n, char in dropped[:MAX_LISTED_SYMBOLS])
+        notes.append(
+            f"normalization dropped symbols ({symbols}). Write symbols that are read aloud as "
+            "words."
+        )
     return SpokenText(spoken, tuple(notes))
 
 
@@ -200,14 +207,17 @@ def read_numbers(text: str, language: str, note: Note = lambda written, words: N
 
 def languages_with_numbers() -> list[str]:
     """Return the languages whose numbers, money, dates and times are read in full."""
-    return [*tomllib.loads(files("sbkit.text").joinpath("verbalize.toml").read_text("utf-8"))]
+    return [*_tables()]
+
+
+def spoken_words(language: str) -> Mapping[str, Any]:
+    """Return the table of a language in `verbalize.toml`, or an empty one."""
+    return _tables().get(language, {})
 
 
 @cache
-def spoken_words(language: str) -> Mapping[str, Any]:
-    """Return the table of a language in `verbalize.toml`, or an empty one."""
-    file = files("sbkit.text").joinpath("verbalize.toml")
-    return dict(tomllib.loads(file.read_text("utf-8")).get(language, {}))
+def _tables() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(files("sbkit.text").joinpath("verbalize.toml").read_text("utf-8"))
 
 
 @cache
@@ -397,13 +407,11 @@ class _NumberReader:
 
     def _form(self, number: int, forms: Sequence[str], *, has_decimals: bool = False) -> str:
         """Choose the singular or the plural of a unit."""
-        if self.language == "ru":
-            is_few = has_decimals or (number % 10 in (2, 3, 4) and number % 100 not in (12, 13, 14))
-            is_one = number % 10 == 1 and number % 100 != 11
-            return forms[1 if is_few else 0 if is_one else 2]
-        if self.language == "fr":
-            return forms[number >= 2]
-        return forms[number != 1 or has_decimals]
+        decimal_form: int | None = self.words.get("decimal_form")
+        if has_decimals and decimal_form is not None:
+            return forms[decimal_form]
+        matches = (bool(re.search(rule, str(number))) for rule in self.words["form_rules"])
+        return next(itertools.compress(forms, matches), forms[-1])
 
     def _gender(self, noun: str) -> str:
         """Return "m" or "f" for a noun that is often counted, else an empty string."""
@@ -413,9 +421,8 @@ class _NumberReader:
     def _suffixed(self, number: int, suffix: str) -> str:
         """Write an ordinal with the ending that the letters after its number give."""
         ending = self.words.get("endings", {}).get(suffix[-1])
-        if self.language == "ru":
-            gender, case = ending.split()
-            return self._ordinal(number, gender=gender, case=case, plural=gender == "p")
+        if isinstance(ending, Mapping):
+            return self._ordinal(number, **ending)
         irregular = self.words.get("irregular", {}).get(f"{number}{suffix}")
         words = irregular or self._ordinal(number)
         return words if ending is None else re.sub(r"o\b", ending, words)
@@ -448,19 +455,15 @@ class _NumberReader:
         return self._cardinal(digits, gender)
 
     def _cardinal(self, digits: str, gender: str = "") -> str:
-        options = {"gender": gender} if gender and self.language == "ru" else {}
+        options = {"gender": gender} if gender and self.words.get("options") else {}
         try:
             words = self._spell(int(digits), **options).replace(",", "")
         except OverflowError:
             return self._digits(digits)
-        if self.language == "es":  # num2words 0.5.14 writes "veintiuno mil"
-            words = re.sub(r"(veinti|)uno (?=mil)", r"\1un ", words)
-            words = words.replace("ientos", "ientas") if gender == "f" else words
-        if gender and self.words:
-            plain_one, *inflected = self.words["one"]
-            if words.endswith(plain_one) and (self.language != "it" or words == plain_one):
-                words = words.removesuffix(plain_one) + inflected[gender == "f"]
-        return re.sub(r"\bveintiun\b", "veintiún", words)
+        inflections: Mapping[str, Sequence[tuple[str, str]]] = self.words.get("inflections", {})
+        for pattern, replacement in inflections.get(gender or "any", ()):
+            words = re.sub(pattern, replacement, words)
+        return words
 
     def _digits(self, digits: str) -> str:
         return " ".join(self._spell(int(digit)) for digit in digits)

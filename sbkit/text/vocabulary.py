@@ -50,15 +50,11 @@ class Vocabulary:
                     f"({self.blank}), but {clip} holds {token}. Use the `tokenizer` of this run."
                 )
 
-    def check_head(self, *, name: str, outputs: int) -> None:
-        """Raise ConfigError unless a head has as many outputs as there are tokens."""
-        self._check_size(f"`{name}` must have as many outputs", outputs)
+    def check_size(self, size: int, *, claim: str) -> None:
+        """Raise ConfigError unless a head or an embedding is as large as the vocabulary.
 
-    def check_embedding(self, *, name: str, rows: int) -> None:
-        """Raise ConfigError unless an embedding has as many rows as there are tokens."""
-        self._check_size(f"The embedding of `{name}` must have as many rows", rows)
-
-    def _check_size(self, claim: str, size: int) -> None:
+        claim: the start of the error, such as "`ctc_lin` must have as many outputs".
+        """
         if size != self.size:
             raise ConfigError(
                 f"{claim} as the tokenizer has tokens ({self.size}), but has {size}. "

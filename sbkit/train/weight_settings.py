@@ -32,7 +32,7 @@ from sbkit.bundle.module_spec import (
 from sbkit.checkpoint.run_config import read_run_tree
 from sbkit.config.document import dotted
 from sbkit.tasks.task import Task
-from sbkit.text.normalization import CASES, NUMBERS, Orthography, orthography, text_table
+from sbkit.text.normalization import TEXT_CHOICES, Orthography, orthography, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
 
 FEATURES = "compute_features"
@@ -80,7 +80,8 @@ def _settings_of_source(source: Path) -> PartSettings:
 
 
 def _text(table: Orthography) -> dict[str, Plain]:
-    case, numbers = CASES[table.keep_case], NUMBERS[bool(table.numbers)]
+    case = TEXT_CHOICES["case"][table.keep_case]
+    numbers = TEXT_CHOICES["numbers"][bool(table.numbers)]
     return {"case": case, "punctuation": [*table.punctuation], "numbers": numbers}
 
 

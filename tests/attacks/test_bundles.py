@@ -16,7 +16,8 @@ import soundfile
 from sbkit.base.checksums import write_checksums
 from sbkit.commands.cli import run
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
-from sbkit.lm.language_models import TOKENS, WORDS, LmText, ensure_language_models
+from sbkit.lm.language_models import TOKENS, WORDS
+from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused, watched
 from tests.runtime.bundles import edit_config, edit_weights, make_bundle
@@ -138,10 +139,9 @@ def add_decoder(bundle: Path, orders: Mapping[str, int], size: object = 8) -> No
     """Add language models and a decoder."""
     ensure_language_models(
         bundle / LANGUAGE_MODELS_FILE,
-        LmText([], None, ""),
+        LmText(sentences=lambda: ["hello there", "a quick brown fox"]),
         orders,
-        texts=lambda: ["hello there", "a quick brown fox"],
-        tokenizer=Tokenizer(model_file=bundle / "tokenizer.model"),
+        Spelling(tokenizer=Tokenizer(model_file=bundle / "tokenizer.model")),
     )
     decoder = {"decoder_type": "beam", "attention_rescoring": False, "weights": {}}
     decoder["beam_size"] = size

@@ -24,7 +24,7 @@ betas: (0.9, 0.98)
 sizes: !tuple (3, 4)
 limit: null
 names: [b]
-since: 2024-01-01
+snr_db: [5, 30]
 free: {}
 freeze: {CNN: always}
 third: !ref <ratio[numerator]>

@@ -102,8 +102,6 @@ def test_include_is_read_overridden_and_saved(including: Path) -> None:
         ("outer", "must: !ref", "mist: !ref", "'mist' not found in: ['size', 'must'"),
         ("outer", "  must: !ref <seed>\n", "", "`inner.must: !PLACEHOLDER ` ({inner}:3) needs a"),
         ("outer", "inner.yaml", "none.yaml", "cannot be read"),
-        ("outer", "inner.yaml", "outer.yaml", "`inner` ({outer}:2) leads back to this file"),
-        ("deep", "size: 1", "a: !include:outer.yaml", "`a` ({deep}:3) leads back to this file"),
         ("outer", "inner[twice]", "inner[twise]", "Did you mean `twice`?"),
         (
             "inner",
@@ -133,7 +131,6 @@ def top(tmp_path: Path) -> Path:
         "  numerator: 3\n  denominator: 4\nbare: !new:collections.Counter\n"
     )
     (tmp_path / "bases/middle.yaml").write_text("base: root.yaml\nspeeds: [0.9, 1.1]\n")
-    (tmp_path / "bases/loop.yaml").symlink_to("loop.yaml")
     top = tmp_path / "top.yaml"
     top.write_text(
         "# of eight GPUs\nbase: bases/middle.yaml\nunit: 5  # new\nsize: !ref <unit> + 1\n"
@@ -178,8 +175,6 @@ def test_base_that_changes_is_read_again(top: Path) -> None:
         ("top", "<kept>}", "<kelt>}", "`masks.tone: !ref <kelt>` ({top}:6) leads nowhere"),
         ("bases/root", "<size> * 2", "<sice>", "`kept: !ref <sice>` ({bases/root}:4) leads"),
         ("bases/root", "numerator: 3", "numerato: 3", "`ratio` ({top}:7) cannot be"),
-        ("bases/middle", "root", "../top", "`base` ({bases/middle}:1) leads back"),
-        ("bases/middle", "root", "loop", "loop.yaml cannot be read (Too many levels of"),
         ("bases/middle", "root", "roof", "roof.yaml cannot be read (No such file or"),
         ("top", "later: ", "bare: {a: 1}\nlater: ", "`bare` ({top}:9) has no tag, and"),
     ],

@@ -2,7 +2,6 @@
 
 import math
 import signal
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ from tests.runs import ROOT
         (["--a=null"], {"a": None}),
         (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
         (["--a={b: 1}"], {"a": {"b": 1}}),
-        (["--a.b=1", "--a[c]=2"], {"a": {"b": 1, "c": 2}}),
+        (["--a.b=1", "--a.c=2"], {"a": {"b": 1, "c": 2}}),
         (["--a=1", "--a=2"], {"a": 2}),
     ],
 )
@@ -50,7 +49,7 @@ def test_parse_overrides_reads_values(arguments: list[str], expected: dict[str, 
     [
         ("lr", "`lr` is not of the form --key=value"),
         ("--", "is not of the form"),
-        ("--a[b=3", "is not of the form"),
+        ("--a[b]=3", "is not of the form"),
         ("--a=", "`--a=` needs a value. Write '\"\"' for empty text."),
         ("--a=!new:os.system", "needs a plain value"),
         ("--a=[1,", "Close its brackets"),
@@ -102,13 +101,11 @@ def test_parse_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("--augment.speeds.1=2.0", "augment", {"speeds": [0.9, 2.0], "masks": {"time": 2}}),
         ("--ratio.numerator=4", "third", 4),
         ("--language=007", "language", "007"),
-        ("--language=1.10", "language", "1.10"),
-        ("--seed=1_000", "seed", 1000),
+        ("--language=7", "language", "7"),
         ("--lr=1e-4", "lr", 1e-4),
         ("--limit=1e-4", "limit", 1e-4),
-        ("--names=[0x1f, a]", "names", ["0x1f", "a"]),
         ("--augment.speeds=[1, 0.90]", "augment", {"speeds": [1.0, 0.9], "masks": {"time": 2}}),
-        ("--since=2024-02-29", "since", date(2024, 2, 29)),
+        ("--snr_db=[0, 2.5]", "snr_db", [0, 2.5]),
     ],
 )
 def test_override_takes_effect(path: Path, argument: str, key: str, expected: object) -> None:
@@ -136,8 +133,8 @@ def test_minutes_and_seconds_take_fractions_where_the_yaml_has_none() -> None:
         ("--modules.ratio=3", "would replace the object"),
         ("--also.numerator=3", "refers to <ratio>"),
         ("--batch_seconds=abc", "must be a number, as in {path}:3, not 'abc' (text)"),
-        ("--seed=1.5", "must be a whole number"),
-        ("--since=2024-02-30", "must be a date, as in {path}:16, not '2024-02-30' (text)"),
+        ("--seed=1.5", "`seed` must be a whole number from 0 to"),
+        ("--language=1.10", "{path}:4, not 1.1 (a number). Write it in two kinds of q"),
         ("--mixed=no", "must be true or false"),
         ("--language.x=1", "must be text"),
         ("--augment.speeds=1", "must be a list"),

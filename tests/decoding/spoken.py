@@ -8,7 +8,8 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.sample import ValidationUtterance
-from sbkit.lm.language_models import TOKENS, WORDS, LmText, ensure_language_models
+from sbkit.lm.language_models import TOKENS, WORDS
+from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 
 TEXTS = [
@@ -41,10 +42,9 @@ def train_models(
     """Train language models of some orders in a file, and return the messages about them."""
     return ensure_language_models(
         file,
-        LmText([], arpa, source),
+        LmText(arpa=arpa, source=source, sentences=lambda: texts),
         {WORDS: words, TOKENS: tokens},
-        texts=lambda: texts,
-        tokenizer=tokenizer,
+        Spelling(tokenizer=tokenizer),
     )
 
 

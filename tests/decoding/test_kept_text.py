@@ -12,15 +12,9 @@ from sbkit.decoding.hotwords import HotwordScorer
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.arpa import write_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.language_models import (
-    TOKENS,
-    WORDS,
-    LmText,
-    ensure_language_models,
-    load_language_models,
-)
+from sbkit.lm.language_models import TOKENS, WORDS, describe_seen, load_language_models
 from sbkit.lm.ngram import NgramModel
-from sbkit.lm.seen import describe_seen
+from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.normalization import orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.spoken import TEXTS, char_tokenizer, spoken, transcribe
@@ -41,13 +35,14 @@ def word_model(
     file = tokenizer.model_file.with_name("lm.safetensors")
     ensure_language_models(
         file,
-        LmText([], arpa, f"{arpa}"),
+        LmText(
+            arpa=arpa,
+            source=f"{arpa}",
+            sentences=lambda: [*WRITTEN, "Press one."],
+            held_out={"test": ["Press, one?"]},
+        ),
         {WORDS: 2, TOKENS: 3},
-        texts=lambda: [*WRITTEN, "Press one."],
-        tokenizer=tokenizer,
-        table=TABLE,
-        plain_words=plain_words,
-        held_out={"test": ["Press, one?"]},
+        Spelling(tokenizer=tokenizer, table=TABLE, plain_words=plain_words),
     )
     model = load_language_models(file, tokenizer).words
     assert model is not None

@@ -21,7 +21,7 @@ from sbkit.evaluate.compare import (
 )
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, write_results
-from sbkit.lm.seen import SEEN
+from sbkit.lm.language_models import SEEN
 from tests.runs import read_json
 
 DATA = Path(__file__).parent / "data"
@@ -97,7 +97,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
     for folder, change in zip(folders, changes, strict=True):
         write_run(folder, {"test": [A, B]})
         summary = read_json(folder / "summary.json")
-        seen = {"seen": 1, "of": 2, "sentences": 2, "is_estimate": False}
+        seen = {"seen": 1, "of": 2}
         summary["test"]["test"][SEEN] = seen if change else None
         (folder / "summary.json").write_text(json.dumps(summary))
         record = {"values": settings | change}

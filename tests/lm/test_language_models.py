@@ -11,12 +11,11 @@ import safetensors.numpy
 from sbkit.base.arrays import Array
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
-from sbkit.lm import language_models
-from sbkit.lm.arpa import read_arpa, write_arpa
+from sbkit.lm import training
+from sbkit.lm.arpa import is_arpa, read_arpa, write_arpa
 from sbkit.lm.kneser_ney import train
-from sbkit.lm.language_models import is_arpa, load, load_language_models, save
+from sbkit.lm.language_models import load, load_language_models, save
 from sbkit.lm.ngram import NgramModel
-from sbkit.lm.seen import count_seen, describe_seen, draw_hashes
 from sbkit.text.tokenizer import Tokenizer
 from tests.decoding.by_definition import sentence_log_prob
 from tests.decoding.spoken import TEXTS, char_tokenizer, train_models
@@ -54,7 +53,7 @@ def test_models_learn_from_as_much_text_as_fits_into_memory(
 ) -> None:
     """They say so before they are trained, and the same sentences are drawn again."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(language_models, "MAX_TEXT_BYTES", {"words": 200, "tokens": 100})
+    monkeypatch.setattr(training, "MAX_TEXT_BYTES", {"words": 200, "tokens": 100})
     messages = train_models(file, tokenizer)
     first = file.read_bytes()
     sizes = [
@@ -188,17 +187,6 @@ def test_save_and_load_keep_the_models(file: Path, models: dict[str, NgramModel]
     for words in SENTENCES:
         expected = sentence_log_prob(models["words"], words)
         assert sentence_log_prob(loaded["words"], words) == expected
-
-
-def test_sentences_of_a_large_text_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth is kept; the half of the test set that was seen is estimated from a tenth of it."""
-    monkeypatch.setattr("sbkit.lm.seen.MAX_HASHES", 1000)
-    learned = draw_hashes(map(str, range(10_000)))
-    assert learned.nbytes == 8000
-    counts = count_seen(learned, map(str, range(9000, 11_000)))
-    share = counts["seen"] / counts["of"]
-    assert 150 < counts["of"] < 250 and 0.4 < share < 0.6
-    assert f"an estimate of {100 * share:.1f} % for all 2000" in describe_seen(counts)
 
 
 def test_equal_models_give_equal_bytes(file: Path, models: dict[str, NgramModel]) -> None:

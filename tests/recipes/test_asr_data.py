@@ -127,10 +127,6 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
         ({"a.csv": 'path,text\na.wav,"hi\nb.wav,yo\n'}, "a quotation mark opens .* on line 2"),
         ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
         ({"a.txt.gz": "call"}, "must be readable, but .*a.txt.gz is not .*Not a gzipped file"),
-        (
-            {"lm.bin": "mmap lm http://kheafield.com/code 5\n"},
-            "binary file of KenLM",
-        ),
         ({"a.txt": "Call!"}, r"no sentence to learn from \(1 sentence left out, because dev"),
     ],
 )

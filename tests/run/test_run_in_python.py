@@ -26,7 +26,7 @@ from sbkit.checkpoint.rng import isolated_rng
 from sbkit.config.hparams import Knobs
 from sbkit.config.overrides import parse_overrides
 from sbkit.export.export import exported_bundle
-from sbkit.lm import language_models
+from sbkit.lm import training
 from sbkit.run import ending
 from sbkit.run.run import Run
 from sbkit.runtime.transcriber import Transcriber
@@ -128,7 +128,7 @@ def test_start_makes_data_tokenizer_and_language_models_once(
 
     recipe = replace(ASR, prepare_splits=note("splits", ASR.prepare_splits))
     monkeypatch.setattr(tokenizer, "_train", note("tokenizer", tokenizer._train))
-    monkeypatch.setattr(language_models, "train", note("model", language_models.train))
+    monkeypatch.setattr(training, "train", note("model", training.train))
     monkeypatch.setattr(AsrBrain, "fit", stop)
     if way == "train":
         with pytest.raises(ConfigError, match="Two steps at a learning rate of 25 raise the loss"):

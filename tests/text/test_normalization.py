@@ -20,7 +20,6 @@ from sbkit.text.normalization import (
     languages_with,
     normalize,
     orthography,
-    spoken_symbols_note,
     table_from_stored,
     table_to_store,
     text_table,
@@ -121,10 +120,16 @@ def test_normalizers_of_one_table_have_one_hash_whatever_the_order_of_its_keys()
     assert table_normalizer("de", reordered).sha256 == table_normalizer("de", table).sha256
 
 
-def test_describe_normalizer_names_table() -> None:
-    assert describe_normalizer("de-AT").startswith("text table of de: lower case, the letters abc")
-    assert "of every script" in describe_normalizer("tr")
-    assert describe_normalizer("zh-CN").endswith("there is a CER and no WER")
+@pytest.mark.parametrize(
+    ("language", "words"),
+    [
+        ("de-AT", "text table of de: lower case, the letters abc"),
+        ("tr", "of every script"),
+        ("zh-CN", "there is a CER and no WER"),
+    ],
+)
+def test_describe_normalizer_names_table(language: str, words: str) -> None:
+    assert words in describe_normalizer(language, orthography(language))
 
 
 @pytest.mark.parametrize(
@@ -146,11 +151,3 @@ def test_languages_with_letters() -> None:
     assert languages_with({}) == []
     assert languages_with({"a": 95, "ä": 5})[:2] == ["de", "en"]  # most letters kept first
     assert languages_with({"é": 1})[:3] == ["es", "it", "ca"]  # the shortest tables first
-
-
-def test_spoken_symbols_note_counts_symbols() -> None:
-    note = "normalization dropped symbols ({}). Write symbols that are read aloud as words"
-    texts = Counter("10 €, 5 %!½ of № 2 (a & b) - €")
-    assert spoken_symbols_note(texts, "en") == note.format("2 €, 1 ½, 1 №")
-    assert spoken_symbols_note(texts, "sw") == note.format("2 €, 1 %, 1 ½, 1 №, 1 &")
-    assert spoken_symbols_note(Counter('"Yes," she said - twice.'), "en") is None

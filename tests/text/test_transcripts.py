@@ -1,12 +1,92 @@
-"""Numbers in transcripts become words, the same in training and in scores."""
+"""Transcripts: tags in brackets are dropped or kept as tokens, and numbers may become words."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.text.normalization import table_from_stored, table_to_store, text_table
-from sbkit.text.transcripts import transcript_normalizer
+from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
+from sbkit.text.transcripts import (
+    check_tag_names,
+    count_dropped_tags,
+    select_tags,
+    transcript_normalizer,
+)
+
+KEPT = ("noise", "laughter", "unclear_speech")
+TEXTS = {  # a transcript, without its tags, and with those that are kept
+    "Well [disfluency] I [Noise] see.": ("Well I see.", "Well I [noise] see."),
+    "a [um [laughter]] b": ("a b", "a [laughter] b"),
+    "a [ unclear  speech ] b": ("a b", "a [unclear_speech] b"),
+    "a [noise b": ("a b", "a [noise] b"),
+    "a [noise [laughter]] b": ("a b", "a [noise] [laughter] b"),
+    "[[noise] a": ("a", "[noise] a"),
+    "a noise] b": ("a b", "a [noise] b"),
+    "a [ b ] c [": ("a c", "a c"),
+    "[silence]": ("", ""),
+    "no brackets": ("no brackets", "no brackets"),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tags_are_dropped_unless_they_are_kept(text: str) -> None:
+    assert (select_tags(text), select_tags(text, KEPT)) == TEXTS[text]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("char", None), ("bpe", 30), ("unigram", 23)])
+def test_a_kept_tag_is_one_token_and_a_word(kind: str, size: int | None, tmp_path: Path) -> None:
+    texts = ["good day [noise] to you", "[laughter] noise is a word", "hello [noise]"] * 9
+
+    def ensure(*tags: str) -> Tokenizer:
+        file = tmp_path / f"{kind}-{len(tags)}.model"
+        return ensure_tokenizer(
+            model_file=file, kind=kind, vocab_size=size, texts=lambda: texts, tags=tags
+        )
+
+    tokenizer = ensure("noise", "laughter")
+    assert tokenizer.tags == ("noise", "laughter")
+    ids = tokenizer.encode("hello [noise] [laughter] noise")
+    assert [tokenizer.piece(id) for id in ids].count("[noise]") == 1
+    assert tokenizer.decode(ids) == "hello [noise] [laughter] noise"
+    with pytest.raises(SbkitError, match="`keep_tags` names sneeze, which no transcript"):
+        ensure("noise", "laughter", "sneeze")
+
+
+def test_normalization_keeps_tags_and_changes_the_words_around_them() -> None:
+    normalize = transcript_normalizer(text_table("en"), ["noise"])
+    assert normalize("Well, [noise] YES [Sic]!") == "well [noise] yes"
+
+
+WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
+    "Hello [noise] <unk> there": ("hello there", ["[noise]", "<unk>"]),
+    "(Laughter) so {cough} it goes </s>": ("so it goes", ["(Laughter)", "{cough}", "</s>"]),
+    "Tom &amp; Ann &#39;n&#x27; me": ("tom and ann n me", []),
+    "&lt;unk&gt; AT&T; R&B": ("at and t r and b", ["<unk>"]),
+    "yes (he said so) a < b and c > d": ("yes he said so a b and c d", []),
+    "<noise> (background noise) {Laughter}": ("[noise] [laughter]", ["(background noise)"]),
+    "\uff08laughter\uff09 yes \uff3bnoise\uff3d": ("yes", ["(laughter)", "[noise]"]),
+    "\uff08yes\uff09 no": ("yes no", []),
+    "(gasps) oh (crowd cheering)": ("oh", ["(gasps)", "(crowd cheering)"]),
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_tags_of_any_brackets_are_dropped_and_counted(text: str) -> None:
+    """`<unk>` and `(laughter)` were trained as the spoken words, and `&amp;` as "and amp"."""
+    expected, dropped = WRITTEN[text]
+    kept = ("noise", "laughter") if "[" in expected else ()
+    assert transcript_normalizer(text_table("en"), kept)(text) == expected
+    assert [*count_dropped_tags([text], kept)] == dropped
+
+
+def test_names_of_tags_are_checked() -> None:
+    assert check_tag_names(["Noise", "noise"]) == ("noise",)
+    for value in ("noise", ["[noise]"], ["a b"]):
+        with pytest.raises(SbkitError, match=r"`keep_tags` must be a list .* without their bracke"):
+            check_tag_names(value)
+
 
 SPELLED = [
     ("de", "Das kostet 3,50 Euro!", "das kostet drei komma fünf null euro"),

@@ -32,6 +32,8 @@ def test_notes_name_readings_and_dropped_symbols() -> None:
         '"10:05" is read "ten oh five".',
     ]
     assert "dropped symbols (1 \N{GRINNING FACE})" in dropped
+    (dropped,) = spell_out("10 €, 5 %!½ of № 2 (a & b) - €", "sw").notes
+    assert "dropped symbols (2 €, 1 %, 1 ½, 1 №, 1 &)" in dropped
 
 
 @pytest.mark.parametrize("language", ["en", "es", "ru"])

@@ -26,14 +26,12 @@ def test_target_out_of_bounds_or_blank_is_refused(label: int) -> None:
         Vocabulary(size=10).check_targets([4, label, 5], clip="clip7")
 
 
-def test_head_or_embedding_of_other_size_is_named_with_both_sizes() -> None:
+def test_head_of_other_size_is_named_with_both_sizes() -> None:
     vocabulary = Vocabulary(size=30)
-    vocabulary.check_head(name="ctc_lin", outputs=30)
-    vocabulary.check_embedding(name="Transformer", rows=30)
+    claim = "`ctc_lin` must have as many outputs"
+    vocabulary.check_size(30, claim=claim)
     with pytest.raises(SbkitError, match=r"`ctc_lin` .* \(30\), but has 29"):
-        vocabulary.check_head(name="ctc_lin", outputs=29)
-    with pytest.raises(SbkitError, match=r"`Transformer` .* \(30\), but has 31"):
-        vocabulary.check_embedding(name="Transformer", rows=31)
+        vocabulary.check_size(29, claim=claim)
 
 
 @pytest.mark.parametrize(("names", "text"), [(["en"] * 3, "is en"), ([], "is missing")])

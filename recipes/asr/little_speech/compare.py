@@ -88,6 +88,8 @@ class LittleSpeechStudy:
         self._folder = folder
         self._minutes = minutes
         self._voice_epochs = voice_epochs
+        self._unlabeled: list[Path] = []  # audio whose transcripts are not used
+        self._seconds: dict[str, float] = {}  # of the tables to train on
         file, values = parse_command([yaml, *overrides])
         self._knobs = read_knobs(file, values)
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,22 +113,15 @@ class LittleSpeechStudy:
                 labeled.append(train[index])
         labeled_ids = {clip.id for clip in labeled}
         unlabeled = [clip for clip in train if clip.id not in labeled_ids]
-        for name, table in (("full", train), ("labeled", labeled)):
+        tables = {"full": train, "labeled": labeled, "dev": clips["valid"], "test": clips["test"]}
+        for name, table in tables.items():
             write_table(self._folder / f"{name}.csv", table)
-        for role, name in (("valid", "dev"), ("test", "test")):
-            write_table(self._folder / f"{name}.csv", clips[role])
-        texts = {
-            "text": (clip.sentence for clip in train),
-            "new": (clip.sentence for clip in unlabeled),
-        }
-        for name, sentences in texts.items():
-            text = "".join(f"{sentence}\n" for sentence in sentences)
+        for name, table in (("text", train), ("new", unlabeled)):
+            text = "".join(f"{clip.sentence}\n" for clip in table)
             write_text_atomically(self._folder / f"{name}.txt", text)
-        paths = [str(clip.path) for clip in unlabeled]
-        sizes = {"full": sum(seconds[clip.id] for clip in train)}
-        sizes["labeled"] = sum(seconds[clip.id] for clip in labeled)
-        facts = json.dumps({"seconds": sizes, "unlabeled": paths})
-        write_text_atomically(self._folder / "facts.json", facts)
+        self._unlabeled = [clip.path for clip in unlabeled]
+        for name in ("full", "labeled"):
+            self._seconds[name] = sum(seconds[clip.id] for clip in tables[name])
 
     def train(self, row: str, seed: int) -> None:
         """Train and test the recognizer of a row, after the tables that it needs."""
@@ -134,12 +129,11 @@ class LittleSpeechStudy:
         if (run / SUMMARY).exists():
             return
         uses = ROWS[row]
-        seconds = json.loads((self._folder / "facts.json").read_text())["seconds"]
         table = "full" if "labels" in uses else "labeled"
         sources = [name for name in SHARES if name in uses]
         mix = {f"train-{name}": SHARES[name] for name in sources}
-        seconds_per_epoch = seconds[table] / (1 - sum(mix.values()))
-        epochs = self._knobs["number_of_epochs"] * seconds["full"] / seconds_per_epoch
+        seconds_per_epoch = self._seconds[table] / (1 - sum(mix.values()))
+        epochs = self._knobs["number_of_epochs"] * self._seconds["full"] / seconds_per_epoch
         options = self._manifests(table)
         for name in sources:
             source = self._pseudo_labels(seed) if name == "pseudo-labels" else self._synthetic(seed)
@@ -155,9 +149,9 @@ class LittleSpeechStudy:
         """Transcribe the speech without transcripts with the recognizer of the row `text`."""
         self.train("text", seed)
         table = self._folder / f"pseudo-{seed}.csv"
-        paths = json.loads((self._folder / "facts.json").read_text())["unlabeled"]
         options = ["--format=manifest", f"--out={table}", f"--min-confidence={MIN_CONFIDENCE}"]
-        execute("-m", "sbkit", "transcribe", self._run("text", seed), *paths, *options, "--quiet")
+        model = self._run("text", seed)
+        execute("-m", "sbkit", "transcribe", model, *self._unlabeled, *options, "--quiet")
         return table
 
     def _synthetic(self, seed: int) -> Path:

@@ -1,0 +1,293 @@
+"""Language models are trained on texts, or read from an ARPA file.
+
+normalized text -> its words -> model of words
+                -> its tokens -> model of tokens -> one file of both
+"""
+
+import hashlib
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sbkit.base.checksums import checksum
+from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.files import require_writable
+from sbkit.base.messages import plural
+from sbkit.lm.arpa import is_arpa, read_arpa, write_arpa
+from sbkit.lm.kneser_ney import TrainedNgrams, train
+from sbkit.lm.language_models import (
+    TOKENS,
+    WORDS,
+    digest_of,
+    hash_sentences,
+    load,
+    plain_text,
+    save,
+)
+from sbkit.lm.ngram import SPECIAL, NgramModel
+from sbkit.text.normalization import NORMALIZER_VERSION, Orthography, is_mark, normalize
+from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
+
+MIN_SPELLED_SHARE = 0.5  # of the words of a text or an ARPA file
+# A model of words without case and punctuation may have a few abbreviations with them.
+MAX_MARKED_SHARE = 0.02
+# Bytes of text that a model learns from, of more text in drawn sentences; and the memory that a
+# byte takes to be counted, in 3-grams of words or 6-grams of characters.
+MAX_TEXT_BYTES = {WORDS: 75_000_000, TOKENS: 30_000_000}
+MEMORY_OF_BYTE = {WORDS: 22, TOKENS: 60}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmText:
+    """What language models are made of.
+
+    files: the texts of `lm_text`; without any, transcripts are the text.
+    arpa: a file that replaces one model: the model of tokens if one of its words has a `▁`, else
+        the model of words.
+    source: identifies the contents.
+    sentences: returns the normalized sentences to train on.
+    held_out: the normalized sentences of splits, by name. They are left out.
+    """
+
+    files: Sequence[Path] = ()
+    arpa: Path | None = None
+    source: str = ""
+    sentences: Callable[[], Iterable[str]] = tuple
+    held_out: Mapping[str, Iterable[str]] = field(default_factory=dict)
+
+    @classmethod
+    def from_knob(cls, value: Any) -> "LmText":
+        """Sort the files: null, a path or a list of paths; raises SbkitError if one is unusable."""
+        names = value if isinstance(value, list) else [value]
+        files = [Path(name).expanduser() for name in names if name is not None]
+        arpa = next(filter(is_arpa, files), None)
+        if arpa is not None and len(files) > 1:
+            raise ConfigError(
+                f"`lm_text` names the ARPA file {arpa} with other files. Name it alone, or only "
+                "texts."
+            )
+        source = " ".join(map(checksum, files))
+        return cls(files=files if arpa is None else [], arpa=arpa, source=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spelling:
+    """How a model of words and a model of tokens write a text.
+
+    table: the text table of the sentences, if it keeps case or punctuation.
+    plain_words: whether the model of words then has neither, so that "Line," and "line" are one
+        word; a decoding graph writes the words of its model, so it needs them as written.
+    """
+
+    tokenizer: Tokenizer
+    table: Orthography | None = None
+    plain_words: bool = False
+
+    @cached_property
+    def word_table(self) -> Orthography | None:
+        """The table that words pass before they are looked up, as in `NgramModel`."""
+        if self.table is None or self.table.is_plain or not self.plain_words:
+            return None
+        return self.table.plain
+
+    def words(self, text: str) -> list[str]:
+        table = self.word_table
+        return (text if table is None else normalize(text, "", table)).split()
+
+    def tokens(self, text: str) -> list[str]:
+        """Return the tokens of a text as pieces, without unknown ones."""
+        unknown = self.tokenizer.vocabulary.unk
+        ids = self.tokenizer.encode(text)
+        return [self.tokenizer.piece(token) for token in ids if token != unknown]
+
+
+def ensure_language_models(
+    file: Path, text: LmText, orders: Mapping[str, int], spelling: Spelling
+) -> list[str]:
+    """Make the language models of a run, unless the file has them; return messages about them.
+
+    orders: of the n-grams of ``WORDS`` and ``TOKENS``, 0 for no model.
+
+    Raises SbkitError if the ARPA file cannot be read, or has another order or another spelling.
+    """
+    to_plain = partial(plain_text, table=spelling.table)
+    excluded = set(map(to_plain, chain.from_iterable(text.held_out.values())))
+    digest = hashlib.sha256("\n".join(sorted(excluded)).encode()).hexdigest()
+    is_plain = " plain" * (spelling.word_table is not None)
+    metadata = {
+        "made_of": f"{text.source}{digest} {orders[WORDS]} {orders[TOKENS]}{is_plain}",
+        "tokenizer": digest_of(spelling.tokenizer),
+        "normalizer": str(NORMALIZER_VERSION),
+    }
+    with suppress(SbkitError):  # if there is no file, or it is damaged
+        if metadata.items() <= load(file)[1].items():
+            return []
+    models = {} if text.arpa is None else _read_arpa_model(text.arpa, orders, spelling)
+    messages = [f"language model of {name}: {text.arpa}" for name in models]
+    num_left_out = 0
+
+    def learned_sentences() -> Iterator[str]:
+        nonlocal num_left_out
+        for sentence in filter(str.strip, text.sentences()):
+            if to_plain(sentence) in excluded:
+                num_left_out += 1
+            else:
+                yield sentence
+
+    sentences, num_sentences = draw_sentences(learned_sentences(), max(MAX_TEXT_BYTES.values()))
+    if text.held_out:
+        count = plural(num_left_out, "sentence")
+        left_out = f"{count} left out, because {' or '.join(text.held_out)} has the same"
+        if not sentences and any(orders.values()):
+            raise DataError(f"`lm_text` has no sentence to learn from ({left_out}). Name more.")
+        messages.append(f"lm_text: {left_out}")
+    words = Counter(chain.from_iterable(map(str.split, sentences)))
+    spelling_notes = _check_spelling(words, spelling.tokenizer)
+    for name, order in orders.items():
+        if order and name not in models:
+            drawn, _ = draw_sentences(sentences, MAX_TEXT_BYTES[name])
+            logger.info(_describe_size(name, order, drawn, num_sentences))
+            split = spelling.words if name == WORDS else spelling.tokens
+            trained = train(map(split, drawn), order=order)
+            table = spelling.word_table if name == WORDS else None
+            models[name] = replace(trained.model, table=table)
+            messages.append(_describe(name, trained))
+    if WORDS in models and models[WORDS].table is not None:
+        messages.append("words of the language model: without case and punctuation")
+    is_trained = bool(models) and text.arpa is None
+    seen = np.unique(hash_sentences(map(to_plain, sentences))) if is_trained else None
+    save(models, file, metadata=metadata, seen=seen)
+    return messages + spelling_notes
+
+
+def replace_language_models(
+    file: Path, text: LmText, orders: Mapping[str, int], spelling: Spelling
+) -> list[str]:
+    """Train the language models of a file again on texts; return messages about them.
+
+    ``orders``: only those that change. An ARPA file replaces only the model of its kind.
+    """
+    models = load(file)[0] if file.exists() else {}
+    current_orders = {name: model.order for name, model in models.items()}
+    orders = {WORDS: 0, TOKENS: 0, **current_orders, **orders}
+    file.unlink(missing_ok=True)
+    if text.arpa is None:
+        return ensure_language_models(file, text, orders, spelling)
+    models |= _read_arpa_model(text.arpa, orders, spelling)
+    models = {name: model for name, model in models.items() if orders[name]}
+    metadata = {"made_of": text.source, "tokenizer": digest_of(spelling.tokenizer)}
+    save(models, file, metadata=metadata)
+    return [f"language model: {text.arpa}"]
+
+
+def write_language_model(
+    out: Path, sentences: Iterable[str], *, order: int, tokenizer: Path | None
+) -> str:
+    """Train a language model, write it as an ARPA file, and return messages about it.
+
+    sentences: normalized; tokenizer: for a model of tokens, a run, a bundle or the file of a
+    tokenizer, None for a model of words.
+    Raises SbkitError if a file cannot be read or written, the tokens do not spell the text, or the
+    order is out of range.
+    """
+    require_writable(out.parent, option="--out")
+    if tokenizer is None:
+        trained = train(map(str.split, sentences), order=order)
+        messages = [_describe(WORDS, trained)]
+    else:
+        file = tokenizer / TOKENIZER_FILE if tokenizer.is_dir() else tokenizer
+        spelling = Spelling(tokenizer=Tokenizer(model_file=file))
+        words = Counter[str]()
+
+        def split_and_count() -> Iterator[list[str]]:
+            for sentence in sentences:
+                words.update(sentence.split())
+                yield spelling.tokens(sentence)
+
+        trained = train(split_and_count(), order=order)
+        messages = [_describe(TOKENS, trained), *_check_spelling(words, spelling.tokenizer)]
+    write_arpa(trained.model, out)
+    return "\n".join(messages)
+
+
+def _describe_size(name: str, order: int, drawn: Sequence[str], num_sentences: int) -> str:
+    """Describe what a model will learn from, and what it takes."""
+    megabytes = MEMORY_OF_BYTE[name] * sum(len(text.encode()) for text in drawn) / 1e6
+    # With a space before the first token of BPE, and the end of the sentence
+    num_tokens = sum((text.count(" ") if name == WORDS else len(text)) + 2 for text in drawn)
+    all_sentences = f" drawn of {num_sentences:,}" if len(drawn) < num_sentences else ""
+    return (
+        f"language model of {name}: counting up to {order * num_tokens:,} n-grams in "
+        f"{plural(len(drawn), 'sentence')}{all_sentences}, in up to "
+        f"{math.ceil(megabytes):,} MB of memory"
+    )
+
+
+def _describe(name: str, trained: TrainedNgrams) -> str:
+    line = (
+        f"language model of {name}: {trained.model.order}-grams of {trained.num_tokens} {name} in "
+        f"{trained.num_sentences} sentences, {len(trained.model.words) - len(SPECIAL)} different "
+        f"{name}"
+    )
+    if trained.fallback_orders:
+        orders = ", ".join(map(str, trained.fallback_orders))
+        line += f" (too little text to estimate discounts of order {orders}: using 0.5, 1 and 1.5)"
+    return line
+
+
+def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
+    """Return a message about the share of words that the tokens cannot spell, if there are any.
+
+    Raises DataError if it is more than half: the text is of another language.
+    """
+    letters = {*"".join(tokenizer.texts)}
+    num_spelled = sum(count for word, count in words.items() if letters.issuperset(word))
+    share = 1 - num_spelled / max(1, words.total())
+    message = f"{share:.1%} of the text's words have letters that no token spells"
+    if words and num_spelled < MIN_SPELLED_SHARE * words.total():
+        raise DataError(
+            f"The recognizer's tokens cannot spell this text: {message}. Train the language model "
+            "on a text in the letters of the training transcripts."
+        )
+    return [message] if num_spelled < words.total() else []
+
+
+def _read_arpa_model(
+    file: Path, orders: Mapping[str, int], spelling: Spelling
+) -> dict[str, NgramModel]:
+    """Read a model of words or of tokens; raise an error if its order or spelling does not fit."""
+    tokenizer = spelling.tokenizer
+    model = read_arpa(file)
+    words = model.words[len(SPECIAL) :]
+    if any(SPACE in word for word in words):
+        name = TOKENS
+        num_spelled = len({*tokenizer.texts}.intersection(words))
+    else:
+        name = WORDS
+        num_spelled = sum(tokenizer.letters(word) != "" for word in words)
+    if model.order != orders[name]:
+        option = f"{name[:-1]}_lm_order"
+        raise ConfigError(
+            f"{file} is a {model.order}-gram model of {name}, but `{option}` is {orders[name]}. "
+            f"Set `{option}: {model.order}`."
+        )
+    if num_spelled <= MIN_SPELLED_SHARE * len(words):
+        raise DataError(
+            f"The recognizer's tokens spell only {num_spelled} of the {len(words)} {name} of "
+            f"{file}. Train it on text that is normalized like the transcripts."
+        )
+    num_marked = sum(word != word.lower() or is_mark(word[-1]) for word in words)
+    if name == WORDS and num_marked <= MAX_MARKED_SHARE * len(words):
+        model = replace(model, table=spelling.word_table)
+    return {name: model}
