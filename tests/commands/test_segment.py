@@ -15,13 +15,12 @@ from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
-from sbkit.commands import segment as command
 from sbkit.commands.cli import run as sbkit
-from sbkit.commands.segment import split_text
 from sbkit.data.manifest import Manifest
 from sbkit.decoding import segmentation
 from sbkit.decoding.segmentation import segment
 from sbkit.runtime.model_thread import ModelThread
+from sbkit.text.sentences import split_text
 from sbkit.text.vocabulary import Vocabulary
 from tests.runtime.tones import LOWEST, RATE, silence, speak, tone_bundle
 
@@ -41,7 +40,7 @@ class Talk:
         self.bundle = replace(bundle, config=replace(bundle.config, language="en"))
         self.spans = self.record("talk.wav", SENTENCES)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(command, "open_recognizer", self._open)
+        monkeypatch.setattr("sbkit.runtime.transcriber.open_recognizer", self._open)
 
     def _open(self, *_: object, **__: object) -> object:
         return replace(self.bundle, model=ModelThread(lambda: self.model))
