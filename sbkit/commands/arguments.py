@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sbkit.commands.clip_table import parse_part
 from sbkit.tasks.task import PRECISIONS
@@ -24,34 +24,40 @@ Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an e
 Add = Callable[..., object]  # adds an argument to a command: `add_argument` of its parser
 
 
-class AddCommand(Protocol):
-    """Adds a command with groups of shared arguments; returns the adder of its own.
+class Parser(argparse.ArgumentParser):
+    """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by."""
 
-    takes_overrides: accept --KEY=VALUE for any key of a YAML.
-    logs_to_stdout: messages are its output; other commands print their result there.
-    is_intermixed: options may precede an optional argument.
-    """
+    is_intermixed = False
 
-    def __call__(
+    def add_command(
         self,
         name: str,
         handler: Handler,
         help: str,
-        *groups: Callable[[Add], None],
+        groups: str = "",
         takes_overrides: bool = False,
         logs_to_stdout: bool = False,
         is_intermixed: bool = False,
-    ) -> Add: ...
+    ) -> Add:
+        """Add a command; return the adder of its arguments.
 
-
-class Parser(argparse.ArgumentParser):
-    """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by.
-
-    is_intermixed: Python 3.11 does not know TEXT in `speak VOICE --out FILE TEXT`, unless it parses
-        options first.
-    """
-
-    is_intermixed = False
+        groups: the names of groups of arguments that several commands share, as `_add_group` does.
+        takes_overrides: accept --KEY=VALUE for any key of a YAML.
+        logs_to_stdout: messages are its output; other commands print their result there.
+        is_intermixed: options may precede an optional argument. Python 3.11 does not know TEXT in
+            `speak VOICE --out FILE TEXT`, unless it parses options first.
+        """
+        if self._subparsers is None:
+            self.commands = self.add_subparsers(metavar="COMMAND", required=True, dest="command")
+        # With overrides there are no abbreviations: a key of the YAML may begin like an option.
+        command = self.commands.add_parser(name, help=help, allow_abbrev=not takes_overrides)
+        command.set_defaults(
+            handler=handler, takes_overrides=takes_overrides, logs_to_stdout=logs_to_stdout
+        )
+        command.is_intermixed = is_intermixed
+        for group in groups.split():
+            _add_group(command.add_argument, group)
+        return command.add_argument
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Namespace | None = None
@@ -69,85 +75,58 @@ class Parser(argparse.ArgumentParser):
         return "=".join([option, *value]) if option in self._option_string_actions else argument
 
 
-# ---- groups of arguments
-
-
-def yaml(add: Add) -> None:
-    """Add the YAML of a run."""
-    add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
-
-
-def model(add: Add) -> None:
-    """Add a bundle or a run; `with_bundle` opens it."""
-    add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help="a bundle or a run folder")
-
-
-def files(add: Add) -> None:
-    """Add the audio files to read, for `sbkit.commands.recordings.find_audio`."""
-    names = "audio files, folders or glob patterns; - reads standard input"
-    add("files", metavar="FILE", nargs="+", help=names)
-    raw_rate = "sample rate of standard input without a header (16-bit little-endian mono)"
-    add("--raw-rate", metavar="HZ", type=int, help=raw_rate)
-    add("--errors", metavar="FILE", type=Path, help="write a JSON line there per failed file")
-
-
-def decoding(add: Add) -> None:
-    """Add how a recognizer decodes."""
-    add(
-        "--decoder",
-        choices=("greedy", "beam", "graph"),
-        help="beam and graph use language models; the default is the decoder of the model, and "
-        "another must be tuned first: sbkit tune MODEL --decoder graph",
-    )
-    phrases = "phrases to expect: a file with one per line, or a comma-separated list"
-    add("--hotwords", metavar="FILE|WORDS", help=phrases)
-
-
-def vad(add: Add) -> None:
-    """Add the voice activity detector."""
-    detector = "the voice activity detector that finds speech and pauses"
-    add("--vad", metavar="BUNDLE|silero", help=detector)
-
-
-def runtime(add: Add) -> None:
-    """Add where and how a model runs, for `sbkit.runtime.runtimes.model_options`."""
-    add("--device", default="auto", help="cpu, cuda, cuda:INDEX or auto (default: auto)")
-    runtime = "runtime of the model (default: torch)"
-    add("--runtime", choices=tuple(PRECISIONS), default="torch", help=runtime)
-    precisions = tuple(dict.fromkeys(chain(*PRECISIONS.values())))
-    by_runtime = "; ".join(f"{name}: {', '.join(names)}" for name, names in PRECISIONS.items())
-    add("--precision", choices=precisions, default="fp32", help=by_runtime)
-    add("--compile", choices=("default", "reduce-overhead"), help="compile the model with torch")
-
-
-def quiet(add: Add) -> None:
-    """Add the option that hides progress."""
-    add("--quiet", action="store_true", help="show no progress")
-
-
-def tables(add: Add) -> None:
-    """Add the columns and the encoding of tables of audio."""
-    add("--path-column", metavar="COLUMN", help="the column of the audio paths")
-    texts(add)
-
-
-def texts(add: Add) -> None:
-    """Add the column and the encoding of tables of text."""
-    add("--text-column", metavar="COLUMN", help="the column of the transcripts")
-    encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
-    add("--encoding", metavar="NAME", help=encoding)
-
-
-def part(add: Add) -> None:
-    """Add the share of the work, of a `Part` of clips."""
-    share = "do only the K-th of N equal parts, in an array of jobs"
-    add("--part", metavar="K/N", type=parse_part, help=share)
-
-
-def user_modules(add: Add) -> None:
-    """Add the user's modules, which are imported before the handler runs."""
-    module = "import a module of your own that defines parts of the model; repeatable"
-    add("--import", dest="imports", metavar="MODULE", action="append", default=[], help=module)
+def _add_group(add: Add, group: str) -> None:
+    match group:
+        case "yaml":
+            add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
+        case "model":  # `with_bundle` opens it
+            model = "a bundle or a run folder"
+            add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help=model)
+        case "files":  # `sbkit.commands.recordings.find_audio` finds them
+            files = "audio files, folders or glob patterns; - reads standard input"
+            add("files", metavar="FILE", nargs="+", help=files)
+            rate = "sample rate of standard input without a header (16-bit little-endian mono)"
+            add("--raw-rate", metavar="HZ", type=int, help=rate)
+            errors = "write a JSON line there per failed file"
+            add("--errors", metavar="FILE", type=Path, help=errors)
+        case "decoding":
+            decoder = (
+                "beam and graph use language models; the default is the decoder of the model, and "
+                "another must be tuned first: sbkit tune MODEL --decoder graph"
+            )
+            add("--decoder", choices=("greedy", "beam", "graph"), help=decoder)
+            phrases = "phrases to expect: a file with one per line, or a comma-separated list"
+            add("--hotwords", metavar="FILE|WORDS", help=phrases)
+        case "vad":
+            detector = "the voice activity detector that finds speech and pauses"
+            add("--vad", metavar="BUNDLE|silero", help=detector)
+        case "runtime":  # for `sbkit.runtime.runtimes.model_options`
+            add("--device", default="auto", help="cpu, cuda, cuda:INDEX or auto (default: auto)")
+            runtime = "runtime of the model (default: torch)"
+            add("--runtime", choices=tuple(PRECISIONS), default="torch", help=runtime)
+            precisions = tuple(dict.fromkeys(chain(*PRECISIONS.values())))
+            by_runtime = "; ".join(f"{name}: {', '.join(p)}" for name, p in PRECISIONS.items())
+            add("--precision", choices=precisions, default="fp32", help=by_runtime)
+            modes = ("default", "reduce-overhead")
+            add("--compile", choices=modes, help="compile the model with torch")
+        case "quiet":
+            add("--quiet", action="store_true", help="show no progress")
+        case "tables":
+            add("--path-column", metavar="COLUMN", help="the column of the audio paths")
+            _add_group(add, "texts")
+        case "texts":
+            add("--text-column", metavar="COLUMN", help="the column of the transcripts")
+            encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
+            add("--encoding", metavar="NAME", help=encoding)
+        case "part":
+            share = "do only the K-th of N equal parts, in an array of jobs"
+            add("--part", metavar="K/N", type=parse_part, help=share)
+        case "import":
+            module = "import a module of your own that defines parts of the model; repeatable"
+            several = {"action": "append", "default": []}
+            add("--import", dest="imports", metavar="MODULE", help=module, **several)
+        case _:
+            raise ValueError(group)
 
 
 # ---- models

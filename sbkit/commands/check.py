@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import ConfigError
-from sbkit.commands.arguments import AddCommand, yaml
+from sbkit.commands.arguments import Parser
 
 if TYPE_CHECKING:
     from sbkit.check.planned_run import Finding
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 FINDINGS_EXIT = 1  # exit code
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `check` and `config`."""
-    add = add_command("check", check, "check a run before it starts", yaml, takes_overrides=True)
+    add = parser.add_command(
+        "check", check, "check a run before it starts", "yaml", takes_overrides=True
+    )
     add("--json", action="store_true", help="print the findings as JSON")
     add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")
     add("--learn", action="store_true", help="train on eight clips for a minute: are they learned?")
 
     help = "print a YAML with its base and overrides as one file"
-    add_command("config", print_config, help, yaml, takes_overrides=True)
+    parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
 
 
 def check(options: Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sbkit.base.errors import SbkitError
@@ -25,7 +25,7 @@ from sbkit.commands import (
     transcribe,
     tune,
 )
-from sbkit.commands.arguments import Add, Handler, Parser, is_run
+from sbkit.commands.arguments import Parser, is_run
 from sbkit.logs.handlers import log_to_screen
 
 MODULES = (
@@ -117,31 +117,11 @@ def build_parser() -> Parser:
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
     parser.set_defaults(imports=[], models=[])
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-
-    def add_command(
-        name: str,
-        handler: Handler,
-        help: str,
-        *groups: Callable[[Add], None],
-        takes_overrides: bool = False,
-        logs_to_stdout: bool = False,
-        is_intermixed: bool = False,
-    ) -> Add:
-        # With overrides there are no abbreviations: a key of the YAML may begin like an option.
-        command = commands.add_parser(name, help=help, allow_abbrev=not takes_overrides)
-        command.set_defaults(
-            handler=handler, takes_overrides=takes_overrides, logs_to_stdout=logs_to_stdout
-        )
-        command.is_intermixed = is_intermixed
-        for add_group in groups:
-            add_group(command.add_argument)
-        return command.add_argument
-
     for module in MODULES:
-        module.add_commands(add_command)
+        module.add_commands(parser)
     completion = "print a script that completes sbkit's commands in a shell"
-    add_command("completion", _print_completion, completion)("shell", choices=("bash", "zsh"))
+    add = parser.add_command("completion", _print_completion, completion)
+    add("shell", choices=("bash", "zsh"))
     return parser
 
 

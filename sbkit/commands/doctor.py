@@ -11,7 +11,7 @@ from sbkit.base.imports import import_torchaudio
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
-from sbkit.commands.arguments import AddCommand, user_modules
+from sbkit.commands.arguments import Parser
 
 MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "hyperpyyaml",
@@ -30,10 +30,10 @@ MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
 )
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `doctor`."""
     help = "print which devices, packages and formats work on this machine"
-    add = add_command("doctor", doctor, help, user_modules, is_intermixed=True)
+    add = parser.add_command("doctor", doctor, help, "import", is_intermixed=True)
     formats = "try the formats of these bundles"
     add("models", metavar="BUNDLE", type=Path, nargs="*", help=formats)
 

@@ -5,14 +5,13 @@ from argparse import Namespace
 from pathlib import Path
 
 from sbkit.base.errors import FAILED
-from sbkit.commands.arguments import AddCommand, user_modules
+from sbkit.commands.arguments import Parser
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `export`."""
-    add = add_command(
-        "export", export, "write all that a model needs to run elsewhere", user_modules
-    )
+    help = "write all that a model needs to run elsewhere"
+    add = parser.add_command("export", export, help, "import")
     add("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
     add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
     formats = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.versions import __version__
-from sbkit.commands.arguments import AddCommand
+from sbkit.commands.arguments import Parser
 
 PACKAGE = Path(__file__).parents[1]
 RECIPE_FOLDERS = ("asr", "classification", "codec", "synthesis", "vad")  # in recipes/, by task
@@ -25,9 +25,9 @@ RUN is the run folder that training prints.
 """
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `new`."""
-    add = add_command("new", new, "make a project with recipes to edit")
+    add = parser.add_command("new", new, "make a project with recipes to edit")
     add("folder", metavar="FOLDER", type=Path, help="the new project")
     add("--recipe", choices=RECIPE_FOLDERS, help="copy only this recipe (default: all)")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
-from sbkit.commands.arguments import AddCommand, yaml
+from sbkit.commands.arguments import Parser
 
 if TYPE_CHECKING:
     from sbkit.train.setup import RunSetup
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `prepare` and `cache`."""
     help = "decode the data of a run; several processes may share the work"
-    add = add_command(
-        "prepare", prepare_data, help, yaml, takes_overrides=True, logs_to_stdout=True
+    add = parser.add_command(
+        "prepare", prepare_data, help, "yaml", takes_overrides=True, logs_to_stdout=True
     )
     add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
     add("--verify", action="store_true", help="look at all audio files again, and name changes")
     add("--shards", metavar="DIR|URL", help="only write the data as shards there")
     add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
 
-    add = add_command("cache", cache, "list prepared audio, or remove what no corpus needs")
+    add = parser.add_command("cache", cache, "list prepared audio, or remove what no corpus needs")
     add("action", choices=("list", "prune"), nargs="?", default="list")
 
 

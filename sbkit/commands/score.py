@@ -25,7 +25,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, to_json
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
-from sbkit.commands.arguments import AddCommand, decoding, model, quiet, tables, user_modules
+from sbkit.commands.arguments import Parser
 
 if TYPE_CHECKING:
     import datasets
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from sbkit.runtime.torch_model import TorchBundle
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `score` and `compare`."""
     help = "score a model on your data, without training"
-    groups = (tables, decoding, quiet, user_modules, model)
-    add = add_command("score", score, help, *groups, is_intermixed=True)
+    groups = "tables decoding quiet import model"
+    add = parser.add_command("score", score, help, groups, is_intermixed=True)
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
     add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
@@ -46,7 +46,7 @@ def add_commands(add_command: AddCommand) -> None:
     normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
     add("--normalizer", metavar="NAME", help=normalizer)
 
-    add = add_command("compare", compare, "test whether runs differ, and find the best one")
+    add = parser.add_command("compare", compare, "test whether runs differ, and find the best one")
     add("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
     add("others", metavar="RUN", type=Path, nargs="+", help="one or more others")
     add("--json", action="store_true", help="print the figures as JSON")

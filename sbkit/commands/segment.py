@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines, require_writable, write_text_atomically
 from sbkit.base.messages import plural
-from sbkit.commands.arguments import (
-    AddCommand,
-    open_detector,
-    quiet,
-    runtime,
-    user_modules,
-    vad,
-    with_bundle,
-)
+from sbkit.commands.arguments import Parser, open_detector, with_bundle
 from sbkit.commands.clip_table import Row, open_clip_table, utterance_id
 
 if TYPE_CHECKING:
@@ -33,10 +25,10 @@ LEFT_OUT_COLUMNS = ("path", "offset", "score", "text")
 MAX_TEXT_BYTES = 1 << 26
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `segment`."""
     help = "cut a long recording into utterances"
-    add = add_command("segment", segment, help, runtime, vad, quiet, user_modules)
+    add = parser.add_command("segment", segment, help, "runtime vad quiet import")
     add("recording", metavar="RECORDING", type=Path, help="an audio file of any length")
     add("transcript", metavar="TRANSCRIPT", type=Path, help="its text, in UTF-8")
     model = "a bundle or a run folder that recognizes the language"

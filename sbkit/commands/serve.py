@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.commands.arguments import (
-    Add,
-    AddCommand,
-    decoding,
-    open_bundle,
-    open_detector,
-    recognizer_options,
-    runtime,
-    user_modules,
-    vad,
-)
+from sbkit.commands.arguments import Parser, open_bundle, open_detector, recognizer_options
 from sbkit.tasks.task import import_object
 
 if TYPE_CHECKING:
@@ -37,15 +27,12 @@ RECOGNIZER_ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transc
 VOICE_ALIASES = ("gpt-4o-mini-tts", "tts-1", "tts-1-hd")
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `serve`."""
     help = "answer OpenAI clients' requests for transcripts and speech"
-    groups = (_server, runtime, _limits, decoding, vad, user_modules)
-    add = add_command("serve", serve_models, help, *groups)
+    groups = "runtime decoding vad import"
+    add = parser.add_command("serve", serve_models, help, groups)
     add("models", metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices")
-
-
-def _server(add: Add) -> None:
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
     add("--alias", action="append", help="another name of the model for clients; repeatable")
@@ -54,9 +41,6 @@ def _server(add: Add) -> None:
     add("--no-key", action="store_true", help="let other machines connect without an API key")
     origin = "allow web pages of this origin (CORS), * for all; repeatable"
     add("--allow-origin", metavar="URL", action="append", help=origin)
-
-
-def _limits(add: Add) -> None:
     seconds = partial(add, metavar="S", type=float)
     seconds("--max-batch-seconds", help="audio in a batch, including padding")
     seconds("--max-seconds", help="audio of a request (default: 7200)")

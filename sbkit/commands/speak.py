@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError
 from sbkit.base.files import read_regular, read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
-from sbkit.commands.arguments import AddCommand, model, part, quiet, runtime, user_modules
+from sbkit.commands.arguments import Parser
 from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table
 from sbkit.commands.task import run_task
 
@@ -30,10 +30,10 @@ LINES_PER_STEP = 256  # synthesized, then written; a job that is killed loses on
 COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `speak`, which the task of synthesis runs by `speak`."""
-    groups = (model, runtime, user_modules, quiet)
-    add = add_command("speak", run_task, "write text as speech", *groups, is_intermixed=True)
+    groups = "model runtime import quiet part"
+    add = parser.add_command("speak", run_task, "write text as speech", groups, is_intermixed=True)
     add("text", metavar="TEXT", nargs="?", help="the text to speak")
     add("--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - is standard input")
     add("--out", metavar="FILE", type=Path, help="the WAV; - is standard output")
@@ -43,7 +43,6 @@ def add_commands(add_command: AddCommand) -> None:
     add("--out-dir", metavar="DIR", type=Path, help="the folder of these clips")
     speeds = "the lowest and the highest speed of these clips; each has one between them"
     add("--speeds", metavar=("LOW", "HIGH"), type=float, nargs=2, help=speeds)
-    part(add)
 
 
 def speak(options: Namespace) -> int:

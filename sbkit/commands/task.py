@@ -5,20 +5,20 @@ from argparse import Namespace
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError
-from sbkit.commands.arguments import AddCommand, Parser, model, runtime, user_modules, with_bundle
+from sbkit.commands.arguments import Parser, with_bundle
 from sbkit.tasks.task import Task, import_object
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `encode`, `decode` and `run`."""
-    groups = (model, runtime, user_modules)
+    groups = "model runtime import"
     for name, help in (("encode", "write audio as codes"), ("decode", "write the audio of codes")):
-        add = add_command(name, run_task, help, *groups)
+        add = parser.add_command(name, run_task, help, groups)
         add("file", metavar="FILE", type=Path, help="the file to read")
         add("--out", metavar="FILE", type=Path, required=True, help="the file to write")
 
     help = "run a command that the task of a bundle declares"
-    add = add_command("run", run_user_command, help, *groups)
+    add = parser.add_command("run", run_user_command, help, groups)
     add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 

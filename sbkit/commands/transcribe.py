@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING, TextIO
 from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.messages import printable, printable_json
-from sbkit.commands.arguments import (
-    AddCommand,
-    decoding,
-    files,
-    model,
-    part,
-    quiet,
-    runtime,
-    user_modules,
-    vad,
-    with_bundle,
-)
+from sbkit.commands.arguments import Parser, with_bundle
 
 if TYPE_CHECKING:
     from sbkit.runtime.classification import Classification
@@ -35,10 +24,10 @@ if TYPE_CHECKING:
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `transcribe` and `classify`."""
-    groups = [model, files, runtime, decoding, vad, quiet, user_modules]
-    add = add_command("transcribe", transcribe, "transcribe audio files", *groups)
+    groups = "model files runtime decoding vad quiet import part"
+    add = parser.add_command("transcribe", transcribe, "transcribe audio files", groups)
     formats = ("text", "json", *TIMED_FORMATS, "manifest")
     table = "manifest writes a table of pseudo-labels to train on (default: text)"
     add("--format", choices=formats, default="text", help=table)
@@ -51,13 +40,12 @@ def add_commands(add_command: AddCommand) -> None:
     add("--min-confidence", metavar="P", type=float, help=right)
     channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
     add("--channel", metavar="N", type=int, help=channel)
-    part(add)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
 
-    groups = [model, files, quiet, user_modules]
-    add = add_command("classify", classify, "print the class of audio files", *groups)
+    groups = "model files quiet import"
+    add = parser.add_command("classify", classify, "print the class of audio files", groups)
     add("--format", choices=("text", "json"), default="text")
 
 

@@ -6,13 +6,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.commands.arguments import AddCommand, tables, texts, user_modules
+from sbkit.commands.arguments import Parser
 
 
-def add_commands(add_command: AddCommand) -> None:
+def add_commands(parser: Parser) -> None:
     """Add `tune` and `lm`."""
     help = "fit another decoder to a validation set, and keep the better one"
-    add = add_command("tune", tune, help, tables, user_modules, logs_to_stdout=True)
+    add = parser.add_command("tune", tune, help, "tables import", logs_to_stdout=True)
     model = "a run folder or a bundle"
     add("models", metavar="RUN|BUNDLE", type=Path, nargs=1, help=model)
     lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
@@ -28,7 +28,7 @@ def add_commands(add_command: AddCommand) -> None:
     add("--force", action="store_true", help="replace even a better decoder")
 
     help = "train an n-gram language model, and write it as ARPA"
-    add = add_command("lm", train_language_model, help, texts)
+    add = parser.add_command("lm", train_language_model, help, "texts")
     add("texts", metavar="TEXT", type=Path, nargs="+", help="one sentence per line")
     add("--out", metavar="FILE", type=Path, required=True, help="the ARPA file")
     add("--order", metavar="N", type=int, default=3, help="n of the n-grams (default: 3)")
