@@ -6,11 +6,11 @@ The progress has every utterance, so another threshold needs no other transcript
 """
 
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
 from sbkit.bundle.config import BundleConfig, BundleFiles
@@ -48,7 +48,8 @@ def write_pseudo_labels(options: Namespace) -> int:
         find_audio(options.files, options.raw_rate) as named_files,
         open_clip_table(options.out, settings) as table,
     ):
-        recordings = part.of(_recordings(named_files))
+        names = sorted({str(file.parent.resolve() / file.name) for file in named_files})
+        recordings = part.of(names)
         table.require_unchanged(recordings)
         files = table.unfinished(recordings)
         num_failed = _transcribe(files, table, options) if files else 0
@@ -111,15 +112,6 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
         "precision": options.precision,
         "vad": options.vad,
     }
-
-
-def _recordings(files: Iterable[Path]) -> list[str]:
-    """Return absolute paths, sorted, each once; raises DataError if one is not UTF-8."""
-    names = sorted({str(file.parent.resolve() / file.name) for file in files})
-    for name in names:
-        if name != name.encode(errors="replace").decode():
-            raise DataError(f"The name of {name} is not UTF-8, so no table can hold it. Rename it.")
-    return names
 
 
 def _transcribe(files: Sequence[str], table: ClipTable, options: Namespace) -> int:
