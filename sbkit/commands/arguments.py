@@ -27,6 +27,7 @@ Add = Callable[..., object]  # adds an argument to a command: `add_argument` of 
 class Parser(argparse.ArgumentParser):
     """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by."""
 
+    commands: "argparse._SubParsersAction[Parser]"  # of `sbkit` itself
     is_intermixed = False
 
     def add_command(
@@ -47,8 +48,6 @@ class Parser(argparse.ArgumentParser):
         is_intermixed: options may precede an optional argument. Python 3.11 does not know TEXT in
             `speak VOICE --out FILE TEXT`, unless it parses options first.
         """
-        if self._subparsers is None:
-            self.commands = self.add_subparsers(metavar="COMMAND", required=True, dest="command")
         # With overrides there are no abbreviations: a key of the YAML may begin like an option.
         command = self.commands.add_parser(name, help=help, allow_abbrev=not takes_overrides)
         command.set_defaults(

@@ -117,6 +117,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
     parser.set_defaults(imports=[], models=[])
+    parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)
     completion = "print a script that completes sbkit's commands in a shell"
