@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sbkit.commands.cli import TAKES_OVERRIDES, build_parser
+from sbkit.commands.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
@@ -113,7 +113,7 @@ def cli() -> str:
     text += "`_` means `-`.\nTraining is not one of them: `python train.py YAML --KEY=VALUE`.\n"
     for choice in action._choices_actions:
         rows = [*_arguments(action.choices[choice.dest])]
-        if choice.dest in TAKES_OVERRIDES:
+        if action.choices[choice.dest].get_default("takes_overrides"):
             rows.append(("`--KEY=VALUE`", "another value for any key of the YAML"))
         purpose = f"{choice.help}."
         heading = f"sbkit {choice.dest}\n\n{purpose[0].upper()}{purpose[1:]}"

@@ -9,7 +9,7 @@ from importlib import import_module
 
 gc.disable()
 for name in (
-    "sbkit.commands.train",
+    "sbkit.run.run",
     "sbkit.commands.cli",
     "sbkit.export.export",
     "sbkit.runtime.transcriber",

@@ -78,7 +78,6 @@ NOT_RUN_HERE = (
     "python docs/examples/voice_assistant.py",
     *("sbkit transcribe my-model talks --format manifest", "sbkit segment chapter.mp3"),
     "sbkit transcribe my-formats talk.mp3 --runtime onnx",
-    "torchrun --nproc_per_node=8 -m sbkit transcribe",
     "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
     "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=book",
     *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),

@@ -64,9 +64,10 @@ def start_sbkit(file: Path, arguments: Sequence[str]) -> None:
 
     keep_freed_memory()
     from sbkit.base.errors import StopRequestedError
-    from sbkit.commands.train import train
+    from sbkit.config.overrides import parse_command
     from sbkit.distributed.ranks import gather_over_ranks, rank
     from sbkit.logs.handlers import log_to_screen
+    from sbkit.run.run import Run
     from sbkit.train.brain import Brain
 
     def measure_and_leave(brain: Brain, batch: object) -> NoReturn:
@@ -81,7 +82,7 @@ def start_sbkit(file: Path, arguments: Sequence[str]) -> None:
 
     stopping = patch.object(Brain, "fit_batch", measure_and_leave)
     with stopping, log_to_screen(), suppress(StopRequestedError):
-        train(["hparams/ctc.yaml", *arguments])
+        Run(*parse_command(["hparams/ctc.yaml", *arguments])).train()
 
 
 def start_lhotse(table: str) -> tuple[object, list[str]]:

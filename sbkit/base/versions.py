@@ -5,7 +5,6 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
@@ -38,6 +37,9 @@ def describe_versions() -> str:
 
 
 def _version(package: str) -> str | None:
+    # Each command imports this file, and this would be a tenth of its start.
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

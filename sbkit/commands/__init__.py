@@ -1,1 +1,1 @@
-"""The commands of `sbkit`, from arguments to an exit code; `cli.py` has the parser."""
+"""The commands of `sbkit`, from arguments to an exit code; `cli.py` runs one of them."""

@@ -1,25 +1,47 @@
-"""`sbkit check`: a YAML on the command line, its findings on the screen."""
+"""`sbkit check` and `sbkit config`: what a YAML would do, and all that it says, on the screen."""
 
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
+from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import to_json
-from sbkit.base.messages import printable_json
-from sbkit.check.batch_seconds import find_batch_seconds
-from sbkit.check.check import CHECKS, check_planned_run, summary
-from sbkit.check.cost import COST
-from sbkit.check.learn import LEARNING_TEST, check_learning
-from sbkit.check.planned_run import Finding, PlannedRun
-from sbkit.check.settings import INITIAL_WEIGHTS
-from sbkit.config.overrides import parse_overrides
+from sbkit.commands.arguments import Parser
+
+if TYPE_CHECKING:
+    from sbkit.check.planned_run import Finding
 
 FINDINGS_EXIT = 1  # exit code
 
 
+def add_commands(parser: Parser) -> None:
+    """Add `check` and `config`."""
+    add = parser.add_command(
+        "check", check, "check a run before it starts", "yaml", takes_overrides=True
+    )
+    add("--json", action="store_true", help="print the findings as JSON")
+    add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
+    add("--strict", action="store_true", help="exit with 1 for notes, too")
+    add("--learn", action="store_true", help="train on eight clips for a minute: are they learned?")
+
+    help = "print a YAML with its base and overrides as one file"
+    parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
+
+
 def check(options: Namespace) -> int:
     """Print every finding, and return the exit code; raises SbkitError for an unreadable YAML."""
+    keep_freed_memory()  # as training does: the check measures its memory
+    from sbkit.base.files import to_json
+    from sbkit.base.messages import printable_json
+    from sbkit.check.batch_seconds import find_batch_seconds
+    from sbkit.check.check import CHECKS, check_planned_run, summary
+    from sbkit.check.cost import COST
+    from sbkit.check.learn import LEARNING_TEST, check_learning
+    from sbkit.check.planned_run import PlannedRun
+    from sbkit.check.settings import INITIAL_WEIGHTS
+    from sbkit.config.overrides import parse_overrides
+
     overrides = parse_overrides(options.overrides)
     target = options.target
     overrides = find_batch_seconds(options.yaml, overrides, target=target)
@@ -50,6 +72,14 @@ def check(options: Namespace) -> int:
     return exit_code(findings, strict=options.strict)
 
 
-def exit_code(findings: Sequence[Finding], *, strict: bool) -> int:
+def exit_code(findings: Sequence["Finding"], *, strict: bool) -> int:
     """Return 1 if a finding stops the run; with ``strict``, if there is any finding."""
     return FINDINGS_EXIT if any(strict or finding.stops for finding in findings) else 0
+
+
+def print_config(options: Namespace) -> None:
+    """Print a YAML as one file."""
+    from sbkit.config.hparams import resolve
+    from sbkit.config.overrides import parse_overrides
+
+    print(resolve(options.yaml, parse_overrides(options.overrides)).one_file, end="")

@@ -7,10 +7,9 @@ continues from it when it is started again. The table is made from it at the end
 """
 
 import csv
-import glob
+import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple, TypeVar
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import os_errors_name, try_lock, write_text_atomically
 from sbkit.base.messages import printable
+
+MAX_STEM = 50  # characters of a recording's name in the ids of its utterances
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
@@ -53,24 +54,17 @@ def parse_part(text: str) -> Part:
 class ClipTable:
     """A table that `open_clip_table` has opened.
 
-    progress: the file of this rank; rank: of this process under torchrun, otherwise 0; rows: of
-    each finished item; sizes: in bytes, of finished items that are files.
+    rows: of each finished item; sizes: in bytes, of finished items that are files.
     """
 
     file: Path
     progress: FileIO
-    rank: int
-    num_ranks: int
     rows: dict[str, list[Row]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
-    def share(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Return the items of this rank."""
-        return items[self.rank :: self.num_ranks]
-
     def unfinished(self, items: Sequence[str]) -> list[str]:
-        """Return the items of this rank that have to be done."""
-        return [item for item in self.share(items) if item not in self.rows]
+        """Return the items that have to be done."""
+        return [item for item in items if item not in self.rows]
 
     def require_unchanged(self, files: Iterable[str]) -> None:
         """Raise DataError if a finished file has another size: its rows are of other audio."""
@@ -98,95 +92,60 @@ class ClipTable:
                 line = line[self.progress.write(line) :]
 
     def read_progress(self, settings: Mapping[str, Any]) -> None:
-        """Read what all ranks have finished; raises ConfigError if they had other settings."""
-        for file in _progress_files(self.file):
-            lines = file.read_bytes().split(b"\n")[:-1]  # the last one is empty, or was cut off
-            entries = [json.loads(line) for line in lines]
-            begun_with = entries[0] if entries else settings
-            names = [name for name in settings if begun_with.get(name) != settings[name]]
-            if names:
-                raise ConfigError(
-                    f"{self.file} was begun with another model or other options (different: "
-                    f"{', '.join(names).replace('_', ' ')}). Choose another name or folder."
-                )
-            self.rows |= {entry["item"]: entry["rows"] for entry in entries[1:]}
-            self.sizes |= {entry["item"]: entry["size"] for entry in entries[1:] if "size" in entry}
-
-    def gather(self, num_failed: int) -> int:
-        """Wait for all ranks, and read what they have finished; return the sum of a number."""
-        num_failed = sum(self._gather(num_failed))
-        self.read_progress({})
-        return num_failed
+        """Read what was finished; raises ConfigError if that had other settings."""
+        content = Path(self.progress.name).read_bytes()
+        *lines, cut_off = content.split(b"\n")
+        self.progress.truncate(len(content) - len(cut_off))
+        if not lines:
+            self.write_progress(settings)
+            return
+        begun_with, *entries = map(json.loads, lines)
+        names = [name for name in settings if begun_with.get(name) != settings[name]]
+        if names:
+            raise ConfigError(
+                f"{self.file} was begun with another model or other options (different: "
+                f"{', '.join(names).replace('_', ' ')}). Choose another name or folder."
+            )
+        self.rows |= {entry["item"]: entry["rows"] for entry in entries}
+        self.sizes |= {entry["item"]: entry["size"] for entry in entries if "size" in entry}
 
     def sorted_rows(self) -> list[Row]:
         """Return the rows of all finished items."""
         return [row for item in sorted(self.rows) for row in self.rows[item]]
 
     def write(self, columns: Sequence[str], rows: Iterable[Row], summary: str) -> None:
-        """Write the table and print a line about it, on rank 0; the other ranks wait."""
-        self._gather(None)  # all clips of the rows are there
-        if self.rank == 0:
-            content = io.StringIO()
-            writer = csv.DictWriter(content, columns, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            write_text_atomically(self.file, content.getvalue())
-            print(printable(f"{self.file}: {summary}"), flush=True)
-        self._gather(None)
-
-    def _gather(self, value: Item) -> list[Item]:
-        if self.num_ranks == 1:
-            return [value]
-        from sbkit.distributed.ranks import gather_over_ranks
-
-        return gather_over_ranks(value)
+        """Write the table and print a line about it."""
+        content = io.StringIO()
+        writer = csv.DictWriter(content, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text_atomically(self.file, content.getvalue())
+        print(printable(f"{self.file}: {summary}"), flush=True)
 
 
 @contextmanager
 def open_clip_table(file: Path, settings: Mapping[str, Any]) -> Iterator[ClipTable]:
-    """Open a table with what earlier commands have finished; join the ranks of torchrun, if any.
+    """Open a table with what earlier commands have finished.
 
     settings: what the rows depend on besides the item, as plain data.
 
     Raises ConfigError if the table has other settings or origins, or another command writes it.
     """
-    with _join_ranks() as (rank, num_ranks):
-        if file.exists() and not _progress_files(file):
-            raise ConfigError(
-                f"{file} was not written by this command, because it has no progress file. Move "
-                "it, or choose another name or folder."
-            )
-        progress_file = file_of_rank(file.with_suffix(".progress.jsonl"), rank)
-        with progress_file.open("ab", buffering=0) as progress:
-            if not try_lock(progress.fileno()):
-                raise ConfigError(f"Another command is writing {file}. Wait until it has ended.")
-            table = ClipTable(file, progress, rank, num_ranks)
-            table.read_progress(settings)
-            num_bytes = progress_file.read_bytes().rfind(b"\n") + 1
-            progress.truncate(num_bytes)  # removes a line that was cut off
-            if not num_bytes:
-                table.write_progress(settings)
-            yield table
+    progress_file = file.with_suffix(".progress.jsonl")
+    if file.exists() and not progress_file.exists():
+        raise ConfigError(
+            f"{file} was not written by this command, because it has no progress file. Move "
+            "it, or choose another name or folder."
+        )
+    with progress_file.open("ab", buffering=0) as progress:
+        if not try_lock(progress.fileno()):
+            raise ConfigError(f"Another command is writing {file}. Wait until it has ended.")
+        table = ClipTable(file, progress)
+        table.read_progress(settings)
+        yield table
 
 
-def _progress_files(table: Path) -> list[Path]:
-    return [*table.parent.glob(f"{glob.escape(table.stem)}.progress*.jsonl")]
-
-
-def file_of_rank(file: Path, rank: int) -> Path:
-    """Return the name of a file that each rank writes for itself."""
-    return file.with_stem(f"{file.stem}.{rank}") if rank else file
-
-
-@contextmanager
-def _join_ranks() -> Iterator[tuple[int, int]]:
-    """Join the other processes of torchrun, if any; yield the rank and the number of ranks."""
-    if "RANK" not in os.environ:  # torch is not imported: ONNX does not need it
-        yield 0, 1
-        return
-    import torch
-
-    from sbkit.distributed.ranks import process_group, rank, world_size
-
-    with process_group(torch.device("cpu")):
-        yield rank(), world_size()
+def utterance_id(file: str, start: float) -> str:
+    """Return the id of the utterance that starts at a time in seconds of a recording."""
+    digest = hashlib.sha256(file.encode()).hexdigest()[:8]
+    return f"{Path(file).stem[:MAX_STEM]}-{digest}-{round(1000 * start):09d}"

@@ -4,16 +4,14 @@ import os
 import platform
 import shutil
 from argparse import Namespace
-
-import soundfile
+from pathlib import Path
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.imports import import_torchaudio
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
-from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER, available_providers
-from sbkit.runtime.runtimes import has_torch, open_model, why_no_cuda
+from sbkit.commands.arguments import Parser
 
 MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "hyperpyyaml",
@@ -32,43 +30,56 @@ MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
 )
 
 
+def add_commands(parser: Parser) -> None:
+    """Add `doctor`."""
+    help = "print which devices, packages and formats work on this machine"
+    add = parser.add_command("doctor", doctor, help, "import", is_intermixed=True)
+    formats = "try the formats of these bundles"
+    add("models", metavar="BUNDLE", type=Path, nargs="*", help=formats)
+
+
 def doctor(options: Namespace) -> int:
-    """Describe this machine, and load each format of a bundle, if given; return the exit code."""
+    """Describe this machine, and load each format of bundles; return the exit code.
+
+    Prints the device that a format runs on, or the error.
+    """
+    from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
+    from sbkit.runtime.runtimes import has_torch, open_model
+
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
-    if options.bundle is None:
-        return 0
-    return _try_bundle(options)
-
-
-def _try_bundle(options: Namespace) -> int:
-    """Load each format of the bundle, and print the device that it runs on, or the error."""
-    folder = options.bundle
     exit_code = 0
-    onnx_targets = [
-        ("onnx", precision)
-        for precision, file in MODEL_FILES.items()
-        if (folder / ONNX_FOLDER / file).exists()
-    ]
-    # Without ONNX files and without torch, the error of the torch format says what to install.
-    torch_targets = [("torch", "fp32")] if has_torch() or not onnx_targets else []
-    for runtime, precision in [*torch_targets, *onnx_targets]:
-        try:
-            bundle = open_model(
-                folder, runtime=runtime, precision=precision, user_modules=options.user_modules
-            )
-        except SbkitError as error:
-            exit_code = BAD_INPUT
-            result = str(error)
-        else:
-            result = f"runs on {bundle.model.effective}"
-            bundle.model.close()
-        print(printable(f"{folder}, {runtime} {precision}: {result}"), flush=True)
+    for folder in options.models:
+        targets = [
+            ("onnx", precision)
+            for precision, file in MODEL_FILES.items()
+            if (folder / ONNX_FOLDER / file).exists()
+        ]
+        # Without ONNX files and without torch, the error of the torch format says what to install.
+        if has_torch() or not targets:
+            targets.insert(0, ("torch", "fp32"))
+        for runtime, precision in targets:
+            try:
+                bundle = open_model(
+                    folder, runtime=runtime, precision=precision, user_modules=options.user_modules
+                )
+            except SbkitError as error:
+                exit_code = BAD_INPUT
+                result = str(error)
+            else:
+                result = f"runs on {bundle.model.effective}"
+                bundle.model.close()
+            print(printable(f"{folder}, {runtime} {precision}: {result}"), flush=True)
     return exit_code
 
 
 def describe_machine() -> dict[str, str]:
     """Return the versions, devices, providers and compiler of this machine, by subject."""
+    import soundfile
+
+    from sbkit.runtime.onnx_model import available_providers
+    from sbkit.runtime.runtimes import has_torch, why_no_cuda
+
     subjects = {"system": platform.platform()}
     for package, version in versions(MORE_PACKAGES).items():
         subjects[package] = version or "not installed"
@@ -79,7 +90,10 @@ def describe_machine() -> dict[str, str]:
         from sbkit.distributed.device import PRECISIONS_BY_DEVICE_TYPE, count_local_devices
 
         subjects["torch"] = torch.__version__  # its end, such as +cpu or +cu130, names the build
-        subjects["torchaudio"] = _try_torchaudio(subjects["torchaudio"])
+        try:
+            import_torchaudio()
+        except SbkitError as error:
+            subjects["torchaudio"] = str(error)
         for device_type in PRECISIONS_BY_DEVICE_TYPE:
             if device_type != "cpu":
                 for index in range(count_local_devices(device_type)):
@@ -95,12 +109,3 @@ def describe_machine() -> dict[str, str]:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     subjects["compiler"] = compiler or "none, so --compile cannot be used"
     return subjects
-
-
-def _try_torchaudio(version: str) -> str:
-    """Return the version, or why torchaudio does not work with this torch."""
-    try:
-        import_torchaudio()
-    except SbkitError as error:
-        return str(error)
-    return version

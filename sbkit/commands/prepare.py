@@ -1,29 +1,43 @@
-"""`sbkit prepare`: decode and describe the data of a run, or write it as shards."""
+"""`sbkit prepare` and `sbkit cache`: data of a run, decoded, described, or written as shards."""
 
 import logging
 from argparse import Namespace
-from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
-from sbkit.config.overrides import parse_overrides
-from sbkit.data.cache import default_cache
-from sbkit.data.corpus import describe_corpus, splits_of
-from sbkit.data.filesystem import Storage
-from sbkit.data.filters import filter_manifests
-from sbkit.data.manifest import Manifest
-from sbkit.data.prepared import verifying
-from sbkit.data.report import measure_data, write_data_report
-from sbkit.data.shard import LAZY
-from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
-from sbkit.data.sources import TableFolders
-from sbkit.data.splits import shard_numbers
-from sbkit.train.setup import RunSetup
+from sbkit.commands.arguments import Parser
+
+if TYPE_CHECKING:
+    from sbkit.train.setup import RunSetup
 
 logger = logging.getLogger(__name__)
+
+
+def add_commands(parser: Parser) -> None:
+    """Add `prepare` and `cache`."""
+    help = "decode the data of a run; several processes may share the work"
+    add = parser.add_command(
+        "prepare", prepare_data, help, "yaml", takes_overrides=True, logs_to_stdout=True
+    )
+    add("--report", metavar="DIR", type=Path, help="write the data report to DIR")
+    add("--verify", action="store_true", help="look at all audio files again, and name changes")
+    add("--shards", metavar="DIR|URL", help="only write the data as shards there")
+    add("--shard-size", default="1GB", help="audio per shard (default: 1GB)")
+
+    add = parser.add_command("cache", cache, "list prepared audio, or remove what no corpus needs")
+    add("action", choices=("list", "prune"), nargs="?", default="list")
+
+
+def cache(options: Namespace) -> None:
+    """List the entries of the cache, or remove those of no corpus."""
+    from sbkit.data.cache import default_cache, print_entries, prune_orphans
+
+    action = print_entries if options.action == "list" else prune_orphans
+    action(default_cache())
 
 
 def prepare_data(options: Namespace) -> None:
@@ -31,6 +45,14 @@ def prepare_data(options: Namespace) -> None:
 
     Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
     """
+    from sbkit.config.overrides import parse_overrides
+    from sbkit.data.cache import default_cache
+    from sbkit.data.prepared import verifying
+    from sbkit.data.report import measure_data, write_data_report
+    from sbkit.data.shard import LAZY
+    from sbkit.data.splits import shard_numbers
+    from sbkit.train.setup import RunSetup
+
     if options.shards and options.report:
         raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
     setup = RunSetup(options.yaml, parse_overrides(options.overrides))
@@ -66,8 +88,18 @@ def prepare_data(options: Namespace) -> None:
         logger.info(f"report: {page}")
 
 
-def write_run_as_shards(setup: RunSetup, destination: str, shard_size: str) -> None:
-    """Write the data of a run as shards, or this process's share of them."""
+def write_run_as_shards(setup: "RunSetup", destination: str, shard_size: str) -> None:
+    """Write the data of a run as shards, or this process's share of them.
+
+    The rows that `where` and `skip_quality_tags` leave out are not written. Raises ConfigError for
+    these keys with table folders, whose rows are not known yet.
+    """
+    from sbkit.data.corpus import describe_corpus, splits_of
+    from sbkit.data.filesystem import Storage
+    from sbkit.data.filters import filter_manifests
+    from sbkit.data.manifest import Manifest
+    from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
+
     make_corpus = setup.load_recipe().corpus
     if make_corpus is None:
         raise ConfigError(
@@ -83,19 +115,6 @@ def write_run_as_shards(setup: RunSetup, destination: str, shard_size: str) -> N
     )
     roles = splits_of(corpus, setup.knobs)
     sources = {name: corpus.read(setup.knobs, name) for name in chain(*roles.values())}
-    sources = filter_sources(setup, sources)
-    facts = describe_corpus(corpus, setup.knobs)
-    if write_shards(Storage(destination), options, sources, roles, facts) is not None:
-        logger.info(f"Train with --data_folder={destination}")
-
-
-def filter_sources(
-    setup: RunSetup, sources: Mapping[str, Manifest | TableFolders]
-) -> dict[str, Manifest | TableFolders]:
-    """Leave out the rows that `where` and `skip_quality_tags` leave out, and log their number.
-
-    Raises ConfigError for table folders, whose rows are not known yet.
-    """
     manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
     has_filters = setup.knobs.get("where") or setup.knobs.get("skip_quality_tags")
     if has_filters and len(manifests) < len(sources):
@@ -107,4 +126,7 @@ def filter_sources(
     for split, manifest in manifests.items():
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
-    return {**sources, **manifests}
+    facts = describe_corpus(corpus, setup.knobs)
+    written = write_shards(Storage(destination), options, {**sources, **manifests}, roles, facts)
+    if written is not None:
+        logger.info(f"Train with --data_folder={destination}")

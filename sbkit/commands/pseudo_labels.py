@@ -1,29 +1,21 @@
 """`sbkit transcribe --format manifest`: pseudo-labels, a table that training takes as it is.
 
-files -> utterances with confidences -> progress -> a row for each utterance that is confident
-enough, and on request its audio
+files -> utterances with confidences -> progress -> a row for each that is confident enough
 
 The progress has every utterance, so another threshold needs no other transcription.
 """
 
-import hashlib
-import os
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, read_parts, write_flac
-from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, DataError, SbkitError
+from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
-from sbkit.base.units import MICROSECONDS
 from sbkit.bundle.config import BundleConfig, BundleFiles
-from sbkit.commands.clip_table import ClipTable, Part, Row, file_of_rank, open_clip_table
-from sbkit.commands.transcribe import (
+from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table, utterance_id
+from sbkit.commands.recordings import (
     STANDARD_INPUT,
     find_audio,
     open_errors,
@@ -34,19 +26,15 @@ from sbkit.commands.transcribe import (
 from sbkit.decoding.clips import Recognition
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import split_units
+from sbkit.runtime.segments import MARGIN_SECONDS
 from sbkit.tasks.task import load_task
 
 MIN_CONFIDENCE = 0.9
-MARGIN_SECONDS = 0.5  # of silence that a row has at most before its first word and after its last
 COLUMNS = ("id", "path", "offset", "duration", "text", "confidence", "expected_errors")
-SEGMENT_COLUMNS = ("id", "path", "text", "confidence", "expected_errors")  # a row is a whole file
-MAX_STEM = 50  # characters of a recording's name in the ids of its utterances
 
 
 def write_pseudo_labels(options: Namespace) -> int:
     """Write the table, print how many rows it has and their estimated WER; return the exit code.
-
-    Under torchrun each process transcribes its share of the files on its own device.
 
     With a `--min-confidence` of 0, the model need not have confidences of utterances.
 
@@ -60,10 +48,11 @@ def write_pseudo_labels(options: Namespace) -> int:
         find_audio(options.files, options.raw_rate) as named_files,
         open_clip_table(options.out, settings) as table,
     ):
-        recordings = part.of(_recordings(named_files, options.segments))
+        names = sorted({str(file.parent.resolve() / file.name) for file in named_files})
+        recordings = part.of(names)
         table.require_unchanged(recordings)
         files = table.unfinished(recordings)
-        num_failed = table.gather(_transcribe(files, table, options) if files else 0)
+        num_failed = _transcribe(files, table, options) if files else 0
         utterances = table.sorted_rows()
         confident = [
             row for row in utterances if (row["confidence"] or 0.0) >= options.min_confidence
@@ -71,11 +60,7 @@ def write_pseudo_labels(options: Namespace) -> int:
         summary = _describe(
             utterances, confident, options.min_confidence, by_words=config.has_words
         )
-        if options.segments is None:
-            table.write(COLUMNS, confident, summary)
-        else:
-            clips = _write_segments(confident, table, options.segments, config.sample_rate)
-            table.write(SEGMENT_COLUMNS, clips, summary)
+        table.write(COLUMNS, confident, summary)
     return FILES_FAILED if num_failed else 0
 
 
@@ -103,8 +88,6 @@ def _check_options(options: Namespace) -> None:
             f"{options.min_confidence:g}."
         )
     require_writable(options.out.parent, option="--out")
-    if options.segments is not None:
-        require_writable(options.segments, option="--segments")
 
 
 def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
@@ -131,27 +114,12 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
     }
 
 
-def _recordings(files: Iterable[Path], segments: Path | None) -> list[str]:
-    """Return absolute paths, sorted, each once, without the segments that a run has written.
-
-    Raises DataError if a path is not UTF-8.
-    """
-    paths = {file.parent.resolve() / file.name for file in files}
-    if segments is not None:
-        paths = {path for path in paths if not path.is_relative_to(segments.resolve())}
-    names = sorted(map(str, paths))
-    for name in names:
-        if name != name.encode(errors="replace").decode():
-            raise DataError(f"The name of {name} is not UTF-8, so no table can hold it. Rename it.")
-    return names
-
-
 def _transcribe(files: Sequence[str], table: ClipTable, options: Namespace) -> int:
     """Add the utterances of files; return how many files failed."""
     paths = [Path(file) for file in files]
     num_failed = 0
     with (
-        open_errors(options.errors and file_of_rank(options.errors, table.rank)) as errors,
+        open_errors(options.errors) as errors,
         open_transcriber(options, times=True) as transcriber,
         show_seconds("transcribing", paths, quiet=options.quiet) as on_seconds,
     ):
@@ -179,37 +147,6 @@ def _to_row(file: str, utterance: Recognition) -> Row:
         "confidence": utterance.confidence,
         "expected_errors": utterance.expected_errors,
     }
-
-
-def utterance_id(file: str, start: float) -> str:
-    """Return the id of the utterance that starts at a time in seconds of a recording."""
-    digest = hashlib.sha256(file.encode()).hexdigest()[:8]
-    return f"{Path(file).stem[:MAX_STEM]}-{digest}-{round(1000 * start):09d}"
-
-
-def _write_segments(
-    rows: Sequence[Row], table: ClipTable, folder: Path, sample_rate: int
-) -> list[Row]:
-    """Write the audio of this rank's share of rows, unless it is there; return rows that name it.
-
-    Raises AudioError if a recording cannot be read anymore.
-    """
-    by_recording = [[*group] for _, group in groupby(rows, key=itemgetter("path"))]
-    for recording_rows in table.share(by_recording):
-        parts: dict[Path, AudioPart] = {}
-        for row in recording_rows:
-            start = round(row["offset"] * MICROSECONDS)
-            end = start + round(row["duration"] * MICROSECONDS)
-            parts[folder / f"{row['id']}.flac"] = AudioPart(row["path"], start, end)
-        missing = {clip: part for clip, part in parts.items() if not clip.exists()}
-        if missing:
-            signals = read_parts([*missing.values()], sample_rate)
-            for clip, samples in zip(missing, signals, strict=True):
-                if isinstance(samples, AudioError):
-                    raise samples
-                write_flac(clip, samples, sample_rate)
-    relative = os.path.relpath(folder, table.file.parent)
-    return [{**row, "path": f"{relative}/{row['id']}.flac"} for row in rows]
 
 
 def _describe(

@@ -1,7 +1,8 @@
-"""`sbkit score`: score a trained model on any data, without training or writing into a run.
+"""`sbkit score` and `sbkit compare`: figures of a model on any data, and of two or more runs.
 
-The model is a bundle, or a run, which is exported first. The data (tables, folders of Kaldi, saved
-datasets) is prepared as for training; whole clips are transcribed or classified, and scored.
+A model is scored without training or writing into a run. It is a bundle, or a run, which is
+exported first. The data (tables, folders of Kaldi, saved datasets) is prepared as for training;
+whole clips are transcribed or classified, and scored.
 
 The files of `--out`, where SET is the name of a source or test set:
 
@@ -18,27 +19,38 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import datasets
+from typing import TYPE_CHECKING
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import require_writable
-from sbkit.base.messages import printable
+from sbkit.base.files import require_writable, to_json
+from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
-from sbkit.bundle.config import CONFIG_FILE
-from sbkit.checkpoint.provenance import describe_provenance
-from sbkit.data.batch import user_columns
-from sbkit.data.tables import COLUMN_KEYS
-from sbkit.evaluate.report import KnownWords
-from sbkit.evaluate.run_results import SUMMARY
-from sbkit.evaluate.settings import SETTINGS
-from sbkit.evaluate.slices import require_columns
-from sbkit.evaluate.wer_report import PROVENANCE
-from sbkit.export.export import exported_bundle
-from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
-from sbkit.runtime.test_report import TestReport
-from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets, table_knobs
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.commands.arguments import Parser
+
+if TYPE_CHECKING:
+    import datasets
+
+    from sbkit.runtime.torch_model import TorchBundle
+
+
+def add_commands(parser: Parser) -> None:
+    """Add `score` and `compare`."""
+    help = "score a model on your data, without training"
+    groups = "tables decoding quiet import model"
+    add = parser.add_command("score", score, help, groups, is_intermixed=True)
+    add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
+    add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
+    add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
+    add("--label", metavar="COLUMN", help="the correct classes, for a classifier")
+    add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")
+    normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
+    add("--normalizer", metavar="NAME", help=normalizer)
+
+    add = parser.add_command("compare", compare, "test whether runs differ, and find the best one")
+    add("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
+    add("others", metavar="RUN", type=Path, nargs="+", help="one or more others")
+    add("--json", action="store_true", help="print the figures as JSON")
+    add("--html", metavar="FILE", type=Path, help="also write a page (two runs)")
 
 
 def score(options: Namespace) -> None:
@@ -47,9 +59,26 @@ def score(options: Namespace) -> None:
     Raises SbkitError if the model or a source cannot be read, or if ``options.out`` has scores
     already or cannot be written.
     """
-    _check_output(options)
+    from sbkit.checkpoint.provenance import describe_provenance
+    from sbkit.evaluate.report import KnownWords
+    from sbkit.evaluate.run_results import SUMMARY
+    from sbkit.evaluate.settings import SETTINGS
+    from sbkit.evaluate.wer_report import PROVENANCE
+    from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
+    from sbkit.runtime.test_report import TestReport
+
+    (folder,) = options.models
     out: Path | None = options.out
-    with open_model(options.model, options.user_modules) as loaded:
+    if out is None and options.report_by:
+        raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
+    if out is not None:
+        if (out / SUMMARY).exists():
+            raise ConfigError(
+                f"{out} already has scores, which are not overwritten. Choose another folder for "
+                "--out."
+            )
+        require_writable(out, option="--out")
+    with open_model(folder, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
         scorer = BundleScorer(
             bundle, label=options.label, normalizer=options.normalizer, times=out is not None
@@ -62,7 +91,7 @@ def score(options: Namespace) -> None:
             report_by=options.report_by,
             quiet=options.quiet,
         )
-        for name, rows in _prepare(bundle, options):
+        for name, rows in _prepare(bundle, folder, options):
             scored = scorer.score(name, rows, quiet=options.quiet)
             facts = decoding_facts(bundle, scored)
             if out is not None:
@@ -74,57 +103,54 @@ def score(options: Namespace) -> None:
             words = None if bundle.decoder is None else bundle.decoder.language_models.words
             source = "the words of the language model"
             provenance = provenance_of(bundle)
-            version = f"{options.model.name}, sbkit {__version__}"
+            version = f"{folder.name}, sbkit {__version__}"
             report.write(
                 known_words=None if words is None else KnownWords(words=words, source=source),
                 notes=[version, describe_provenance(provenance)],
-                model=str(options.model),
-                **{SETTINGS: settings_of(bundle, options.model), PROVENANCE: provenance},
+                model=str(folder),
+                **{SETTINGS: settings_of(bundle, folder), PROVENANCE: provenance},
                 device=bundle.model.effective.device,
             )
 
 
-def _check_output(options: Namespace) -> None:
-    if options.out is None and options.report_by:
-        raise ConfigError("`--report-by` writes tables, so it needs --out DIR. Add it.")
-    if options.out is not None:
-        if (options.out / SUMMARY).exists():
-            raise ConfigError(
-                f"{options.out} already has scores, which are not overwritten. Choose another "
-                "folder for --out."
-            )
-        require_writable(options.out, option="--out")
-
-
 @contextmanager
-def open_model(model: Path, user_modules: frozenset[str] = frozenset()) -> Iterator[TorchBundle]:
+def open_model(folder: Path, user_modules: frozenset[str] = frozenset()) -> Iterator["TorchBundle"]:
     """Load a bundle, or export a run into a temporary folder first."""
-    with exported_bundle(model, user_modules) as folder:
-        yield load_bundle(folder, user_modules=user_modules)
+    from sbkit.export.export import exported_bundle
+    from sbkit.runtime.torch_model import load_bundle
+
+    with exported_bundle(folder, user_modules) as bundle:
+        yield load_bundle(bundle, user_modules=user_modules)
 
 
-def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, datasets.Dataset]]:
+def _prepare(
+    bundle: "TorchBundle", folder: Path, options: Namespace
+) -> Iterator[tuple[str, "datasets.Dataset"]]:
     """Prepare each source, or else the test sets of a run; yield their rows by name."""
+    from sbkit.bundle.config import CONFIG_FILE
+    from sbkit.data.batch import user_columns
+    from sbkit.data.tables import COLUMN_KEYS
+    from sbkit.evaluate.slices import require_columns
+    from sbkit.runtime.test_sets import name_of, prepare_source, prepare_test_sets, table_knobs
+
     names = [name_of(source) for source in options.data]
     if len({*names}) < len(names):
         raise ConfigError(
             "Two of the files have the same name, so their reports would overwrite each other. "
             "Score them one after the other, each with its own --out."
         )
-    if not names and (options.model / CONFIG_FILE).exists():
+    if not names and (folder / CONFIG_FILE).exists():
         raise ConfigError(
-            f"{options.model} is a bundle, which has no test sets. Name the data: sbkit score "
+            f"{folder} is a bundle, which has no test sets. Name the data: sbkit score "
             "BUNDLE test.csv"
         )
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
     given = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
-    knobs = table_knobs(options.model, given)
+    knobs = table_knobs(folder, given)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, knobs)) for name, file in sources)
-    for name, rows in (
-        prepared if names else prepare_test_sets(options.model, options.split).items()
-    ):
+    for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})
         if options.label and options.label not in columns:
@@ -133,3 +159,22 @@ def _prepare(bundle: TorchBundle, options: Namespace) -> Iterator[tuple[str, dat
                 f"`{options.label}`. It has {', '.join(columns)}."
             )
         yield name, rows
+
+
+def compare(options: Namespace) -> None:
+    """Print how runs differ, and whether by chance; raises SbkitError for results to measure."""
+    from sbkit.evaluate.compare import compare_runs, describe_comparison, write_comparison
+    from sbkit.run.results import require_current_results
+
+    folders = [options.first, *options.others]
+    if len(folders) > 2 and options.html is not None:
+        raise ConfigError(f"`--html` writes a page of two runs, but there are {len(folders)}.")
+    for folder in folders:
+        require_current_results(folder)
+    comparison = compare_runs(folders)
+    if options.html is not None:
+        write_comparison(options.html, comparison)
+    if options.json:
+        print(printable_json(to_json(comparison, indent=2)))
+    else:
+        print(*map(printable, describe_comparison(comparison)), sep="\n")

@@ -5,38 +5,68 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import fields
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from socket import socket
+from typing import TYPE_CHECKING
 
 from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
-from sbkit.bundle.bundle import read_bundle
-from sbkit.bundle.config import CONFIG_FILE
-from sbkit.bundle.protocols import Effective
-from sbkit.commands.transcribe import open_detector, recognizer_options
-from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.model_thread import require_effective
-from sbkit.runtime.runtimes import AUTO, FIRST_GPU, model_options
-from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
-from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.api import ServedModel, ServedModels
-from sbkit.serve.app import Service
-from sbkit.serve.middleware import Keys, Limits, Metrics, State
-from sbkit.serve.recognition import RecognitionService, Workers
-from sbkit.serve.server import Server, bind
-from sbkit.serve.tts import Voice
+from sbkit.base.imports import require_package
+from sbkit.commands.arguments import Parser, open_bundle, open_detector, recognizer_options
 from sbkit.tasks.task import import_object
 
-ALIASES = {
-    RecognitionService: (
-        "gpt-transcribe",
-        "gpt-4o-transcribe",
-        "gpt-4o-mini-transcribe",
-        "whisper-1",
-    ),
-    Voice: ("gpt-4o-mini-tts", "tts-1", "tts-1-hd"),
-}
+if TYPE_CHECKING:
+    from sbkit.bundle.protocols import Effective
+    from sbkit.runtime.voice_detector import VoiceDetector
+    from sbkit.serve.middleware import Limits, Metrics
+    from sbkit.serve.recognition import RecognitionService, Workers
+    from sbkit.serve.tts import Voice
+
+RECOGNIZER_ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
+VOICE_ALIASES = ("gpt-4o-mini-tts", "tts-1", "tts-1-hd")
+
+
+def add_commands(parser: Parser) -> None:
+    """Add `serve`."""
+    help = "answer OpenAI clients' requests for transcripts and speech"
+    groups = "runtime decoding vad import"
+    add = parser.add_command("serve", serve_models, help, groups)
+    add("models", metavar="BUNDLE|RUN", type=Path, nargs="+", help="recognizers and voices")
+    add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    add("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: 8000)")
+    add("--alias", action="append", help="another name of the model for clients; repeatable")
+    keys = "API keys, one per line; SIGHUP reads the file again"
+    add("--api-key-file", metavar="FILE", type=Path, help=keys)
+    add("--no-key", action="store_true", help="let other machines connect without an API key")
+    origin = "allow web pages of this origin (CORS), * for all; repeatable"
+    add("--allow-origin", metavar="URL", action="append", help=origin)
+    seconds = partial(add, metavar="S", type=float)
+    seconds("--max-batch-seconds", help="audio in a batch, including padding")
+    seconds("--max-seconds", help="audio of a request (default: 7200)")
+    seconds("--max-session-seconds", help="time of a realtime session (default: 7200)")
+    seconds("--receive-seconds", help="time for a request to arrive (default: 60)")
+    seconds("--answer-seconds", help="time until its answer is sent (default: 600)")
+    seconds("--drain-seconds", help="time after SIGTERM to accept requests (default: 5)")
+    seconds("--grace-seconds", help="time after that to finish running requests (default: 30)")
+    count = partial(add, metavar="N", type=int)
+    count("--max-concurrent", help="requests transcribed at the same time (default: 32)")
+    count("--max-queue", help="further requests that may arrive or wait (default: 128)")
+    count("--max-sessions", help="realtime sessions (default: 64)")
+    count("--max-connections", help="open connections (default: 1000)")
+    add("--max-mb", metavar="MB", type=float, help="size of a request (default: 25)")
+    wait = "time that a request waits for others to share its batch (default: 10)"
+    add("--max-wait-ms", metavar="MS", type=float, default=10.0, help=wait)
+
+
+def serve_models(options: Namespace) -> int:
+    """Serve bundles and runs by the names of their folders; return the exit code."""
+    for name in ("starlette", "uvicorn", "websockets", "python_multipart", "prometheus_client"):
+        require_package(name, extra="serve")
+    names = [folder.resolve().name for folder in options.models]
+    with ExitStack() as stack:
+        bundles = [open_bundle(folder, options.user_modules) for folder in options.models]
+        return serve(names, list(map(stack.enter_context, bundles)), options)
 
 
 def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> int:
@@ -45,6 +75,14 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     Raises SbkitError if a bundle cannot be used or runs on another device, two have the same name,
     or the options do not fit.
     """
+    from sbkit.bundle.config import CONFIG_FILE
+    from sbkit.serve.api import ServedModel, ServedModels
+    from sbkit.serve.app import Service
+    from sbkit.serve.middleware import Keys, Limits, Metrics, State
+    from sbkit.serve.recognition import RecognitionService, Workers
+    from sbkit.serve.server import Server, bind
+    from sbkit.serve.tts import Voice
+
     if len({*names}) < len(names):
         raise ConfigError(
             "Clients choose a bundle by the name of its folder, but two are the same: "
@@ -58,7 +96,12 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     keys = Keys(options.api_key_file)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
-        _require_keys(listening, options)
+        is_local = ip_address(listening.getsockname()[0]).is_loopback
+        if not (is_local or options.no_key or options.api_key_file):
+            raise ConfigError(
+                f"`--host {options.host}` admits clients on other machines, which needs keys. "
+                "Pass --api-key-file FILE, or --no-key to admit everyone."
+            )
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models: list[ServedModel] = []
         detector = open_detector(options)
@@ -72,7 +115,12 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
             card = readme.read_text("utf-8", "replace") if is_file else ""
             models.append(ServedModel(name=name, engine=engine, created=created, readme=card))
         kinds = {type(model.engine) for model in models}
-        aliases = {kind: options.alias or ALIASES[kind] for kind in ALIASES if kind in kinds}
+        default_aliases = {RecognitionService: RECOGNIZER_ALIASES, Voice: VOICE_ALIASES}
+        aliases = {
+            kind: options.alias or default
+            for kind, default in default_aliases.items()
+            if kind in kinds
+        }
         service = Service(
             models=ServedModels(models=models, aliases=aliases),
             limits=limits,
@@ -88,25 +136,22 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     return server.exit_code()
 
 
-def _require_keys(listening: socket, options: Namespace) -> None:
-    """Raise ConfigError if other machines reach an address without keys."""
-    is_local = ip_address(listening.getsockname()[0]).is_loopback
-    if not (is_local or options.no_key or options.api_key_file):
-        raise ConfigError(
-            f"`--host {options.host}` admits clients on other machines, which needs keys. Pass "
-            "--api-key-file FILE, or --no-key to admit everyone."
-        )
-
-
 def _open(
     folder: Path,
     options: Namespace,
-    limits: Limits,
-    detector: VoiceDetector | None,
-    workers: Workers,
-    metrics: Metrics,
-) -> RecognitionService | Voice:
+    limits: "Limits",
+    detector: "VoiceDetector | None",
+    workers: "Workers",
+    metrics: "Metrics",
+) -> "RecognitionService | Voice":
     """Open a bundle as a recognizer, or as a voice if its task is synthesis."""
+    from sbkit.bundle.bundle import read_bundle
+    from sbkit.runtime.batch_shapes import BatchShapes
+    from sbkit.runtime.runtimes import model_options
+    from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
+    from sbkit.serve.recognition import RecognitionService
+    from sbkit.serve.tts import Voice
+
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:
         synthesizer_class = import_object(task.synthesizer_class)
@@ -125,8 +170,11 @@ def _open(
     )
 
 
-def _require_device(effective: Effective, options: Namespace) -> None:
+def _require_device(effective: "Effective", options: Namespace) -> None:
     """Raise DeviceError if a model runs on another device, or in another precision."""
+    from sbkit.runtime.model_thread import require_effective
+    from sbkit.runtime.runtimes import AUTO, FIRST_GPU
+
     device = FIRST_GPU if options.device == "cuda" else options.device
     device = effective.device if device == AUTO else device
     require_effective(effective, device=device, precision=options.precision)

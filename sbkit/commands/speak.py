@@ -11,26 +11,17 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from sbkit.audio.io import STANDARD, to_int16, write_flac, write_wav
-from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError
 from sbkit.base.files import read_regular, read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
-from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.commands.arguments import Parser
 from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table
-from sbkit.logs.progress import progress_bar
-from sbkit.runtime.synthesizer import (
-    MAX_SPEED,
-    MAX_TEXT_CHARACTERS,
-    MIN_SPEED,
-    Reading,
-    Synthesizer,
-)
+from sbkit.commands.task import run_task
+
+if TYPE_CHECKING:
+    from sbkit.runtime.synthesizer import Reading, Synthesizer
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +30,48 @@ LINES_PER_STEP = 256  # synthesized, then written; a job that is killed loses on
 COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 
+def add_commands(parser: Parser) -> None:
+    """Add `speak`, which the task of synthesis runs by `speak`."""
+    groups = "model runtime import quiet part"
+    add = parser.add_command("speak", run_task, "write text as speech", groups, is_intermixed=True)
+    add("text", metavar="TEXT", nargs="?", help="the text to speak")
+    add("--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - is standard input")
+    add("--out", metavar="FILE", type=Path, help="the WAV; - is standard output")
+    add("--speed", metavar="X", type=float, help="from 0.25 to 4 (default: 1)")
+    lines = "a UTF-8 text whose lines become clips, with a table to train on"
+    add("--lines", metavar="FILE", type=Path, help=lines)
+    add("--out-dir", metavar="DIR", type=Path, help="the folder of these clips")
+    speeds = "the lowest and the highest speed of these clips; each has one between them"
+    add("--speeds", metavar=("LOW", "HIGH"), type=float, nargs=2, help=speeds)
+
+
 def speak(options: Namespace) -> int:
     """Write the audio of a text or of the lines of a file, and return the exit code.
 
     Raises SbkitError if the bundle cannot be used, or the options or the text do not fit.
     """
+    import numpy as np
+
+    from sbkit.audio.io import STANDARD, to_int16, write_wav
+    from sbkit.runtime.synthesizer import MAX_TEXT_CHARACTERS, Synthesizer
+
     _check_options(options)
     if options.lines is not None:
         return _speak_lines(options)
     if options.out != STANDARD:
         require_writable(options.out.parent, option="--out")
     with Synthesizer.from_options(options) as voice:
-        text = options.text if options.file is None else _read_text(options.file)
+        text = options.text
+        if text is None:
+            if options.file == STANDARD:
+                content = sys.stdin.buffer.read()
+            else:
+                max_bytes = 8 * MAX_TEXT_CHARACTERS
+                content = read_regular(options.file, max_bytes=max_bytes, subject="A text")
+            try:
+                text = content.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{options.file} is not UTF-8 ({error}). Convert it.") from error
         speech = voice.stream(text, 1.0 if options.speed is None else options.speed)
         for note in speech.notes:
             logger.warning(f"note: {note}")
@@ -60,6 +81,8 @@ def speak(options: Namespace) -> int:
 
 def _check_options(options: Namespace) -> None:
     """Raise ConfigError for options that do not fit."""
+    from sbkit.runtime.synthesizer import MAX_SPEED, MIN_SPEED
+
     for_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
     for_text["--speed"] = options.speed
     for_lines = {"--out-dir": options.out_dir, "--speeds": options.speeds, "--part": options.part}
@@ -81,25 +104,14 @@ def _check_options(options: Namespace) -> None:
         )
 
 
-def _read_text(file: Path) -> str:
-    if file == STANDARD:
-        content = sys.stdin.buffer.read()
-    else:
-        content = read_regular(file, max_bytes=8 * MAX_TEXT_CHARACTERS, subject="A text")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 ({error}). Convert it.") from error
-
-
 # ---- a clip for each line
 
 
 def _speak_lines(options: Namespace) -> int:
-    """Write a clip for each line that has none yet, and their table; return the exit code.
+    """Write a clip for each line that has none yet, and their table; return the exit code."""
+    from sbkit.base.checksums import read_checksums
+    from sbkit.bundle.config import WEIGHTS_FILE
 
-    Under torchrun each process speaks its share of the lines on its own device.
-    """
     folder: Path = options.out_dir
     lines = _read_lines(options.lines)
     part = options.part or Part()
@@ -111,8 +123,7 @@ def _speak_lines(options: Namespace) -> int:
     }
     with open_clip_table(folder / f"{options.lines.stem}{suffix}.csv", settings) as table:
         texts = table.unfinished(part.of([*lines]))
-        own_left_out = _write_clips(texts, table, settings, options, lines) if texts else 0
-        num_left_out = table.gather(own_left_out)
+        num_left_out = _write_clips(texts, table, settings, options, lines) if texts else 0
         rows = table.sorted_rows()
         minutes = sum(row["duration"] for row in rows) / 60
         left_out = f"{plural(num_left_out, 'line')} left out"
@@ -137,6 +148,11 @@ def _write_clips(
     numbers: Mapping[str, int],
 ) -> int:
     """Add the clip of each text to a table; return how many texts the voice cannot speak."""
+    from sbkit.audio.io import to_int16, write_flac
+    from sbkit.base.units import samples_to_seconds
+    from sbkit.logs.progress import progress_bar
+    from sbkit.runtime.synthesizer import Synthesizer
+
     num_left_out = 0
     with (
         Synthesizer.from_options(options) as voice,
@@ -163,7 +179,7 @@ def _write_clips(
     return num_left_out
 
 
-def _read_completely(voice: Synthesizer, text: str) -> Reading:
+def _read_completely(voice: "Synthesizer", text: str) -> "Reading":
     """Read a text; raises DataError if any symbol of it is unreadable."""
     reading = voice.read(text)
     if reading.omitted:

@@ -1,15 +1,74 @@
-"""`sbkit tune`: the options of the command line, a fitted decoder."""
+"""`sbkit tune` and `sbkit lm`: another decoder for a model, and language models for others."""
 
+import argparse
 from argparse import Namespace
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 
-from sbkit.config.overrides import parse_overrides
-from sbkit.run.tuning import TuningOptions, tune
+from sbkit.base.errors import ConfigError, DataError
+from sbkit.commands.arguments import Parser
 
 
-def tune_model(options: Namespace) -> None:
+def add_commands(parser: Parser) -> None:
+    """Add `tune` and `lm`."""
+    help = "fit another decoder to a validation set, and keep the better one"
+    add = parser.add_command("tune", tune, help, "tables import", logs_to_stdout=True)
+    model = "a run folder or a bundle"
+    add("models", metavar="RUN|BUNDLE", type=Path, nargs=1, help=model)
+    lm_text = "text of the language models, '[a.txt, b.txt]' for several, or an ARPA file"
+    add("--lm-text", metavar="TEXT|ARPA", help=lm_text)
+    add("--word-lm-order", metavar="N", type=int, help="word n-grams; 0 for none")
+    add("--token-lm-order", metavar="N", type=int, help="token n-grams; 0 for none")
+    add("--decoder", choices=("beam", "graph"), help="graph is faster, and only uses words")
+    add("--beam-size", metavar="N", type=int, help="number of hypotheses")
+    rescoring = "rescore with a trained attention decoder"
+    add("--attention-rescoring", action=argparse.BooleanOptionalAction, help=rescoring)
+    add("--data", metavar="TABLE", type=Path, help="the validation set (default: the run's sets)")
+    add("--out", metavar="DIR", type=Path, help="the new bundle (default: change the run)")
+    add("--force", action="store_true", help="replace even a better decoder")
+
+    help = "train an n-gram language model, and write it as ARPA"
+    add = parser.add_command("lm", train_language_model, help, "texts")
+    add("texts", metavar="TEXT", type=Path, nargs="+", help="one sentence per line")
+    add("--out", metavar="FILE", type=Path, required=True, help="the ARPA file")
+    add("--order", metavar="N", type=int, default=3, help="n of the n-grams (default: 3)")
+    add("--language", metavar="TAG", help="normalize text of this language")
+    add("--tokenizer", metavar="RUN|BUNDLE", type=Path, help="count its tokens instead of words")
+
+
+def tune(options: Namespace) -> None:
     """Fit another decoder of a run or a bundle; raises SbkitError."""
-    values = {field.name: getattr(options, field.name) for field in fields(TuningOptions)}
+    from sbkit.config.overrides import parse_overrides
+    from sbkit.run import tuning
+
+    values = {field.name: getattr(options, field.name) for field in fields(tuning.TuningOptions)}
     if options.lm_text is not None:  # as a YAML has it: a file or a list of files
         values |= parse_overrides([f"--lm_text={options.lm_text}"])
-    tune(options.model, TuningOptions(**values))
+    tuning.tune(options.models[0], tuning.TuningOptions(**values))
+
+
+def train_language_model(options: Namespace) -> None:
+    """Write the ARPA file; raises SbkitError if a text cannot be read, or is an ARPA file."""
+    from sbkit.bundle.bundle import text_table_of
+    from sbkit.data.sentences import read_sentences
+    from sbkit.lm.arpa import is_arpa
+    from sbkit.lm.training import write_language_model
+    from sbkit.text.languages import check_language
+    from sbkit.text.normalization import orthography
+
+    tokenizer = options.tokenizer
+    table = orthography("und") if tokenizer is None else text_table_of(tokenizer)
+    if options.language is not None:
+        table = replace(
+            orthography(check_language(options.language)),
+            keep_case=table.keep_case,
+            punctuation=table.punctuation,
+        )
+    out = options.out
+    if out.resolve() in map(Path.resolve, options.texts):
+        raise ConfigError(f"`--out` must be a new file, but {out} is one of the texts.")
+    for text in filter(is_arpa, options.texts):
+        raise DataError(f"A language model is trained on text, but {text} is an ARPA file.")
+    knobs = {"text_column": options.text_column, "encoding": options.encoding}
+    sentences = read_sentences(options.texts, table, knobs)
+    print(write_language_model(out, sentences, order=options.order, tokenizer=tokenizer))

@@ -106,8 +106,18 @@ class Run(RunSetup):
         self._call = f"Run({str(yaml_file)!r}, {overrides})"
         self._title = title or self._call
         if corpus is not None:
-            stored = _store_corpus(corpus)
-            overrides |= {"manifest": stored, "data_folder": None, "corpus": None}
+            if not isinstance(corpus, Mapping):
+                raise ConfigError(
+                    "`corpus` must map train, dev and test to rows, but is a "
+                    f"{type(corpus).__name__}."
+                )
+            files: dict[str, str] = {}
+            for split, rows in corpus.items():
+                try:
+                    files[split] = str(store_rows(rows))
+                except SbkitError as error:
+                    raise DataError(f"`corpus[{split!r}]`: {error}") from error
+            overrides |= {"manifest": files, "data_folder": None, "corpus": None}
         super().__init__(yaml_file, overrides, recipe=recipe)
         self._given = dict(self.results)
 
@@ -420,18 +430,3 @@ class Run(RunSetup):
             finally:
                 if rank() == 0:
                     unlock_folder(self.folder)
-
-
-def _store_corpus(corpus: Mapping[str, Any]) -> dict[str, str]:
-    """Store the rows of each split as a table, and return the files."""
-    if not isinstance(corpus, Mapping):
-        raise ConfigError(
-            f"`corpus` must map train, dev and test to rows, but is a {type(corpus).__name__}."
-        )
-    files: dict[str, str] = {}
-    for split, rows in corpus.items():
-        try:
-            files[split] = str(store_rows(rows))
-        except SbkitError as error:
-            raise DataError(f"`corpus[{split!r}]`: {error}") from error
-    return files

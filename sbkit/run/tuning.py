@@ -22,7 +22,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import locked_folder
 from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import Splits, read_column
+from sbkit.data.splits import read_column
 from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
@@ -75,16 +75,6 @@ class TuningOptions:
     encoding: str | None = None
     user_modules: frozenset[str] = frozenset()
 
-    @property
-    def columns(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in (*COLUMN_KEYS, "encoding")}
-
-    @property
-    def orders(self) -> dict[str, int]:
-        """The n-gram orders that are given, by language model."""
-        orders = {WORDS: self.word_lm_order, TOKENS: self.token_lm_order}
-        return {name: order for name, order in orders.items() if order is not None}
-
 
 def tune(model: Path, options: TuningOptions) -> None:
     """Fit another decoder to a validation set; write it to ``out``, or into a run if better.
@@ -112,23 +102,25 @@ def tune(model: Path, options: TuningOptions) -> None:
         bundle = load_bundle(source, user_modules=options.user_modules)
         bundle.task.require_prediction("text", command="tune")
         setup = None if is_bundle else RunSetup(model / RUN_YAML, {})
-        knobs: Mapping[str, Any] = {} if setup is None else setup.knobs
-        splits: Splits | None = None
-        if setup and (options.data is None or options.lm_text is not None or options.orders):
-            splits = setup.prepare_splits()
-        if options.data is None:
-            assert splits is not None  # `--data` is required for a bundle
-            sets = splits.valid
+        columns = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
+        tables = table_knobs(model, columns)
+        sets: Mapping[str, datasets.Dataset]
+        if options.data is not None:
+            sets = {name_of(options.data): prepare_source(bundle, options.data, tables)}
         else:
-            rows = prepare_source(bundle, options.data, table_knobs(model, options.columns))
-            sets = {name_of(options.data): rows}
+            assert setup is not None  # `--data` is required for a bundle
+            sets = setup.prepare_splits().valid
         models = Path(folder, LANGUAGE_MODELS_FILE)
-        _make_language_models(bundle, model, source, knobs, splits, options, sets, models)
-        decoder = _make_decoder(bundle, knobs, options, models)
+        for home in (source, model):
+            if (home / LANGUAGE_MODELS_FILE).is_file():
+                shutil.copyfile(home / LANGUAGE_MODELS_FILE, models)
+                break
+        _replace_language_models(models, bundle, setup, options, tables, sets)
+        decoder = _make_decoder(bundle, {} if setup is None else setup.knobs, options, models)
         fitted, is_better = _fit(bundle, decoder, sets)
-        if options.out is not None:
-            set_decoder(source, options.out.resolve(), fitted, models)
-            logger.info(f"written with the new decoder: {options.out}")
+        if out is not None:
+            set_decoder(source, out.resolve(), fitted, models)
+            logger.info(f"written with the new decoder: {out}")
         elif is_better or options.force:
             earlier = model / EARLIER_BUNDLE
             shutil.rmtree(earlier, ignore_errors=True)
@@ -149,59 +141,49 @@ def tune(model: Path, options: TuningOptions) -> None:
 # ---- another decoder
 
 
-def _make_language_models(
-    bundle: TorchBundle,
-    model: Path,
-    source: Path,
-    knobs: Mapping[str, Any],
-    splits: Splits | None,
-    options: TuningOptions,
-    sets: Mapping[str, datasets.Dataset],
+def _replace_language_models(
     file: Path,
+    bundle: TorchBundle,
+    setup: RunSetup | None,
+    options: TuningOptions,
+    tables: Mapping[str, Any],
+    sets: Mapping[str, datasets.Dataset],
 ) -> None:
-    """Write the language models of the new decoder: the present ones, or others if asked for.
+    """Train or read the language models that the options ask for; the others in the file stay.
 
-    knobs, splits: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
+    setup: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
+    tables: the columns and the encoding of texts.
     """
-    orders = options.orders
-    folder = source if (source / LANGUAGE_MODELS_FILE).is_file() else model
-    if (folder / LANGUAGE_MODELS_FILE).is_file():
-        shutil.copyfile(folder / LANGUAGE_MODELS_FILE, file)
+    given = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
+    orders = {name: order for name, order in given.items() if order is not None}
     if options.lm_text is not None or orders:
-        values = knobs
-        if options.lm_text is not None:
-            values = {"lm_text": options.lm_text}
-        elif splits is None:
+        if options.lm_text is None and setup is None:
             raise ConfigError(
                 "The language models of a bundle need a text, because a bundle has no transcripts. "
                 "Name a text or an ARPA file with --lm-text."
             )
-        lm_text, table = LmText.from_knob(values.get("lm_text")), bundle.config.text_table
+        splits = None if setup is None else setup.prepare_splits()
+        declared = None if setup is None else setup.knobs.get("lm_text")
+        lm_text = LmText.from_knob(declared if options.lm_text is None else options.lm_text)
+        table = bundle.config.text_table
         if lm_text.files:
             evaluated = sets if splits is None else {**splits.evaluated(), **sets}
             lm_text = replace(
                 lm_text,
-                sentences=partial(
-                    read_sentences, lm_text.files, table, table_knobs(model, options.columns)
-                ),
+                sentences=partial(read_sentences, lm_text.files, table, tables),
                 held_out={name: read_column(rows, "text") for name, rows in evaluated.items()},
             )
         elif splits is not None:
             lm_text = replace(lm_text, sentences=partial(read_column, splits.train, "text"))
+        decoder_type = options.decoder or BeamDecoder.decoder_type
+        if options.decoder is None and bundle.decoder is not None:
+            decoder_type = bundle.decoder.decoder_type
         spelling = Spelling(
-            tokenizer=bundle.tokenizer,
-            table=table,
-            plain_words=_decoder_type(bundle, options) != "graph",
+            tokenizer=bundle.tokenizer, table=table, plain_words=decoder_type != "graph"
         )
         logger.info("\n".join(replace_language_models(file, lm_text, orders, spelling)))
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
-
-
-def _decoder_type(bundle: TorchBundle, options: TuningOptions) -> str:
-    """Return the type of the new decoder."""
-    current = BeamDecoder.decoder_type if bundle.decoder is None else bundle.decoder.decoder_type
-    return options.decoder or current
 
 
 def _make_decoder(

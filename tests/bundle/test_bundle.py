@@ -21,9 +21,9 @@ from sbkit.bundle import config as files
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.commands.cli import run
-from sbkit.commands.transcribe import classify_files
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import Confidence, WordAligner
+from sbkit.runtime.classification import classify_files
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
@@ -160,7 +160,7 @@ def test_classify_files_gives_a_label_and_its_probability(
     config = BundleConfig(task=task.name, sample_rate=16_000, model=(), parts={})
     model: Any = Classifier()
     classifier = TorchBundle(config, task, labels, model)
-    home = "sbkit.runtime.torch_model.load_bundle"
+    home = "sbkit.runtime.classification.load_bundle"
     monkeypatch.setattr(home, lambda *_, **__: classifier)
     soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
     soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)

@@ -24,9 +24,7 @@ from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.text.normalization import normalize
-from tests import processes
 from tests.runs import TINY, rows_of, train_here
-from tests.runtime.bundles import WITHOUT_DATA, edit_config, louder, make_run
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.shortage import largest_file
 
@@ -111,16 +109,9 @@ def test_rows_are_the_utterances_of_long_files(talks: Talks, capsys: Captured) -
 def test_another_threshold_transcribes_nothing_again(talks: Talks, capsys: Captured) -> None:
     assert [row["text"] for row in talks.label()] == ["lazy", "dog"]
     count = len(talks.model.batches)
-    rows = talks.label("--min-confidence", "0.7", "--segments", "clips")
+    rows = talks.label("--min-confidence", "0.7")
     assert [row["text"] for row in rows] == ["lazy", "dog", "a fox"]
     assert len(talks.model.batches) == count
-    assert "offset" not in rows[0]
-    whole, _ = soundfile.read("talks/long.wav", dtype="int16")
-    clip, _ = soundfile.read(rows[1]["path"], dtype="int16")
-    start = round(int(rows[1]["id"].rpartition("-")[2]) / 1000 * RATE)
-    assert np.array_equal(clip, whole[start : start + len(clip)])
-    # In a folder of recordings, segments are not recordings.
-    assert len(talks.label("--segments", "clips", "--min-confidence", "0", files=".")) == 4
     estimate = sum(float(row["expected_errors"]) for row in rows) / 4  # words of the three
     report = capsys.readouterr().out
     assert "3 of 4 utterances" in report
@@ -191,8 +182,8 @@ def test_wrong_options_are_refused(talks: Talks, options: list[str], says: str) 
 
 
 def test_other_models_and_files_are_refused(talks: Talks) -> None:
-    with pytest.raises(ConfigError, match="`--segments` needs --format manifest"):
-        sbkit(["transcribe", "model", "talks", "--segments", "clips"])
+    with pytest.raises(ConfigError, match="`--part` needs --format manifest"):
+        sbkit(["transcribe", "model", "talks", "--part", "1/2"])
     (talks.folder / "own.csv").write_text("path,text\n")
     with pytest.raises(ConfigError, match=re.escape("own.csv was not written by this command")):
         talks.run("talks", "--out", "own.csv")
@@ -221,35 +212,6 @@ def test_model_without_confidences_keeps_all_utterances(talks: Talks, capsys: Ca
     assert "estimated" not in capsys.readouterr().out
 
 
-@pytest.mark.ddp
-def test_ranks_write_one_table(asterisk_english: Path, tmp_path: Path) -> None:
-    """Each rank has a progress file; a later run of one process goes on from all of them."""
-    sbkit(
-        ["export", str(make_run(tmp_path / "run", change=louder, **WITHOUT_DATA))]
-        + ["--out", str(tmp_path / "bundle")]
-    )
-    fit = {"weights": {"bias": 1.0}}
-    fit["utterances"] = {"weights": {"bias": 1.0}, "extra_errors": 0.5}
-    edit_config(tmp_path / "bundle", lambda config: {**config, "confidence": {"greedy": fit}})
-    clips = sorted((asterisk_english / "clips").glob("*.flac"))[:5]
-    command = ["-m", "sbkit", "transcribe", tmp_path / "bundle", *clips, "--format", "manifest"]
-    command += ["--min-confidence", "0.5", "--device", "cpu", "--out"]
-    table, single = tmp_path / "ranks.csv", tmp_path / "single.csv"
-    process = processes.run([*command, table], ranks=2)
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.count("5 of 5 utterances") == 1
-    counts = [
-        len((tmp_path / f"ranks.progress{rank}.jsonl").read_text().splitlines()) - 1
-        for rank in ("", ".1")
-    ]
-    assert counts == [3, 2]
-    assert processes.run([*command, single]).returncode == 0
-    assert table.read_text() == single.read_text()
-    (tmp_path / "ranks.progress.1.jsonl").unlink()  # as if that rank had died
-    assert processes.run([*command, table]).returncode == 0
-    assert table.read_text() == single.read_text()
-
-
 # ---- a model that has learned something
 
 SMALL = (
@@ -261,7 +223,7 @@ SMALL = (
 
 
 @pytest.mark.slow(120)
-def test_estimated_wer_is_true_and_segments_are_trained_on(
+def test_estimated_wer_is_true_and_rows_are_trained_on(
     asterisk_english: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -294,7 +256,6 @@ def test_estimated_wer_is_true_and_segments_are_trained_on(
     assert true_wer[1] < true_wer[0] - 15  # so an estimate that ignores the selection fails
     assert estimated_wer == pytest.approx(true_wer, abs=15)
 
-    sbkit([*command, "--segments", str(tmp_path / "segments")])
     manifests[0] = f"--manifest=train={tmp_path / 'pseudo.csv'}"
     options = [
         *TINY,

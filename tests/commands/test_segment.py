@@ -15,9 +15,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import SbkitError
-from sbkit.commands import segment as command
 from sbkit.commands.cli import run as sbkit
-from sbkit.commands.segment import split_text
 from sbkit.data.manifest import Manifest
 from sbkit.decoding import segmentation
 from sbkit.decoding.segmentation import segment
@@ -41,7 +39,7 @@ class Talk:
         self.bundle = replace(bundle, config=replace(bundle.config, language="en"))
         self.spans = self.record("talk.wav", SENTENCES)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(command, "open_recognizer", self._open)
+        monkeypatch.setattr("sbkit.runtime.transcriber.open_recognizer", self._open)
 
     def _open(self, *_: object, **__: object) -> object:
         return replace(self.bundle, model=ModelThread(lambda: self.model))
@@ -191,29 +189,6 @@ def test_rows_share_no_sound_if_their_sentences_meet_without_a_pause(talk: Talk)
     first, second = talk.segment("The fox o\na dog", "--lines", recording="meet.wav")
     assert times_of(first)[1] == pytest.approx(meeting, abs=0.05)
     assert times_of(second)[0] == pytest.approx(meeting, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("text", "sentences"),
-    [
-        ('Mr. Wu said: "Yes."  He\nleft\n\nEnd', ['Mr. Wu said: "Yes."', "He left", "End"]),
-        ("今天很好。他说。「好。」走", ["今天很好。", "他说。", "「好。」", "走"]),
-        ("मैं घर गया। वह आया।", ["मैं घर गया।", "वह आया।"]),
-        ("word " * 99 + "then, " + "more " * 99, None),
-    ],
-)
-def test_text_is_split_into_sentences(text: str, sentences: list[str] | None) -> None:
-    parts = split_text(text, seconds=200 if sentences is None else 5)
-    if sentences is None:
-        assert max(map(len, parts)) <= 100
-        assert " ".join(parts).split() == text.split()
-        assert "then," in {part.split()[-1] for part in parts}
-    else:
-        assert parts == sentences
-
-
-def test_short_text_of_a_long_recording_is_not_cut_into_words() -> None:
-    assert split_text("One two, three. ... ?!", seconds=600) == ["One two, three.", "...", "?!"]
 
 
 @pytest.mark.parametrize("pauses", [(0, 0.12), (0.12, 0)])

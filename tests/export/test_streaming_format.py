@@ -54,7 +54,7 @@ def test_onnx_chunks_have_the_events_of_torch(streaming: Path) -> None:
 
 
 def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
-    code = "import sys, sbkit.commands.listen; assert 'torch' not in sys.modules"
+    code = "import sys, sbkit.commands.live; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
         StreamingRecognizer.load(make_bundle(tmp_path), runtime="onnx")

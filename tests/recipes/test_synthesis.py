@@ -436,7 +436,7 @@ def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
         write_flac(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("sbkit.commands.speak.write_flac", write_once)
+        patch.setattr("sbkit.audio.io.write_flac", write_once)
         speak_lines("--part", "1/2")
     before = files_with_times(tmp_path / "clips")
     assert len(before) == 1

@@ -199,7 +199,7 @@ def test_serve_refuses_a_model_on_another_device(
     voice_class = SimpleNamespace(load=lambda *_, **__: ToneSpeaker(tokenizer))
     monkeypatch.setattr("sbkit.commands.serve.import_object", lambda name: voice_class)
     read = BundleContents(bundle.config, task)
-    monkeypatch.setattr("sbkit.commands.serve.read_bundle", lambda *_, **__: read)
+    monkeypatch.setattr("sbkit.bundle.bundle.read_bundle", lambda *_, **__: read)
     for options, message in (
         (["--device", "cuda:0"], "cuda:0 was requested, but the model runs on cpu"),
         (["--runtime", "onnx", "--precision", "int8"], "int8 was requested, but .* with fp32"),

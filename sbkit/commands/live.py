@@ -9,7 +9,7 @@ from typing import TextIO
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import printable_json
-from sbkit.commands.transcribe import TEXT_FORMATS, open_detector, recognizer_options
+from sbkit.commands.arguments import open_detector, recognizer_options
 from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
 from sbkit.streaming.sources import audio_blocks
 
@@ -43,7 +43,7 @@ def _check_options(options: Namespace) -> None:
     unsupported = [
         f"--{name}" for name in ("out", "errors", "channel") if getattr(options, name) is not None
     ]
-    if len(options.files) != 1 or unsupported or options.format not in (*TEXT_FORMATS, "json"):
+    if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
         raise ConfigError(
             "`--live` takes one FILE, - or mic, and --format text or json, but was given "
             f"{len(options.files)} with {' and '.join([options.format, *unsupported])}. Correct "

@@ -18,7 +18,7 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
-from sbkit.commands.listen import Display
+from sbkit.commands.live import Display
 from sbkit.export.export import export_run
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer

@@ -1,0 +1,172 @@
+"""What the commands of `sbkit` share: their parser, arguments, and bundles that they open.
+
+A module of commands has a function `add_commands`, which names each command, its handler and its
+arguments. It is imported whenever `sbkit` runs, so what takes long to import is imported by the
+handlers: `sbkit --help` answers at once.
+"""
+
+import argparse
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sbkit.commands.clip_table import parse_part
+from sbkit.tasks.task import PRECISIONS
+
+if TYPE_CHECKING:
+    from sbkit.runtime.voice_detector import VoiceDetector
+
+Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code
+Add = Callable[..., object]  # adds an argument to a command: `add_argument` of its parser
+
+
+class Parser(argparse.ArgumentParser):
+    """Accept `_` for `-` in an option's name, as in the keys of a YAML: --report_by."""
+
+    commands: "argparse._SubParsersAction[Parser]"  # of `sbkit` itself
+    is_intermixed = False
+
+    def add_command(
+        self,
+        name: str,
+        handler: Handler,
+        help: str,
+        groups: str = "",
+        takes_overrides: bool = False,
+        logs_to_stdout: bool = False,
+        is_intermixed: bool = False,
+    ) -> Add:
+        """Add a command; return the adder of its arguments.
+
+        groups: the names of groups of arguments that several commands share, as `_add_group` does.
+        takes_overrides: accept --KEY=VALUE for any key of a YAML.
+        logs_to_stdout: messages are its output; other commands print their result there.
+        is_intermixed: options may precede an optional argument. Python 3.11 does not know TEXT in
+            `speak VOICE --out FILE TEXT`, unless it parses options first.
+        """
+        # With overrides there are no abbreviations: a key of the YAML may begin like an option.
+        command = self.commands.add_parser(name, help=help, allow_abbrev=not takes_overrides)
+        command.set_defaults(
+            handler=handler, takes_overrides=takes_overrides, logs_to_stdout=logs_to_stdout
+        )
+        command.is_intermixed = is_intermixed
+        for group in groups.split():
+            _add_group(command.add_argument, group)
+        return command.add_argument
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str], namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse the arguments of this command; a subcommand's own parser gets the rest."""
+        arguments = [*map(self._with_dashes, args)]
+        if not self.is_intermixed:
+            return super().parse_known_args(arguments, namespace)
+        self.is_intermixed = False  # in Python 3.11 the next line calls this method
+        return self.parse_known_intermixed_args(arguments, namespace)
+
+    def _with_dashes(self, argument: str) -> str:
+        name, *value = argument.split("=", 1)
+        option = name.replace("_", "-")
+        return "=".join([option, *value]) if option in self._option_string_actions else argument
+
+
+def _add_group(add: Add, group: str) -> None:
+    match group:
+        case "yaml":
+            add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
+        case "model":  # `with_bundle` opens it
+            model = "a bundle or a run folder"
+            add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help=model)
+        case "files":  # `sbkit.commands.recordings.find_audio` finds them
+            files = "audio files, folders or glob patterns; - reads standard input"
+            add("files", metavar="FILE", nargs="+", help=files)
+            rate = "sample rate of standard input without a header (16-bit little-endian mono)"
+            add("--raw-rate", metavar="HZ", type=int, help=rate)
+            errors = "write a JSON line there per failed file"
+            add("--errors", metavar="FILE", type=Path, help=errors)
+        case "decoding":
+            decoder = (
+                "beam and graph use language models; the default is the decoder of the model, and "
+                "another must be tuned first: sbkit tune MODEL --decoder graph"
+            )
+            add("--decoder", choices=("greedy", "beam", "graph"), help=decoder)
+            phrases = "phrases to expect: a file with one per line, or a comma-separated list"
+            add("--hotwords", metavar="FILE|WORDS", help=phrases)
+        case "vad":
+            detector = "the voice activity detector that finds speech and pauses"
+            add("--vad", metavar="BUNDLE|silero", help=detector)
+        case "runtime":  # for `sbkit.runtime.runtimes.model_options`
+            add("--device", default="auto", help="cpu, cuda, cuda:INDEX or auto (default: auto)")
+            runtime = "runtime of the model (default: torch)"
+            add("--runtime", choices=tuple(PRECISIONS), default="torch", help=runtime)
+            precisions = tuple(dict.fromkeys(chain(*PRECISIONS.values())))
+            by_runtime = "; ".join(f"{name}: {', '.join(p)}" for name, p in PRECISIONS.items())
+            add("--precision", choices=precisions, default="fp32", help=by_runtime)
+            modes = ("default", "reduce-overhead")
+            add("--compile", choices=modes, help="compile the model with torch")
+        case "quiet":
+            add("--quiet", action="store_true", help="show no progress")
+        case "tables":
+            add("--path-column", metavar="COLUMN", help="the column of the audio paths")
+            _add_group(add, "texts")
+        case "texts":
+            add("--text-column", metavar="COLUMN", help="the column of the transcripts")
+            encoding = "the encoding of the tables and texts, such as cp1252 (default: UTF-8)"
+            add("--encoding", metavar="NAME", help=encoding)
+        case "part":
+            share = "do only the K-th of N equal parts, in an array of jobs"
+            add("--part", metavar="K/N", type=parse_part, help=share)
+        case "import":
+            module = "import a module of your own that defines parts of the model; repeatable"
+            several = {"action": "append", "default": []}
+            add("--import", dest="imports", metavar="MODULE", help=module, **several)
+        case _:
+            raise ValueError(group)
+
+
+# ---- models
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run; a missing one is taken for a bundle."""
+    return (folder / "hyperparams.yaml").is_file()
+
+
+def with_bundle(handle: Handler) -> Handler:
+    """Decorate a handler that takes a bundle as `options.bundle`; a run is exported first."""
+
+    @wraps(handle)
+    def handle_model(options: Namespace) -> int | None:
+        with open_bundle(options.models[0], options.user_modules) as bundle:
+            return handle(Namespace(**vars(options) | {"bundle": bundle}))
+
+    return handle_model
+
+
+def open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
+    """Return a context that yields the folder of a bundle; a run folder is exported first."""
+    if not is_run(folder):
+        return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
+    from sbkit.export.export import exported_bundle
+
+    return exported_bundle(folder, user_modules)
+
+
+def recognizer_options(options: Namespace) -> dict[str, Any]:
+    """Return the options of `open_recognizer`."""
+    from sbkit.runtime.runtimes import model_options
+
+    return {**model_options(options), "decoder": options.decoder, "hotwords": options.hotwords}
+
+
+def open_detector(options: Namespace) -> "VoiceDetector | None":
+    """Open the voice activity detector of ``--vad``."""
+    if options.vad is None:
+        return None
+    from sbkit.runtime.voice_detector import VoiceDetector
+
+    return VoiceDetector.load(options.vad, device=options.device, runtime=options.runtime)

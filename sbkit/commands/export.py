@@ -1,0 +1,42 @@
+"""`sbkit export`: the bundle of a run, with a model card and further formats."""
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from sbkit.base.errors import FAILED
+from sbkit.commands.arguments import Parser
+
+
+def add_commands(parser: Parser) -> None:
+    """Add `export`."""
+    help = "write all that a model needs to run elsewhere"
+    add = parser.add_command("export", export, help, "import")
+    add("run", metavar="RUN", type=Path, help="a run folder, as training prints it")
+    add("--out", metavar="DIR", type=Path, required=True, help="the new bundle")
+    formats = (
+        "comma-separated: onnx, torch, sherpa-onnx, huggingface, speechbrain, hub; each is "
+        "compared with the trained model first"
+    )
+    add("--formats", metavar="NAMES", default="", help=formats)
+    add("--license", default="unknown", help="license ID for the model card")
+
+
+def export(options: Namespace) -> int:
+    """Write the bundle, print its folder, and return the exit code."""
+    from sbkit.export.export import export_run
+    from sbkit.export.formats import describe_failures
+
+    formats = [name.strip() for name in options.formats.split(",") if name.strip()]
+    parity = export_run(
+        options.run,
+        options.out,
+        formats=formats,
+        license=options.license,
+        user_modules=options.user_modules,
+    )
+    failures = describe_failures(parity)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    print(options.out)
+    return FAILED if failures else 0

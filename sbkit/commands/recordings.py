@@ -1,0 +1,121 @@
+"""The recordings that a command reads, with their progress and their errors."""
+
+import json
+import os
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from glob import glob, has_magic
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+import soundfile
+
+from sbkit.audio.containers import AudioError
+from sbkit.audio.decode import check_rate
+from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
+from sbkit.base.errors import ConfigError, DataError, SbkitError
+from sbkit.base.machine import usable_cores
+from sbkit.base.messages import printable_json
+from sbkit.commands.arguments import open_detector, recognizer_options
+from sbkit.logs.progress import progress_bar
+from sbkit.runtime.transcriber import Transcriber
+
+STANDARD_INPUT = "-"
+COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
+
+
+@contextmanager
+def find_audio(arguments: Sequence[str], raw_rate: int | None = None) -> Iterator[list[Path]]:
+    """List the files that arguments name, in their order; those of a folder or pattern are sorted.
+
+    Folders are searched to any depth for files with the suffix of an audio format. Standard input
+    is first written to a temporary file: readers seek, which a pipe cannot. Missing files are
+    listed, too; the error is raised when they are read.
+
+    raw_rate: the sample rate of standard input without a header.
+
+    Raises SbkitError if a folder or a pattern has no audio, or standard input is not audio.
+    """
+    if raw_rate is not None and STANDARD_INPUT not in arguments:
+        raise ConfigError(
+            "`--raw-rate` describes standard input, but no FILE is -. Pass -, or leave it out."
+        )
+    files: list[Path] = []
+    with TemporaryDirectory() as folder:
+        for argument in arguments:
+            path = Path(argument)
+            if argument == STANDARD_INPUT:
+                path = Path(folder, "stdin")
+                _save_standard_input(path, raw_rate)
+            matches = [path]
+            if path.is_dir():
+                matches = find_audio_files(path)
+            elif has_magic(argument) and not path.exists():
+                matches = sorted(map(Path, glob(argument, recursive=True)))  # noqa: PTH207, that refuses **.wav
+            if not matches:
+                raise DataError(f"{argument} has no audio files. Correct the folder or pattern.")
+            files += matches
+        yield files
+
+
+def _save_standard_input(file: Path, raw_rate: int | None) -> None:
+    """Write standard input to a file; raises SbkitError if it is not audio."""
+    if raw_rate is None:
+        with file.open("wb") as content:
+            shutil.copyfileobj(sys.stdin.buffer, content)
+        try:
+            next(stream_audio(file, block_seconds=0.1))
+        except AudioError as error:
+            if error.reason != "not audio":  # other errors are raised when it is read
+                return
+            raise DataError(
+                "Standard input is not recognized as audio. Pipe a file with a header, such as "
+                "WAV, or give --raw-rate HZ for samples of 16 bits (little-endian, mono)."
+            ) from error
+        return
+    check_rate("`--raw-rate`", raw_rate)
+    # The header of a WAV cannot hold the length of more than 4 GB.
+    with soundfile.SoundFile(file, "w", raw_rate, 1, "PCM_16", format="W64") as audio:
+        while block := sys.stdin.buffer.read(COPY_BYTES):
+            audio.buffer_write(block[: len(block) // 2 * 2], "int16")
+
+
+def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
+    """Load the bundle as the options say, and print where its model runs."""
+    # oneDNN caches 1,024 kernels, each for one shape and of 70 kB. A batch needs four of them, but
+    # hardly any shape occurs twice in an hour of audio, so the cache would take 60 MB.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(16 * usable_cores()))
+    transcriber = Transcriber.load(
+        options.bundle,
+        **recognizer_options(options),
+        times=times,
+        detector=open_detector(options),
+    )
+    if not options.quiet:
+        print(f"running on {transcriber.effective}", file=sys.stderr)
+    return transcriber
+
+
+def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Open the file of ``--errors`` early: if it cannot be written, nothing is read."""
+    return nullcontext() if file is None else file.open("w", encoding="utf-8")
+
+
+def show_seconds(
+    title: str, files: Sequence[Path], *, quiet: bool
+) -> AbstractContextManager[Callable[[float], object]]:
+    """Show how many seconds of audio are done; yield a function that adds to them."""
+    seconds = None if quiet else sum(map(declared_seconds, files))
+    return progress_bar(title, seconds, quiet=quiet)
+
+
+def report_error(file: Path, error: SbkitError, errors: TextIO | None) -> None:
+    """Print the error of a file, and write it to the file of ``--errors``."""
+    print(error, file=sys.stderr)
+    if errors is not None:
+        line = json.dumps({"file": str(file), "error": str(error)}, ensure_ascii=False)
+        print(printable_json(line), file=errors, flush=True)
