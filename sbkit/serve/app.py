@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import Any, TypeVar
+from io import IOBase
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -26,8 +27,10 @@ from sbkit.serve.api import (
     NOTES_HEADER,
     ServedModel,
     ServedModels,
-    SpeechRequest,
-    TranscriptionRequest,
+    SpeechFields,
+    TranscriptionFields,
+    parse_fields,
+    parse_object,
     speech_response,
     transcription_response,
     unknown_model,
@@ -122,16 +125,21 @@ class Service:
     async def _transcriptions(self, request: Request) -> Response:
         form: FormData = await self._receive(request.form(**FORM_LIMITS), self.limits.max_bytes)
         try:
-            fields = TranscriptionRequest.parse(form, self.models)
+            fields = TranscriptionFields.parse(form)
+            languages = [fields.language, *fields.languages]
+            recognizer = self.models.pick_recognizer(fields.model, languages)
         except ApiError:
             await form.close()
             raise
-        return await _until_disconnected(request, transcription_response(fields))
+        file = cast(UploadFile, form["file"]).file
+        response = transcription_response(fields, cast(IOBase, file), recognizer)
+        return await _until_disconnected(request, response)
 
     async def _speech(self, request: Request) -> Response:
         content = await self._receive(request.body(), MAX_SPEECH_BYTES)
-        fields = SpeechRequest.parse(content, self.models)
-        return await _until_disconnected(request, speech_response(fields))
+        fields = parse_fields(SpeechFields, parse_object(content))
+        voice = self.models.pick_voice(fields.model, fields.voice)
+        return await _until_disconnected(request, speech_response(fields, voice))
 
     async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
         try:

@@ -188,8 +188,8 @@ class Observer:
     """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
 
     The log has no contents and no keys. Starlette answers an unexpected error and raises it again;
-    it is logged here, and the connection stays open. If an answer has begun, its events end with
-    the error; a file is cut off. While the server drains, each answer closes its connection.
+    it is logged here. If an answer has begun, its events end with the error; a file is cut off.
+    While the server drains, each answer closes its connection.
     """
 
     def __init__(
@@ -227,8 +227,6 @@ class Observer:
                 await send({"type": "http.response.body", "body": body.encode()})
             elif isinstance(cause, ApiError):
                 logger.error("A file is cut off: %s", cause)
-            elif not is_answered:
-                raise
             else:
                 logger.exception("A request failed.")
         finally:
@@ -324,11 +322,6 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if {"content-length", "transfer-encoding"} <= {*headers}:
-            error = ApiError(400, "A request has Content-Length or Transfer-Encoding, not both.")
-            answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
-            await answer(scope, receive, send)  # the body may hide another request (RFC 9112, 6.1)
-            return
         host = headers.get("host", "").lower()
         origin = headers.get("origin", "").lower()
         if "*" not in self._origins:
