@@ -7,13 +7,11 @@ from contextlib import ExitStack, closing
 from dataclasses import fields
 from ipaddress import ip_address
 from pathlib import Path
-from socket import socket
 
 from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
-from sbkit.bundle.protocols import Effective
 from sbkit.commands.transcribe import open_detector, recognizer_options
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import require_effective
@@ -58,14 +56,21 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     keys = Keys(options.api_key_file)
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(options.host, options.port)))
-        _require_keys(listening, options)
+        is_local = ip_address(listening.getsockname()[0]).is_loopback
+        if not (is_local or options.no_key or options.api_key_file):
+            raise ConfigError(
+                f"`--host {options.host}` admits clients on other machines, which needs keys. Pass "
+                "--api-key-file FILE, or --no-key to admit everyone."
+            )
         workers = stack.enter_context(closing(Workers(limits.max_concurrent)))
         models: list[ServedModel] = []
         detector = open_detector(options)
         for name, folder in zip(names, folders, strict=True):
             engine = _open(folder, options, limits, detector, workers, metrics)
             stack.enter_context(closing(engine))
-            _require_device(engine.effective, options)
+            device = FIRST_GPU if options.device == "cuda" else options.device
+            device = engine.effective.device if device == AUTO else device
+            require_effective(engine.effective, device=device, precision=options.precision)
             created = int((folder / CONFIG_FILE).stat().st_mtime)
             readme = folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
@@ -86,16 +91,6 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
         server = Server(service, keys=keys)
         server.run(sockets=[listening])
     return server.exit_code()
-
-
-def _require_keys(listening: socket, options: Namespace) -> None:
-    """Raise ConfigError if other machines reach an address without keys."""
-    is_local = ip_address(listening.getsockname()[0]).is_loopback
-    if not (is_local or options.no_key or options.api_key_file):
-        raise ConfigError(
-            f"`--host {options.host}` admits clients on other machines, which needs keys. Pass "
-            "--api-key-file FILE, or --no-key to admit everyone."
-        )
 
 
 def _open(
@@ -123,10 +118,3 @@ def _open(
         workers=workers,
         metrics=metrics,
     )
-
-
-def _require_device(effective: Effective, options: Namespace) -> None:
-    """Raise DeviceError if a model runs on another device, or in another precision."""
-    device = FIRST_GPU if options.device == "cuda" else options.device
-    device = effective.device if device == AUTO else device
-    require_effective(effective, device=device, precision=options.precision)

@@ -282,12 +282,12 @@ class AudioFormat(Fields):
     """The format of the audio that a session receives."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
-    rate: int = 0
+    rate: int | None = None
 
     @model_validator(mode="after")
     def _check_rate(self) -> Self:
         rate = AUDIO_ENCODINGS[self.type].rate
-        if "rate" in self.model_fields_set and self.rate != rate:
+        if self.rate not in (None, rate):
             raise wrong_field("rate", f"{rate} with {self.type}", str(self.rate))
         self.rate = rate
         return self
@@ -318,10 +318,13 @@ class AudioInput(Fields):
     turn_detection: TurnDetection | None = None  # None: the client ends turns
 
     @property
+    def encoding(self) -> AudioEncoding:
+        return AUDIO_ENCODINGS[self.format.type]
+
+    @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases that the decoder expects."""
-        transcription = self.transcription
-        return split_phrases("\n".join([transcription.prompt, *transcription.keywords]))
+        return split_phrases("\n".join([self.transcription.prompt, *self.transcription.keywords]))
 
     @property
     def silence_seconds(self) -> float | None:

@@ -25,7 +25,6 @@ from sbkit.serve.api import (
     FILE_FIELD,
     MAX_SPEECH_BYTES,
     NOTES_HEADER,
-    ServedModel,
     ServedModels,
     SpeechFields,
     TranscriptionFields,
@@ -210,8 +209,17 @@ class Service:
         """Describe all recognizers and voices for the page."""
         cards: dict[str, list[JsonObject]] = {"recognizers": [], "voices": []}
         for model in self.models.models:
-            is_recognizer = isinstance(model.engine, RecognitionService)
-            cards["recognizers" if is_recognizer else "voices"].append(_describe(model))
+            engine = model.engine
+            rate = engine.sample_rate
+            card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
+            card["effective"] = asdict(engine.effective)
+            if isinstance(engine, RecognitionService):
+                chunks = engine.streaming and engine.streaming.chunks
+                card["language"], card["finds_turns"] = engine.language, engine.silence is not None
+                card["chunk_seconds"] = chunks and samples_to_seconds(chunks.step, rate)
+                cards["recognizers"].append(card)
+            else:
+                cards["voices"].append(card)
         return JSONResponse({"status": self.state.phase, **cards})
 
     async def _live(self, request: Request) -> Response:
@@ -227,18 +235,6 @@ class Service:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _describe(model: ServedModel) -> JsonObject:
-    engine = model.engine
-    rate = model.engine.sample_rate
-    card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
-    card["effective"] = asdict(engine.effective)
-    if isinstance(engine, RecognitionService):
-        card["language"], card["finds_turns"] = engine.language, engine.silence is not None
-        chunks = engine.streaming and engine.streaming.chunks
-        card["chunk_seconds"] = chunks and samples_to_seconds(chunks.step, rate)
-    return card
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:

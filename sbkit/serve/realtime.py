@@ -27,7 +27,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import (
-    AUDIO_ENCODINGS,
     AudioInput,
     ClientEvent,
     ServedModels,
@@ -56,9 +55,8 @@ from sbkit.text.normalization import join_segments
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message
 MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
 SPEECH_PADDING_SECONDS = 0.3  # of audio before the speech of a turn: OpenAI's `prefix_padding_ms`
-DETECTION_SECONDS = (
-    1.0  # a detector finds the start of speech within this time; the rest is dropped
-)
+# A detector finds the start of speech within this time; earlier audio is dropped.
+DETECTION_SECONDS = 1.0
 SUBPROTOCOL = "realtime"  # one of those that browsers offer
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
@@ -252,7 +250,7 @@ class RealtimeSession:
         """Start a stream, and its first turn."""
         detector = self._recognizer.detector
         silence = self._options.silence_seconds
-        self._resampler = Resampler(self._options.format.rate, self._rate)
+        self._resampler = Resampler(self._options.encoding.rate, self._rate)
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
             self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
@@ -267,7 +265,7 @@ class RealtimeSession:
             content = b64decode(audio, validate=True)
         except ValueError:
             raise wrong_field("audio", "base64", "not") from None
-        subtype, rate, sample_bytes = AUDIO_ENCODINGS[self._options.format.type]
+        subtype, rate, sample_bytes = self._options.encoding
         if len(content) % sample_bytes:
             raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
@@ -281,7 +279,7 @@ class RealtimeSession:
 
     async def _push(self, signal: Signal) -> None:
         samples = to_int16(self._resampler.push(signal))
-        self._now += samples_to_seconds(len(signal), self._options.format.rate)
+        self._now += samples_to_seconds(len(signal), self._options.encoding.rate)
         if self._speech_turns is None:
             await self._feed(samples)
             return
