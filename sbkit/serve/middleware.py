@@ -362,9 +362,18 @@ class Admission:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, state = self._limits, self._state
+        limits, state, headers = self._limits, self._state, Headers(scope=scope)
         state.require_ready()
-        self._check(Headers(scope=scope))
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != self._media_type:
+            actual = media_type or "of no type"
+            raise ApiError(415, f"A request must be {self._media_type}, but is {actual}.")
+        if int(headers.get("content-length", 0)) > self._max_bytes:
+            raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
+        max_in_flight = limits.max_concurrent + limits.max_queue
+        if state.in_flight >= max_in_flight:
+            message = f"{max_in_flight} requests are in flight, the limit. Try again later."
+            raise ApiError(429, message)
         state.in_flight += 1
         try:
             async with asyncio.timeout(limits.answer_seconds):
@@ -378,14 +387,3 @@ class Admission:
             raise
         finally:
             state.in_flight -= 1
-
-    def _check(self, headers: Headers) -> None:
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != self._media_type:
-            actual = media_type or "of no type"
-            raise ApiError(415, f"A request must be {self._media_type}, but is {actual}.")
-        if int(headers.get("content-length", 0)) > self._max_bytes:
-            raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
-        limit = self._limits.max_concurrent + self._limits.max_queue
-        if self._state.in_flight >= limit:
-            raise ApiError(429, f"{limit} requests are in flight, the limit. Try again later.")
