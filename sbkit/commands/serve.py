@@ -17,7 +17,6 @@ from sbkit.commands.arguments import Parser, open_bundle, open_detector, recogni
 from sbkit.tasks.task import import_object
 
 if TYPE_CHECKING:
-    from sbkit.bundle.protocols import Effective
     from sbkit.runtime.voice_detector import VoiceDetector
     from sbkit.serve.middleware import Limits, Metrics
     from sbkit.serve.recognition import RecognitionService, Workers
@@ -76,6 +75,8 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     or the options do not fit.
     """
     from sbkit.bundle.config import CONFIG_FILE
+    from sbkit.runtime.model_thread import require_effective
+    from sbkit.runtime.runtimes import AUTO, FIRST_GPU
     from sbkit.serve.api import ServedModel, ServedModels
     from sbkit.serve.app import Service
     from sbkit.serve.middleware import Keys, Limits, Metrics, State
@@ -108,7 +109,9 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
         for name, folder in zip(names, folders, strict=True):
             engine = _open(folder, options, limits, detector, workers, metrics)
             stack.enter_context(closing(engine))
-            _require_device(engine.effective, options)
+            device = FIRST_GPU if options.device == "cuda" else options.device
+            device = engine.effective.device if device == AUTO else device
+            require_effective(engine.effective, device=device, precision=options.precision)
             created = int((folder / CONFIG_FILE).stat().st_mtime)
             readme = folder / "README.md"
             is_file = readme.is_file() and not readme.is_symlink()  # `/card` shows it to anybody
@@ -168,13 +171,3 @@ def _open(
         workers=workers,
         metrics=metrics,
     )
-
-
-def _require_device(effective: "Effective", options: Namespace) -> None:
-    """Raise DeviceError if a model runs on another device, or in another precision."""
-    from sbkit.runtime.model_thread import require_effective
-    from sbkit.runtime.runtimes import AUTO, FIRST_GPU
-
-    device = FIRST_GPU if options.device == "cuda" else options.device
-    device = effective.device if device == AUTO else device
-    require_effective(effective, device=device, precision=options.precision)

@@ -8,12 +8,13 @@ import math
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from io import IOBase
-from typing import NamedTuple, Self, TypeVar, cast
+from typing import Annotated, Literal, NamedTuple, Self, TypeVar
 
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
@@ -36,14 +37,10 @@ from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word
 
-TRANSCRIPT_FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
 STREAMED_FORMATS = ("json", "text")  # text that can be sent segment by segment, without word times
-GRANULARITIES = ("segment", "word")
 FILE_FIELD = "an audio file that is sent with a file name (curl: -F file=@talk.wav)"
 MAX_PROMPT_PHRASES = 100
-MAX_SPEECH_CHARACTERS = 4096
 MAX_SPEECH_BYTES = 1 << 16  # of a request; JSON may need twelve bytes for a character
-MAX_SESSION_CHARACTERS = 1 << 16  # of a prompt and keywords together
 # Voices of OpenAI's API; any of them stands for the model's own voice.
 OPENAI_VOICES = (
     "alloy",
@@ -68,23 +65,23 @@ PHRASE_END = re.compile(
 )
 
 
-class AudioFormat(NamedTuple):
-    """The format of the audio that a session receives; ``subtype`` is its name in libsndfile."""
+class AudioEncoding(NamedTuple):
+    """How the audio of a session is encoded; ``subtype`` is the name in libsndfile."""
 
     subtype: str
     rate: int
     sample_bytes: int
 
 
-AUDIO_FORMATS = {
-    "audio/pcm": AudioFormat("PCM_16", rate=24_000, sample_bytes=2),
-    "audio/pcmu": AudioFormat("ULAW", rate=8_000, sample_bytes=1),
-    "audio/pcma": AudioFormat("ALAW", rate=8_000, sample_bytes=1),
+AUDIO_ENCODINGS = {
+    "audio/pcm": AudioEncoding("PCM_16", rate=24_000, sample_bytes=2),
+    "audio/pcmu": AudioEncoding("ULAW", rate=8_000, sample_bytes=1),
+    "audio/pcma": AudioEncoding("ALAW", rate=8_000, sample_bytes=1),
 }
-TYPE_NAMES = {dict: "an object", str: "a text", list: "a list", int: "a whole number"}
 NOTES_HEADER = "X-Sbkit-Notes"  # a JSON list in ASCII; for server-sent events, in the last event
 MAX_NOTES_BYTES = 2000  # of that header; proxies refuse large headers
 
+Phrases = Annotated[str, Field(max_length=1 << 16)]
 Engine = TypeVar("Engine", bound=RecognitionService | Voice)
 
 
@@ -137,7 +134,7 @@ class ServedModels:
         request_facts.get({})["model"] = name
         return engines[name]
 
-    def pick_recognizer(self, name: str, languages: Sequence[Json]) -> RecognitionService:
+    def pick_recognizer(self, name: str, languages: Sequence[str]) -> RecognitionService:
         """Return the recognizer with a name.
 
         Raises ApiError if the request names languages, but neither the recognizer's nor auto. A
@@ -145,28 +142,27 @@ class ServedModels:
         """
         recognizer = self.pick(RecognitionService, name)
         model_language = language_code(recognizer.language or "und")
-        tags = [tag for language in languages if (tag := str(language or "").strip())]
+        tags = [tag for language in languages if (tag := language.strip())]
         codes = {*map(language_code, tags)}
         if tags and model_language != "und" and not codes & {"auto", model_language}:
             raise wrong_field("language", f"{model_language}, the model's", listed(tags))
         return recognizer
 
-    def pick_voice(self, model: str, voice: object) -> Voice:
+    def pick_voice(self, model: str, voice: str | None) -> Voice:
         """Return the voice of a TTS model; raises ApiError.
 
         model: the name of a served model, or an alias.
-        voice: one of OpenAI's names or null, which stand for the model's own voice. If ``model``
+        voice: one of OpenAI's names or None, which stand for the model's own voice. If ``model``
             is an alias, also the name of any served voice.
         """
         default_voice = self.pick(Voice, model)
         voice_names = list(self.engines(Voice))
         if model in voice_names:
             voice_names = [model]
-        name = voice.get("id") if isinstance(voice, dict) else voice
-        if name in voice_names:
-            return self.pick(Voice, str(name))
-        if name is not None and name not in OPENAI_VOICES:
-            raise wrong_field("voice", " or ".join([*voice_names, "one of OpenAI's"]), str(name))
+        if voice in voice_names:
+            return self.pick(Voice, voice)
+        if voice is not None and voice not in OPENAI_VOICES:
+            raise wrong_field("voice", " or ".join([*voice_names, "one of OpenAI's"]), voice)
         return default_voice
 
 
@@ -183,200 +179,208 @@ def unknown_model(name: str, served_names: Sequence[str]) -> ApiError:
     return ApiError(404, message, "model")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TranscriptionRequest:
-    """The fields of a request for a transcript."""
+class Fields(BaseModel):
+    """Fields of a request; those that this server does not need are ignored."""
 
-    file: UploadFile
-    recognizer: RecognitionService
-    response_format: str
-    granularities: Sequence[str]  # of verbose_json: segment, word
-    phrases: tuple[str, ...]  # of the prompt; the decoder expects them
-    channel: int | None  # of the file, counted from 0; None: all are mixed
-    is_streamed: bool  # whether to send the text as events
-
+    @model_validator(mode="before")
     @classmethod
-    def parse(cls, form: FormData, models: ServedModels) -> Self:
-        """Read a form; raises ApiError if the API or the model does not allow a field."""
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise wrong_field("file", FILE_FIELD, "missing" if file is None else "a text")
-        languages = [*form.getlist("language"), *read_list(form, "languages")]
-        recognizer = models.pick_recognizer(str(form.get("model", "")), languages)
-        # Checked as the API requires; decoding is not random, so it has no effect.
-        check_number("temperature", str(form.get("temperature") or 0), 0, 1)
-        response_format = choose(
-            "response_format", form.get("response_format", "json"), TRANSCRIPT_FORMATS
-        )
-        granularities = read_list(form, "timestamp_granularities")
-        for granularity in granularities:
-            if response_format != "verbose_json" or granularity not in GRANULARITIES:
-                raise wrong_field(
-                    "timestamp_granularities[]",
-                    "word or segment, with verbose_json",
-                    f"{granularity} with {response_format}",
-                )
-        channels = [str(value).strip() for value in form.getlist("channel") if value]
-        if len(channels) > 1 or not all(re.fullmatch(r"\d{1,3}", text) for text in channels):
-            raise wrong_field("channel", "one number from 0", ", ".join(channels))
-        is_streamed = choose("stream", form.get("stream", "false"), ("false", "true")) == "true"
-        if is_streamed and response_format not in STREAMED_FORMATS:
-            raise wrong_field("stream", f"false with {response_format}, or the format json", "true")
-        return cls(
-            file=file,
-            recognizer=recognizer,
-            response_format=response_format,
-            granularities=granularities or ("segment",),
-            phrases=split_phrases(str(form.get("prompt", ""))),
-            channel=int(channels[0]) if channels else None,
-            is_streamed=is_streamed,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpeechRequest:
-    """The fields of a request for speech."""
-
-    voice: Voice
-    text: str
-    speed: float
-    response_format: str
-    is_streamed: bool  # whether to send the audio as events
-
-    @classmethod
-    def parse(cls, content: bytes, models: ServedModels) -> Self:
-        """Read JSON; raises ApiError if the API or the model does not allow a field."""
-        body = parse_object(content)
-        if body is None:
-            raise ApiError(400, "The body of the request is not a JSON object.")
-        body = without_nulls(body)
-        text = read_field(body, "input", str)
-        if not 0 < len(text) <= MAX_SPEECH_CHARACTERS:
-            expected = f"a text of 1 to {MAX_SPEECH_CHARACTERS} characters"
-            raise wrong_field("input", expected, f"{len(text)} characters long")
-        speed = check_number("speed", body.get("speed", 1.0), 0.25, 4)
-        response_format = choose(
-            "response_format", body.get("response_format", "mp3"), list(FILE_FORMATS)
-        )
-        stream_format = choose(
-            "stream_format", body.get("stream_format", "audio"), ("audio", "sse")
-        )
-        return cls(
-            voice=models.pick_voice(read_field(body, "model", str), body.get("voice")),
-            text=text,
-            speed=speed,
-            response_format=response_format,
-            is_streamed=stream_format == "sse",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionOptions:
-    """The options of a realtime session."""
-
-    echoed_options: Mapping[str, Json]  # all options, as the client gets them in ``audio.input``
-    recognizer: RecognitionService
-    audio_format: AudioFormat
-    phrases: tuple[str, ...]  # of the prompt and the keywords; the decoder expects them
-    silence_seconds: float | None  # silence that ends a turn; None if only the client ends turns
-
-    @classmethod
-    def parse(
-        cls, audio_input: Mapping[str, Json], models: ServedModels, default_model: str
-    ) -> Self:
-        """Read ``audio.input``; raises ApiError if the API or the model does not allow a field.
-
-        default_model: the model that the client named when it connected.
-        """
-        format_fields = read_field(audio_input, "format", dict)
-        media_type = read_field(format_fields, "type", str) or "audio/pcm"
-        if media_type not in AUDIO_FORMATS:
-            raise wrong_field("format", listed(AUDIO_FORMATS), media_type)
-        audio_format = AUDIO_FORMATS[media_type]
-        rate = read_field(format_fields, "rate", int, audio_format.rate)
-        if rate != audio_format.rate:
-            raise wrong_field("rate", f"{audio_format.rate} with {media_type}", str(rate))
-
-        transcription_fields = read_field(audio_input, "transcription", dict)
-        transcription = {"model": default_model, **without_nulls(transcription_fields)}
-        languages = [
-            read_field(transcription, "language", str),
-            *read_texts(transcription, "languages"),
-        ]
-        model = read_field(transcription, "model", str)
-        recognizer = models.pick_recognizer(model, languages)
-        prompts = [
-            read_field(transcription, "prompt", str),
-            *read_texts(transcription, "keywords"),
-        ]
-        if sum(map(len, prompts)) > MAX_SESSION_CHARACTERS:
-            raise wrong_field("prompt", f"at most {MAX_SESSION_CHARACTERS} characters", "longer")
-
-        silence_seconds = _parse_silence(audio_input, recognizer.silence)
-        turn_detection: JsonObject | None = None
-        if silence_seconds is not None:
-            silence_ms = round(1000 * silence_seconds)
-            turn_detection = {"type": "server_vad", "silence_duration_ms": silence_ms}
-        echoed_options = {
-            "format": {"type": media_type, "rate": rate},
-            "transcription": transcription,
-            "turn_detection": turn_detection,
-            "noise_reduction": None,
+    def _drop_nulls(cls, fields: Json) -> Json:
+        """Take a null for a missing field; in ``turn_detection`` it means that there is none."""
+        if not isinstance(fields, dict):
+            return fields
+        return {
+            name: value
+            for name, value in fields.items()
+            if value is not None or name == "turn_detection"
         }
-        return cls(
-            echoed_options=echoed_options,
-            recognizer=recognizer,
-            audio_format=audio_format,
-            phrases=split_phrases("\n".join(prompts)),
-            silence_seconds=silence_seconds,
-        )
 
 
-def _parse_silence(audio_input: Mapping[str, Json], default_seconds: float | None) -> float | None:
-    """Read the seconds of silence that end a turn from ``turn_detection``; null: no detection.
-
-    default_seconds: if the field is missing. None if the recognizer cannot end turns.
-    """
-    if "turn_detection" not in audio_input:
-        return default_seconds
-    if audio_input["turn_detection"] is None:
-        return None
-    detection = read_field(audio_input, "turn_detection", dict)
-    detection_type = read_field(detection, "type", str) or "server_vad"
-    if default_seconds is None:
-        expected = "null, since the model takes whole clips"
-        raise wrong_field("turn_detection", expected, detection_type)
-    if detection_type != "server_vad":
-        raise wrong_field("turn_detection", "server_vad or null", detection_type)
-    ms = read_field(detection, "silence_duration_ms", int, round(1000 * default_seconds))
-    return check_number("silence_duration_ms", ms, 1, 60_000) / 1000
+ParsedFields = TypeVar("ParsedFields", bound=Fields)
 
 
-def parse_object(content: str | bytes) -> JsonObject | None:
-    """Read a JSON object; return None for anything else."""
+def parse_object(content: str | bytes) -> JsonObject:
+    """Read a JSON object; raises ApiError for anything else."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        value = None
+    if not isinstance(value, dict):
+        raise ApiError(400, "A request must be a JSON object.")
+    return value
 
 
-def choose(name: str, value: Json, choices: Sequence[str]) -> str:
-    """Return a value in lower case; raises ApiError if it is not one of ``choices``."""
-    if str(value).lower() not in choices:
-        raise wrong_field(name, " or ".join(choices), str(value))
-    return str(value).lower()
-
-
-def check_number(name: str, value: Json, lowest: float, highest: float) -> float:
-    """Return a number, which may be written as text; raises ApiError if it is out of bounds."""
+def parse_fields(fields_class: type[ParsedFields], fields: Json) -> ParsedFields:
+    """Check the fields of a request; raises ApiError about the first invalid one."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):  # OverflowError for 400 digits
-        number = math.nan
-    if not lowest <= number <= highest:
-        raise wrong_field(name, f"from {lowest:g} to {highest:g}", str(value))
-    return number
+        return fields_class.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = [part for part in first["loc"] if isinstance(part, str)][-1]
+        if first["type"] == "missing":
+            raise ApiError(400, f"`{name}` is missing.", name) from None
+        expected = first["msg"].partition(" should ")[2]
+        message = f"`{name}` must {expected}, but is {repr(first['input'])[:100]}."
+        raise ApiError(400, message, name) from None
+
+
+class TranscriptionFields(Fields):
+    """The fields of a request for a transcript, besides its file."""
+
+    model: str = ""
+    language: str = ""
+    languages: list[str] = []
+    prompt: str = ""  # phrases that the decoder expects
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
+    timestamp_granularities: list[Literal["word", "segment"]] = []
+    stream: bool = False  # whether to send the text as events
+    channel: Annotated[int, Field(ge=0)] | None = None  # of the file; None: all are mixed
+    # Checked as the API requires; decoding is not random, so it has no effect.
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @classmethod
+    def parse(cls, form: FormData) -> Self:
+        """Read a form; raises ApiError if the API does not allow a field."""
+        if not isinstance(form.get("file"), UploadFile):
+            actual = "a text" if "file" in form else "missing"
+            raise wrong_field("file", FILE_FIELD, actual)
+        fields: JsonObject = {name: value for name, value in form.items() if value != ""}
+        for name in ("languages", "timestamp_granularities"):
+            fields[name] = [*form.getlist(name), *form.getlist(f"{name}[]")]
+        return parse_fields(cls, fields)
+
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            message = (
+                "`timestamp_granularities[]` needs the `response_format` verbose_json, but it is "
+                f"{self.response_format}."
+            )
+            raise ApiError(400, message, "timestamp_granularities[]")
+        if self.stream and self.response_format not in STREAMED_FORMATS:
+            raise wrong_field("stream", f"false with {self.response_format}", "true")
+        return self
+
+
+class SpeechFields(Fields):
+    """The fields of a request for speech."""
+
+    model: str = ""
+    voice: str | None = None
+    input: Annotated[str, Field(min_length=1, max_length=4096)]
+    speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
+
+    @field_validator("voice", mode="before")
+    @classmethod
+    def _read_id(cls, voice: Json) -> Json:
+        """Read a voice, which the API lets clients write as ``{"id": NAME}``."""
+        return voice.get("id") if isinstance(voice, dict) else voice
+
+
+class AudioFormat(Fields):
+    """The format of the audio that a session receives."""
+
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    rate: int | None = None
+
+    @model_validator(mode="after")
+    def _check_rate(self) -> Self:
+        rate = AUDIO_ENCODINGS[self.type].rate
+        if self.rate not in (None, rate):
+            raise wrong_field("rate", f"{rate} with {self.type}", str(self.rate))
+        self.rate = rate
+        return self
+
+
+class TranscriptionOptions(Fields):
+    """What a session transcribes."""
+
+    model: str = ""
+    language: str = ""
+    languages: list[str] = []
+    prompt: Phrases = ""
+    keywords: Annotated[list[Phrases], Field(max_length=MAX_PROMPT_PHRASES)] = []
+
+
+class TurnDetection(Fields):
+    """How the server finds the end of a turn."""
+
+    type: Literal["server_vad"] = "server_vad"
+    silence_duration_ms: Annotated[int, Field(ge=1, le=60_000)] | None = None
+
+
+class AudioInput(Fields):
+    """The options of a realtime session."""
+
+    format: AudioFormat = AudioFormat()
+    transcription: TranscriptionOptions = TranscriptionOptions()
+    turn_detection: TurnDetection | None = None  # None: the client ends turns
+
+    @property
+    def encoding(self) -> AudioEncoding:
+        return AUDIO_ENCODINGS[self.format.type]
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """The phrases that the decoder expects."""
+        return split_phrases("\n".join([self.transcription.prompt, *self.transcription.keywords]))
+
+    @property
+    def silence_seconds(self) -> float | None:
+        """The silence that ends a turn; None if only the client ends turns."""
+        if self.turn_detection is None or self.turn_detection.silence_duration_ms is None:
+            return None
+        return self.turn_detection.silence_duration_ms / 1000
+
+    def choose_recognizer(self, models: ServedModels, default_model: str) -> RecognitionService:
+        """Return the recognizer, and write it and its default silence into the options.
+
+        default_model: the model that the client named when it connected.
+
+        Raises ApiError if no recognizer fits the options.
+        """
+        asked = self.transcription
+        model = asked.model or default_model
+        self.transcription = asked.model_copy(update={"model": model})
+        recognizer = models.pick_recognizer(model, [asked.language, *asked.languages])
+        detection = self.turn_detection
+        if "turn_detection" not in self.model_fields_set and recognizer.silence is not None:
+            detection = TurnDetection()
+        if detection is not None and recognizer.silence is None:
+            expected = "null, since the model takes whole clips"
+            raise wrong_field("turn_detection", expected, detection.type)
+        if detection is not None and recognizer.silence is not None:
+            ms = detection.silence_duration_ms or round(1000 * recognizer.silence)
+            detection = TurnDetection(silence_duration_ms=ms)
+        self.turn_detection = detection
+        return recognizer
+
+
+class SessionAudio(Fields):
+    """The audio of a session."""
+
+    input: AudioInput = AudioInput()
+
+
+class SessionFields(Fields):
+    """The fields of a session that a client can change."""
+
+    type: Literal["transcription"] = "transcription"
+    audio: SessionAudio = SessionAudio()
+
+
+class ClientEvent(Fields):
+    """An event of a realtime session, with the fields of all its types."""
+
+    type: Literal[
+        "session.update",
+        "input_audio_buffer.append",
+        "input_audio_buffer.commit",
+        "input_audio_buffer.clear",
+    ]
+    session: SessionFields = SessionFields()
+    audio: str = ""  # in base64
 
 
 def split_phrases(prompt: str) -> tuple[str, ...]:
@@ -389,73 +393,37 @@ def split_phrases(prompt: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, phrases)))[:MAX_PROMPT_PHRASES]
 
 
-def without_nulls(fields: Mapping[str, Json]) -> JsonObject:
-    """Drop the fields that are null, which means that they are not given."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def read_field(
-    fields: Mapping[str, Json], name: str, field_type: type, default: Json = None
-) -> Json:
-    """Return a field; if it is null or missing, return the default, or an empty value of its type.
-
-    Raises ApiError if the field has another type.
-    """
-    value = fields.get(name)
-    if value is None:
-        return field_type() if default is None else default
-    if not isinstance(value, field_type) or isinstance(value, bool):  # a bool is an int in Python
-        raise wrong_field(name, TYPE_NAMES[field_type], str(value))
-    return value
-
-
-def read_list(form: FormData, name: str) -> list[str]:
-    """Return the values of a field of a form whose name may end in brackets."""
-    return [str(value) for value in (*form.getlist(name), *form.getlist(f"{name}[]"))]
-
-
-def read_texts(fields: Mapping[str, Json], name: str) -> list[str]:
-    """Return a copy of a field that must be a list of texts; raises ApiError."""
-    texts: list[str] = list(read_field(fields, name, list))
-    for text in texts:
-        if not isinstance(text, str):
-            raise wrong_field(name, "a list of texts", str(text))
-    return texts
-
-
-TEXT_FORMATS: Mapping[str, Callable[[Transcript], str]] = {
-    "text": lambda transcript: transcript.text + "\n",
-    "srt": lambda transcript: to_srt(transcript.words),
-    "vtt": lambda transcript: to_vtt(transcript.words),
-}
-
-
-async def transcription_response(request: TranscriptionRequest) -> Response:
-    """Transcribe the file of a request, and return its text in the requested format."""
-    recognizer = request.recognizer
-    upload = cast(IOBase, request.file.file)  # the recognizer closes it
-    if request.is_streamed:
-        results = recognizer.transcribe(
-            upload, times=False, phrases=request.phrases, channel=request.channel
-        )
+async def transcription_response(
+    fields: TranscriptionFields, file: IOBase, recognizer: RecognitionService
+) -> Response:
+    """Transcribe a file, which the recognizer closes, and return its text as requested."""
+    phrases = split_phrases(fields.prompt)
+    if fields.stream:
+        results = recognizer.transcribe(file, times=False, phrases=phrases, channel=fields.channel)
         first_result = await anext(results)  # its error is still an answer with its own status
         events = _transcript_events(first_result, results)
         return StreamingResponse(events, media_type=EVENT_STREAM)
-    with_word_times = request.response_format not in STREAMED_FORMATS
+    with_word_times = fields.response_format not in STREAMED_FORMATS
     transcript = await recognizer.transcript(
-        upload, times=with_word_times, phrases=request.phrases, channel=request.channel
+        file, times=with_word_times, phrases=phrases, channel=fields.channel
     )
     request_facts.get()["audio_seconds"] = transcript.seconds
-    if request.response_format in TEXT_FORMATS:
-        return PlainTextResponse(TEXT_FORMATS[request.response_format](transcript))
+    match fields.response_format:
+        case "text":
+            return PlainTextResponse(transcript.text + "\n")
+        case "srt":
+            return PlainTextResponse(to_srt(transcript.words))
+        case "vtt":
+            return PlainTextResponse(to_vtt(transcript.words))
     usage = {"type": "duration", "seconds": math.ceil(transcript.seconds)}
     content: JsonObject = {"text": transcript.text, "usage": usage}
-    if request.response_format == "verbose_json":
+    if fields.response_format == "verbose_json":
         content["duration"] = round(transcript.seconds, 3)
-        if "segment" in request.granularities:
+        granularities = fields.timestamp_granularities or ["segment"]
+        if "segment" in granularities:
             groups = enumerate(group_words(transcript.words))
             content["segments"] = [_segment(index, words) for index, words in groups]
-        if "word" in request.granularities:
+        if "word" in granularities:
             content["words"] = words_of(transcript.words)
         content["task"] = "transcribe"
         content["language"] = recognizer.language or "und"
@@ -463,24 +431,16 @@ async def transcription_response(request: TranscriptionRequest) -> Response:
 
 
 async def _transcript_events(
-    first_result: str | Transcript, results: AsyncGenerator[str | Transcript]
-) -> AsyncIterator[str]:
+    result: str | Transcript, further_results: AsyncGenerator[str | Transcript]
+) -> AsyncGenerator[str]:
     """Yield the texts of segments and their transcript as server-sent events."""
-    async with aclosing(results):
-        async for result in _with_first(first_result, results):
-            if isinstance(result, Transcript):
-                request_facts.get()["audio_seconds"] = result.seconds
-                yield event("transcript.text.done", text=result.text)
-            elif result:
+    async with aclosing(further_results):
+        while not isinstance(result, Transcript):
+            if result:
                 yield event("transcript.text.delta", delta=result)
-
-
-async def _with_first(
-    first_result: str | Transcript, results: AsyncGenerator[str | Transcript]
-) -> AsyncIterator[str | Transcript]:
-    yield first_result
-    async for result in results:
-        yield result
+            result = await anext(further_results)
+        request_facts.get()["audio_seconds"] = result.seconds
+        yield event("transcript.text.done", text=result.text)
 
 
 def words_of(words: Sequence[Word]) -> list[JsonObject]:
@@ -513,50 +473,21 @@ def _segment(index: int, words: Sequence[Word]) -> JsonObject:
     }
 
 
-class SpeechStream:
-    """Speech that is sent while it is synthesized.
-
-    notes: remarks on the text, known once `start` has returned.
-    seconds: the duration, known once all chunks are read.
-    """
-
-    def __init__(self, parts: SpeechParts) -> None:
-        self._parts = parts
-        self.notes: Sequence[str] = ()
-        self.seconds = 0.0
-
-    async def start(self) -> None:
-        """Wait for the notes and the first chunk; raises SbkitError if the text is not spoken."""
-        self.notes = await anext(self._parts)
-        self._first_chunk: bytes = await anext(self._parts)
-
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the chunks of the file."""
-        async with aclosing(self._parts):
-            yield self._first_chunk
-            async for part in self._parts:
-                if isinstance(part, bytes):
-                    yield part
-                else:
-                    self.seconds = part
-
-
-async def speech_response(request: SpeechRequest) -> StreamingResponse:
+async def speech_response(fields: SpeechFields, voice: Voice) -> StreamingResponse:
     """Return speech that is sent while it is made; raises ApiError if the text cannot be spoken."""
-    parts = request.voice.speak(request.text, request.speed, request.response_format)
-    speech = SpeechStream(parts)
+    parts = voice.speak(fields.input, fields.speed, fields.response_format)
     try:
-        await speech.start()
+        notes: Sequence[str] = await anext(parts)
+        first_chunk: bytes = await anext(parts)
     except SbkitError as error:
         raise ApiError(400, str(error), "input") from error
-    if request.is_streamed:
-        events = _speech_events(speech, num_characters=len(request.text))
+    chunks = _speech_chunks(first_chunk, parts)
+    if fields.stream_format == "sse":
+        events = _speech_events(chunks, notes, num_characters=len(fields.input))
         return StreamingResponse(events, media_type=EVENT_STREAM)
-    headers: dict[str, str] = {}
-    if speech.notes:
-        headers[NOTES_HEADER] = _notes_header(speech.notes)
-    media_type = FILE_FORMATS[request.response_format].media_type
-    return StreamingResponse(_speech_file(speech), media_type=media_type, headers=headers)
+    headers = {NOTES_HEADER: _notes_header(notes)} if notes else {}
+    media_type = FILE_FORMATS[fields.response_format].media_type
+    return StreamingResponse(chunks, media_type=media_type, headers=headers)
 
 
 def _notes_header(notes: Sequence[str]) -> str:
@@ -571,30 +502,31 @@ def _notes_header(notes: Sequence[str]) -> str:
     return json.dumps(fitting)
 
 
-async def _speech_file(speech: SpeechStream) -> AsyncIterator[bytes]:
-    async with aclosing(speech.chunks()) as chunks:
-        async for chunk in chunks:
-            yield chunk
-    request_facts.get()["audio_seconds"] = speech.seconds
+async def _speech_chunks(first_chunk: bytes, parts: SpeechParts) -> AsyncGenerator[bytes]:
+    """Yield the chunks of a file; its seconds go to the log."""
+    async with aclosing(parts):
+        yield first_chunk
+        async for part in parts:
+            if isinstance(part, bytes):
+                yield part
+            else:
+                request_facts.get()["audio_seconds"] = part
 
 
-async def _speech_events(speech: SpeechStream, num_characters: int) -> AsyncIterator[str]:
+async def _speech_events(
+    chunks: AsyncGenerator[bytes], notes: Sequence[str], num_characters: int
+) -> AsyncGenerator[str]:
     """Yield server-sent events.
 
     The API counts tokens: here, the characters of the text and the seconds of the speech.
     """
-    async with aclosing(speech.chunks()) as chunks:
+    async with aclosing(chunks):
         async for chunk in chunks:
             yield event("speech.audio.delta", audio=b64encode(chunk).decode())
-    request_facts.get()["audio_seconds"] = speech.seconds
-    num_seconds = math.ceil(speech.seconds)
-    fields: JsonObject = {
-        "usage": {
-            "input_tokens": num_characters,
-            "output_tokens": num_seconds,
-            "total_tokens": num_characters + num_seconds,
-        }
+    num_seconds = math.ceil(request_facts.get()["audio_seconds"])
+    usage = {
+        "input_tokens": num_characters,
+        "output_tokens": num_seconds,
+        "total_tokens": num_characters + num_seconds,
     }
-    if speech.notes:
-        fields["notes"] = speech.notes
-    yield event("speech.audio.done", **fields)
+    yield event("speech.audio.done", usage=usage, **({"notes": notes} if notes else {}))

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
-from typing import Any, TypeVar
+from io import IOBase
+from typing import Any, TypeVar, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -24,10 +25,11 @@ from sbkit.serve.api import (
     FILE_FIELD,
     MAX_SPEECH_BYTES,
     NOTES_HEADER,
-    ServedModel,
     ServedModels,
-    SpeechRequest,
-    TranscriptionRequest,
+    SpeechFields,
+    TranscriptionFields,
+    parse_fields,
+    parse_object,
     speech_response,
     transcription_response,
     unknown_model,
@@ -122,16 +124,21 @@ class Service:
     async def _transcriptions(self, request: Request) -> Response:
         form: FormData = await self._receive(request.form(**FORM_LIMITS), self.limits.max_bytes)
         try:
-            fields = TranscriptionRequest.parse(form, self.models)
+            fields = TranscriptionFields.parse(form)
+            languages = [fields.language, *fields.languages]
+            recognizer = self.models.pick_recognizer(fields.model, languages)
         except ApiError:
             await form.close()
             raise
-        return await _until_disconnected(request, transcription_response(fields))
+        file = cast(UploadFile, form["file"]).file
+        response = transcription_response(fields, cast(IOBase, file), recognizer)
+        return await _until_disconnected(request, response)
 
     async def _speech(self, request: Request) -> Response:
         content = await self._receive(request.body(), MAX_SPEECH_BYTES)
-        fields = SpeechRequest.parse(content, self.models)
-        return await _until_disconnected(request, speech_response(fields))
+        fields = parse_fields(SpeechFields, parse_object(content))
+        voice = self.models.pick_voice(fields.model, fields.voice)
+        return await _until_disconnected(request, speech_response(fields, voice))
 
     async def _receive(self, body: Awaitable[Result], max_bytes: int) -> Result:
         try:
@@ -202,8 +209,17 @@ class Service:
         """Describe all recognizers and voices for the page."""
         cards: dict[str, list[JsonObject]] = {"recognizers": [], "voices": []}
         for model in self.models.models:
-            is_recognizer = isinstance(model.engine, RecognitionService)
-            cards["recognizers" if is_recognizer else "voices"].append(_describe(model))
+            engine = model.engine
+            rate = engine.sample_rate
+            card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
+            card["effective"] = asdict(engine.effective)
+            if isinstance(engine, RecognitionService):
+                chunks = engine.streaming and engine.streaming.chunks
+                card["language"], card["finds_turns"] = engine.language, engine.silence is not None
+                card["chunk_seconds"] = chunks and samples_to_seconds(chunks.step, rate)
+                cards["recognizers"].append(card)
+            else:
+                cards["voices"].append(card)
         return JSONResponse({"status": self.state.phase, **cards})
 
     async def _live(self, request: Request) -> Response:
@@ -219,18 +235,6 @@ class Service:
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.write(), media_type=CONTENT_TYPE_LATEST)
-
-
-def _describe(model: ServedModel) -> JsonObject:
-    engine = model.engine
-    rate = model.engine.sample_rate
-    card: JsonObject = {"name": model.name, "readme": model.readme, "sample_rate": rate}
-    card["effective"] = asdict(engine.effective)
-    if isinstance(engine, RecognitionService):
-        card["language"], card["finds_turns"] = engine.language, engine.silence is not None
-        chunks = engine.streaming and engine.streaming.chunks
-        card["chunk_seconds"] = chunks and samples_to_seconds(chunks.step, rate)
-    return card
 
 
 async def _until_disconnected(request: Request, result: Awaitable[Result]) -> Result:

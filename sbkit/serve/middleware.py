@@ -188,8 +188,8 @@ class Observer:
     """Log every request, and count the requests to ``paths`` by status; 499 is a lost client.
 
     The log has no contents and no keys. Starlette answers an unexpected error and raises it again;
-    it is logged here, and the connection stays open. If an answer has begun, its events end with
-    the error; a file is cut off. While the server drains, each answer closes its connection.
+    it is logged here. If an answer has begun, its events end with the error; a file is cut off.
+    While the server drains, each answer closes its connection.
     """
 
     def __init__(
@@ -227,8 +227,6 @@ class Observer:
                 await send({"type": "http.response.body", "body": body.encode()})
             elif isinstance(cause, ApiError):
                 logger.error("A file is cut off: %s", cause)
-            elif not is_answered:
-                raise
             else:
                 logger.exception("A request failed.")
         finally:
@@ -324,11 +322,6 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if {"content-length", "transfer-encoding"} <= {*headers}:
-            error = ApiError(400, "A request has Content-Length or Transfer-Encoding, not both.")
-            answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
-            await answer(scope, receive, send)  # the body may hide another request (RFC 9112, 6.1)
-            return
         host = headers.get("host", "").lower()
         origin = headers.get("origin", "").lower()
         if "*" not in self._origins:
@@ -369,9 +362,18 @@ class Admission:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limits, state = self._limits, self._state
+        limits, state, headers = self._limits, self._state, Headers(scope=scope)
         state.require_ready()
-        self._check(Headers(scope=scope))
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != self._media_type:
+            actual = media_type or "of no type"
+            raise ApiError(415, f"A request must be {self._media_type}, but is {actual}.")
+        if int(headers.get("content-length", 0)) > self._max_bytes:
+            raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
+        max_in_flight = limits.max_concurrent + limits.max_queue
+        if state.in_flight >= max_in_flight:
+            message = f"{max_in_flight} requests are in flight, the limit. Try again later."
+            raise ApiError(429, message)
         state.in_flight += 1
         try:
             async with asyncio.timeout(limits.answer_seconds):
@@ -385,14 +387,3 @@ class Admission:
             raise
         finally:
             state.in_flight -= 1
-
-    def _check(self, headers: Headers) -> None:
-        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != self._media_type:
-            actual = media_type or "of no type"
-            raise ApiError(415, f"A request must be {self._media_type}, but is {actual}.")
-        if int(headers.get("content-length", 0)) > self._max_bytes:
-            raise too_large(f"{self._max_bytes / 1e6:g} MB", "body")
-        limit = self._limits.max_concurrent + self._limits.max_queue
-        if self._state.in_flight >= limit:
-            raise ApiError(429, f"{limit} requests are in flight, the limit. Try again later.")

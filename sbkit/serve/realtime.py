@@ -27,10 +27,12 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import (
+    AudioInput,
+    ClientEvent,
     ServedModels,
-    SessionOptions,
+    SessionFields,
+    parse_fields,
     parse_object,
-    read_field,
     words_of,
 )
 from sbkit.serve.middleware import (
@@ -53,9 +55,8 @@ from sbkit.text.normalization import join_segments
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message
 MIN_TURN_SECONDS = 0.1  # of a turn that a client commits
 SPEECH_PADDING_SECONDS = 0.3  # of audio before the speech of a turn: OpenAI's `prefix_padding_ms`
-DETECTION_SECONDS = (
-    1.0  # a detector finds the start of speech within this time; the rest is dropped
-)
+# A detector finds the start of speech within this time; earlier audio is dropped.
+DETECTION_SECONDS = 1.0
 SUBPROTOCOL = "realtime"  # one of those that browsers offer
 BUFFER, TRANSCRIPTION = "input_audio_buffer", "conversation.item.input_audio_transcription"
 GOING_AWAY, FAILED = 1001, 1011  # WebSocket close codes
@@ -153,6 +154,7 @@ class RealtimeSession:
         self._models = models
         self._limits = limits
         self._metrics = metrics
+        self._options = AudioInput()
         self._id = f"sess_{uuid4().hex}"
         self._stopping = asyncio.ensure_future(state.stopping.wait())
         self._now = 0.0
@@ -167,7 +169,7 @@ class RealtimeSession:
         subprotocols = self._socket.scope["subprotocols"]
         await self._socket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
         try:
-            await self._configure({})
+            await self._configure(self._options)
             await self._send("session.created", session=self._plain())
             while (message := await self._receive()) is not None:
                 await self._answer(message)
@@ -205,40 +207,42 @@ class RealtimeSession:
         return message
 
     async def _answer(self, message: Message) -> None:
-        event: JsonObject = {}
+        event_id: Json = None
         try:
-            event = _parse(message)
-            match read_field(event, "type", str):
+            if (text := message.get("text")) is None:
+                expected = "JSON in a text frame"
+                raise wrong_field("message", expected, "binary; append audio in base64")
+            fields = parse_object(text)
+            event_id = fields.get("event_id")
+            event = parse_fields(ClientEvent, fields)
+            match event.type:
                 case "session.update":
-                    await self._update(read_field(event, "session", dict))
+                    await self._update(event.session)
                 case "input_audio_buffer.append":
-                    await self._append(read_field(event, "audio", str))
+                    await self._append(event.audio)
                 case "input_audio_buffer.commit":
                     await self._commit()
                 case "input_audio_buffer.clear":
                     self._begin_stream()
                     await self._send(f"{BUFFER}.cleared")
-                case kind:
-                    raise wrong_field("type", "an event of transcription sessions", kind)
         except ApiError as error:
-            await self._fail(error, event.get("event_id"))
+            await self._fail(error, event_id)
 
-    async def _update(self, session: JsonObject) -> None:
-        if (kind := read_field(session, "type", str) or "transcription") != "transcription":
-            raise wrong_field("type", "transcription", kind)
+    async def _update(self, session: SessionFields) -> None:
         if self._in_turn:
             expected = "between turns: commit or clear the audio first"
             raise wrong_field("session.update", expected, "within one")
-        audio_input = read_field(read_field(session, "audio", dict), "input", dict)
-        await self._configure({**self._options.echoed_options, **audio_input})
+        sent = session.audio.input
+        changes = {name: getattr(sent, name) for name in sent.model_fields_set}
+        await self._configure(self._options.model_copy(update=changes))
         await self._send("session.updated", session=self._plain())
 
-    async def _configure(self, audio_input: JsonObject) -> None:
+    async def _configure(self, options: AudioInput) -> None:
         first, *_ = self._models.engines(RecognitionService)
         model = self._socket.query_params.get("model") or first
-        self._options = options = SessionOptions.parse(audio_input, self._models, model)
-        self._recognizer = options.recognizer
-        self._rate = options.recognizer.sample_rate
+        self._recognizer = options.choose_recognizer(self._models, model)
+        self._options = options
+        self._rate = self._recognizer.sample_rate
         self._make_turn = await self._recognizer.turns(options.phrases, options.silence_seconds)
         self._begin_stream()
 
@@ -246,7 +250,7 @@ class RealtimeSession:
         """Start a stream, and its first turn."""
         detector = self._recognizer.detector
         silence = self._options.silence_seconds
-        self._resampler = Resampler(self._options.audio_format.rate, self._rate)
+        self._resampler = Resampler(self._options.encoding.rate, self._rate)
         self._speech_turns: SpeechTurns | None = None
         if detector is not None and silence is not None:
             self._speech_turns = SpeechTurns(detector, silence=silence, start=self._now)
@@ -261,7 +265,7 @@ class RealtimeSession:
             content = b64decode(audio, validate=True)
         except ValueError:
             raise wrong_field("audio", "base64", "not") from None
-        subtype, rate, sample_bytes = self._options.audio_format
+        subtype, rate, sample_bytes = self._options.encoding
         if len(content) % sample_bytes:
             raise wrong_field("audio", "whole samples of 16 bits", f"{len(content)} bytes")
         format = {"format": "RAW", "subtype": subtype, "samplerate": rate, "channels": 1}
@@ -275,7 +279,7 @@ class RealtimeSession:
 
     async def _push(self, signal: Signal) -> None:
         samples = to_int16(self._resampler.push(signal))
-        self._now += samples_to_seconds(len(signal), self._options.audio_format.rate)
+        self._now += samples_to_seconds(len(signal), self._options.encoding.rate)
         if self._speech_turns is None:
             await self._feed(samples)
             return
@@ -387,20 +391,10 @@ class RealtimeSession:
             "id": self._id,
             "object": "realtime.transcription_session",
             "type": "transcription",
-            "audio": {"input": self._options.echoed_options},
+            "audio": {"input": self._options.model_dump()},
         }
 
     @property
     def _in_turn(self) -> bool:
         by_client = self._options.silence_seconds is None
         return self._item.is_announced or (by_client and self._now > self._item.begin)
-
-
-def _parse(message: Message) -> JsonObject:
-    expected = "an event as JSON in a text frame"
-    text = message.get("text")
-    if text is None:
-        raise wrong_field("message", expected, "binary; append audio in base64")
-    if (event := parse_object(text)) is None:
-        raise wrong_field("message", expected, text)
-    return event

@@ -114,14 +114,6 @@ def test_channel_of_a_call_is_transcribed(server: RunningServer) -> None:
         assert answer.text == text
 
 
-def test_transcriptions_by_curl(server: RunningServer, tmp_path: Path) -> None:
-    (tmp_path / "talk.wav").write_bytes(server.say(TEXT))
-    url = f"{server.url}/v1/audio/transcriptions"
-    command = ["curl", "-sS", url, "-F", "file=@talk.wav", "-F", "model=whisper-1"]
-    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
-    assert json.loads(answer.stdout)["text"] == TEXT
-
-
 def test_commands_and_scripts_of_pages_work(
     server: RunningServer,
     tmp_path: Path,

@@ -232,38 +232,45 @@ def append(audio: Any) -> str:
 
 
 BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
-    "audio as it is": (b"\0" * 960, "in a text frame, but is binary; append audio in base64"),
-    "a text": ("hello", "an event as JSON in a text frame, but is hello"),
-    "a list": ("[]", "an event as JSON"),
-    "deep JSON": ("[" * 100_000, "an event as JSON"),
-    "no type": ("{}", "`type` must be an event of transcription sessions"),
-    "another event": (json.dumps({"type": "response.create"}), "but is response.create"),
+    "audio as it is": (b"\0" * 960, "JSON in a text frame, but is binary; append audio in base64"),
+    "a text": ("hello", "must be a JSON object"),
+    "deep JSON": ("[" * 100_000, "must be a JSON object"),
+    "no type": ("{}", "`type` is missing"),
+    "another event": (json.dumps({"type": "response.create"}), "but is 'response.create'"),
     "no base64": (append("?" * 8), "`audio` must be base64"),
-    "no text": (append([1]), "`audio` must be a text"),
     "half a sample": (append("AAAA"), "whole samples of 16 bits, but is 3 bytes"),
     "too little": (json.dumps({"type": "input_audio_buffer.commit"}), "0.1 s of audio"),
     "another session": (
         '{"type": "session.update", "session": {"type": "realtime"}}',
-        "`type` must be transcription, but is realtime",
+        "`type` must be 'transcription', but is 'realtime'",
     ),
     "another rate": (update(format={"type": "audio/pcm", "rate": 16000}), "must be 24000"),
-    "another format": (update(format={"type": "audio/opus"}), "audio/pcm, audio/pcmu"),
+    "another format": (update(format={"type": "audio/opus"}), "'audio/pcm', 'audio/pcmu' or"),
     "another model": (update(transcription={"model": "x"}), "tones, whisper-1"),
     "another language": (update(transcription={"language": "fr"}), "`language` must be en"),
-    "another detection": (update(turn_detection={"type": "semantic_vad"}), "server_vad or null"),
-    "no silence": (silence_of(0), "from 1 to 60000, but is 0"),
-    "a long silence": (silence_of(60_001), "from 1 to 60000, but is 60001"),
-    "400 digits": (silence_of(10**400), "from 1 to 60000, but is 1000"),
-    "half a millisecond": (silence_of(0.5), "a whole number, but is 0.5"),
-    "no number": (silence_of(math.nan), "a whole number, but is nan"),
-    "infinity": (silence_of(math.inf), "a whole number, but is inf"),
-    "true": (silence_of(True), "a whole number, but is True"),
-    "no rate": (update(format={"type": "audio/pcm", "rate": 0}), "must be 24000"),
-    "no keyword": (update(transcription={"keywords": [{}]}), "a list of texts, but is {}"),
-    "no languages": (update(transcription={"languages": [5]}), "a list of texts, but is 5"),
-    "half a character": ('{"type": "\\ud800", "event_id": "\\ud800"}', "an event of transcription"),
-    "a long prompt": (update(transcription={"prompt": "x" * 70_000}), "at most 65536 characters"),
-    "no object": (update(turn_detection="server_vad"), "must be an object"),
+    "another detection": (
+        update(turn_detection={"type": "semantic_vad"}),
+        "'server_vad', but is 'semantic_vad'",
+    ),
+    "no silence": (silence_of(0), "greater than or equal to 1, but is 0"),
+    "a long silence": (silence_of(60_001), "less than or equal to 60000, but is 60001"),
+    "infinity": (silence_of(math.inf), "a finite number, but is inf"),
+    "no keyword": (
+        update(transcription={"keywords": [{}]}),
+        "`keywords` must be a valid string, but is {}",
+    ),
+    "half a character": (
+        '{"type": "\\ud800", "event_id": "\\ud800"}',
+        "`type` must be a valid string",
+    ),
+    "a long prompt": (
+        update(transcription={"prompt": "x" * 70_000}),
+        "`prompt` must have at most 65536 characters",
+    ),
+    "no object": (
+        update(turn_detection="server_vad"),
+        "`turn_detection` must be a valid dictionary",
+    ),
 }
 
 
@@ -280,14 +287,6 @@ def test_bad_events_get_a_clear_error_and_the_session_continues(
         assert words in error.error.message
         assert error.error.type == "invalid_request_error"
         assert say(session, live, "a fox") == "a fox"
-
-
-@pytest.mark.parametrize("ms", [1, 60_000, None])
-def test_silence_accepts_its_extremes(live: RunningServer, ms: int | None) -> None:
-    with live.openai.realtime.connect() as session:
-        session._connection.send(silence_of(ms))  # type: ignore[arg-type]
-        detection = until(session, "updated")[-1].session.audio.input.turn_detection
-        assert detection.silence_duration_ms == (1200 if ms is None else ms)
 
 
 def test_model_of_null_is_the_model_of_the_connection(tmp_path: Path) -> None:
