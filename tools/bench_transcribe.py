@@ -2,8 +2,8 @@
 
 python -m tools.bench_transcribe BUNDLE DATA [--rounds 5]
 
-BUNDLE has the formats of `sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx,speechbrain`;
-DATA is a table as for `sbkit score`. All decode the same clips greedily, in batches of similar
+BUNDLE has the formats of `sbkit export RUN --out BUNDLE --formats onnx,sherpa-onnx`; DATA is a
+table as for `sbkit score`. All decode the same clips greedily, in batches of similar
 lengths: sbkit forms its own, the others get batches of BATCH_SECONDS. Each side is a process,
 suspended until its turn. Prints seconds of audio per second (RTFx) by round, the medians, and their
 ratio to SpeechBrain's `EncoderASR.transcribe_batch`.
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def in_batches(transcribe: Transcribe) -> Transcribe:
 def load(side: str, folder: Path) -> Transcribe:
     """Load the format of a side; return a function that transcribes clips with it."""
     if side == SPEECHBRAIN:
-        return in_batches(load_speechbrain(folder / "speechbrain"))
+        return in_batches(load_speechbrain(folder))
     if side == "sherpa-onnx":
         return in_batches(load_sherpa(folder / "sherpa-onnx"))
     from sbkit.runtime.transcriber import Transcriber
@@ -135,13 +136,39 @@ def load_sherpa(folder: Path) -> Transcribe:
 
 
 def load_speechbrain(folder: Path) -> Transcribe:
-    """Load SpeechBrain's `EncoderASR`, with the same weights."""
+    """Make SpeechBrain's `EncoderASR` of the bundle's network."""
     import torch
+    from sentencepiece import SentencePieceProcessor
+    from speechbrain.decoders import ctc_greedy_decode
     from speechbrain.inference.ASR import EncoderASR
 
     from sbkit.audio.lengths import to_relative
+    from sbkit.export.traced import WaveformModel
+    from sbkit.runtime.torch_model import load_bundle
 
-    recognizer: Any = EncoderASR.from_hparams(source=str(folder), savedir=None)
+    bundle = load_bundle(folder)
+
+    class Encoder(torch.nn.Module):
+        """The network, whose padding is blank: SpeechBrain rounds relative lengths."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.waveform = WaveformModel(bundle.model.network)
+
+        def forward(self, wavs: torch.Tensor, wav_lens: torch.Tensor) -> torch.Tensor:
+            lengths = (wav_lens * wavs.shape[1]).round().long()
+            log_probs: torch.Tensor
+            log_probs, frames = self.waveform(wavs, lengths)
+            is_past = torch.arange(log_probs.shape[1]) >= frames.unsqueeze(1)
+            log_probs[..., bundle.blank].masked_fill_(is_past, 1.0)
+            return log_probs
+
+    options = {
+        "sample_rate": RATE,
+        "tokenizer": SentencePieceProcessor(model_proto=bundle.tokenizer.content),
+        "decoding_function": partial(ctc_greedy_decode, blank_id=bundle.blank),
+    }
+    recognizer: Any = EncoderASR(modules={"encoder": Encoder()}, hparams=options)
 
     def transcribe(batch: Clips) -> list[str]:
         rows = [torch.from_numpy(clip / np.float32(FULL_SCALE)) for clip in batch]

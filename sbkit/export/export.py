@@ -43,15 +43,12 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
-    HUB,
     HUGGINGFACE,
     ParityReports,
     require_formats,
     write_formats,
-    write_hub,
 )
 from sbkit.export.model_card import (
-    FORMATS_WITHOUT_DECODER,
     TRANSFORMERS,
     UNKNOWN_LICENSE,
     card_facts,
@@ -88,8 +85,7 @@ def export_run(
         run: the run folder. A run that has not ended has no bundle yet: its best checkpoint is
             exported, and decodes greedily.
         out: the new bundle; replaces an earlier bundle.
-        formats: of onnx, torch, sherpa-onnx, huggingface, speechbrain and hub (all that the hub
-            shows); each is compared with the trained model.
+        formats: of onnx, sherpa-onnx and huggingface; each is compared with the trained model.
         license: for the model card.
         grid: the batches that formats are compared on.
         user_modules: the modules that `--import` names. They define parts of the model, or its
@@ -114,14 +110,10 @@ def export_run(
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
-        compared_formats = [name for name in formats if name != HUB]
-        if compared_formats:
-            trained = TrainedModel(bundle, user_modules)
-            reports = write_formats(trained, run, folder, compared_formats, grid)
+        if formats:
+            reports = write_formats(TrainedModel(bundle), run, folder, formats, grid)
         written_formats = [
-            name
-            for name in formats
-            if name == HUB or any(report["written"] for report in reports[name].values())
+            name for name in formats if any(report["written"] for report in reports[name].values())
         ]
         config = read_json(folder / CONFIG_FILE)
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
@@ -130,8 +122,6 @@ def export_run(
             write_card(folder / HUGGINGFACE, facts | {"formats": {}}, library=TRANSFORMERS)
             write_checksums(folder / HUGGINGFACE)
         write_checksums(folder)
-        if HUB in formats:
-            write_hub(folder)
     return reports
 
 
@@ -196,7 +186,7 @@ def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
     earlier_formats = {path.name for path in bundle.iterdir()} - {*names}
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=earlier_formats)
-        trained = TrainedModel(load_bundle(folder, user_modules=user_modules), user_modules)
+        trained = TrainedModel(load_bundle(folder, user_modules=user_modules))
         return write_formats(trained, run, folder, names, grid)
 
 
@@ -217,18 +207,15 @@ def set_decoder(
 ) -> None:
     """Copy a bundle with a fitted decoder to ``out``, which may be the same folder.
 
-    Formats that may contain the earlier decoder are left out, and its results in the model card.
+    The results in the model card are left out. No format contains a decoder.
 
     language_models: the file of the decoder's language models; None for greedy decoding.
     """
     with replacing_bundle(out) as folder:
-        copy_files(bundle, folder, formats=FORMATS_WITHOUT_DECODER)
-        for path in bundle.iterdir():
-            if path.is_dir() and path.name not in FORMATS_WITHOUT_DECODER:
-                logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
+        copy_files(bundle, folder, formats=[path.name for path in bundle.iterdir()])
         if language_models is not None:
             shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
-        write_card_without_results(folder, {path.name for path in folder.iterdir()})
+        write_card_without_results(folder)
         decoder, confidence = fitted.decoder_record, fitted.confidence_record
         record = make_provenance(
             weights=(folder / WEIGHTS_FILE).read_bytes(),
@@ -304,12 +291,10 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
 
 
 def change_config(bundle: Path, **values: object) -> None:
-    """Change values in config.json of a bundle, and of its copy for a hub if there is one."""
-    for folder in (bundle, bundle / HUB):
-        if (folder / CONFIG_FILE).exists():
-            config = read_json(folder / CONFIG_FILE) | values
-            (folder / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
-            write_checksums(folder)
+    """Change values in config.json of a bundle."""
+    config = read_json(bundle / CONFIG_FILE) | values
+    (bundle / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
+    write_checksums(bundle)
 
 
 # The files of a bundle

@@ -83,7 +83,6 @@ class Candidate:
         is_exact: whether log-probabilities and tokens must equal the trained model's; otherwise
             only error rates are compared.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
-        decoder: the bundle's decoder that it is compared with.
     """
 
     name: str
@@ -91,7 +90,6 @@ class Candidate:
     log_probs: RunBatch
     is_exact: bool = True
     transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
-    decoder: str = GREEDY
 
 
 @dataclass(frozen=True)
@@ -212,13 +210,9 @@ class Comparison:
         return self.candidate.transcribe([clip[:length] for clip, length in clips])
 
     def _decode(self, output: BatchLogProbs) -> list[str]:
-        """Decode log-probabilities with the candidate's decoder."""
-        tokenizer, decoder = self.bundle.tokenizer, self.bundle.decoder
-        if self.candidate.decoder == GREEDY or decoder is None:
-            best = [best_tokens(clip, self.bundle.blank) for clip in _split(output)]
-        else:
-            best = [[*decoder.nbest(clip)[0].tokens] for clip in _split(output)]
-        return [tokenizer.decode(tokens) for tokens in best]
+        """Decode log-probabilities greedily."""
+        best = (best_tokens(clip, self.bundle.blank) for clip in _split(output))
+        return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     @property
     def max_difference(self) -> float:
@@ -281,7 +275,7 @@ class Comparison:
             else {
                 "sets": {name: len(rows) for name, rows in test_sets.items()},
                 **asdict(self.clips),
-                "decoder": self.candidate.decoder,
+                "decoder": GREEDY,
                 "transcripts_with_other_words": self.other_words,
                 "error_rates": rates_and_counts(self.errors, by_words=by_words),
                 "error_rates_of_the_trained_model": rates_and_counts(

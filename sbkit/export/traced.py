@@ -97,10 +97,9 @@ def quiet_exporters() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained recognizer; ``user_modules`` are the modules of its parts that `--import` names."""
+    """A trained recognizer."""
 
     bundle: TorchBundle
-    user_modules: frozenset[str] = frozenset()
 
     @cached_property
     def waveform(self) -> WaveformModel:

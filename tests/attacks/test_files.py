@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from recipes.OwnData import corpus as own_data
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
-from sbkit.export import speechbrain_format
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
@@ -128,8 +126,3 @@ def test_onnx_metadata_with_impossible_sizes_is_refused(samples: str, tmp_path: 
     refused(partial(OnnxModel, onnx_model(min_samples=samples)), tmp_path / "canary")
     model = OnnxModel(onnx_model(samples_per_frame=samples))
     refused(lambda: model.samples_per_frame, tmp_path / "canary")
-
-
-def test_keys_in_the_speechbrain_yaml_are_quoted() -> None:
-    plain = {"a: !apply:os.system [x], b": [{"c}": "d"}]}
-    assert yaml.safe_load(speechbrain_format._flow(plain)) == plain
