@@ -355,7 +355,6 @@ def _add_scoring_commands(add_command: AddCommand) -> None:
     add("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
     add("others", metavar="RUN", type=Path, nargs="+", help="one or more others")
     add("--json", action="store_true", help="print the figures as JSON")
-    add("--html", metavar="FILE", type=Path, help="also write a page (two runs)")
 
 
 def _add_inference_commands(add_command: AddCommand) -> None:
@@ -510,13 +509,9 @@ def _compare(options: Namespace) -> None:
     from sbkit.run.results import require_current_results
 
     folders = [options.first, *options.others]
-    if len(folders) > 2 and options.html is not None:
-        raise ConfigError(f"`--html` writes a page of two runs, but there are {len(folders)}.")
     for folder in folders:
         require_current_results(folder)
     comparison = compare.compare_runs(folders)
-    if options.html is not None:
-        compare.write_comparison(options.html, comparison)
     if options.json:
         print(printable_json(to_json(comparison, indent=2)))
     else:

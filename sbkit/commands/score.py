@@ -30,8 +30,7 @@ from sbkit.checkpoint.provenance import describe_provenance
 from sbkit.data.batch import user_columns
 from sbkit.data.tables import COLUMN_KEYS
 from sbkit.evaluate.report import KnownWords
-from sbkit.evaluate.run_results import SUMMARY
-from sbkit.evaluate.settings import SETTINGS
+from sbkit.evaluate.run_results import SETTINGS, SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import exported_bundle

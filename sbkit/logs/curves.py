@@ -1,10 +1,10 @@
-"""Draw the curves of a run, or of two runs in the same panels, from ``train_log.jsonl`` as PNG."""
+"""Draw the curves of a run from ``train_log.jsonl`` as PNG."""
 
 import base64
 import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -137,42 +137,33 @@ def can_draw() -> bool:
 
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
     """Draw the curves of a run so far."""
-    write_picture(png, lambda: draw_png([read_log(log_file)], metrics))
+    write_picture(png, lambda: draw_png(read_log(log_file), metrics))
 
 
-def encode_curves(runs: Sequence[Sequence[Record]], metrics: Metrics) -> str:
-    """Draw the curves of runs as base64 PNG; return "" without records or matplotlib."""
-    logged_runs = [records for records in runs if records]
-    if not logged_runs or not can_draw():
+def encode_curves(records: Sequence[Record], metrics: Metrics) -> str:
+    """Draw the curves of a run as base64 PNG; return "" without records or matplotlib."""
+    if not records or not can_draw():
         return ""
-    return base64.b64encode(draw_png(logged_runs, metrics)).decode()
+    return base64.b64encode(draw_png(records, metrics)).decode()
 
 
-def draw_png(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
-    """Draw the four panels as PNG; two runs are labeled A and B and have different colors."""
+def draw_png(records: Sequence[Record], metrics: Metrics) -> bytes:
+    """Draw the four panels as PNG."""
     from matplotlib.figure import Figure  # takes 0.7 s; without pyplot, the backend is Agg
 
     figure = Figure(figsize=(12, 8), dpi=DPI, layout="constrained")  # inches
     panels = dict(zip(AXES, figure.subplots(2, 2).flat, strict=True))
-    for index, records in enumerate(runs):
-        for curve in curves_of(records, metrics):
-            if len(runs) == 1:
-                _draw(panels[curve.panel], curve)
-            elif curve.style != "faint":
-                label = f"{'AB'[index]} {curve.label}".strip()
-                _draw(panels[curve.panel], replace(curve, label=label, color=index))
+    for curve in curves_of(records, metrics):
+        axes = panels[curve.panel]
+        style = {"color": f"tab:{COLORS[curve.color % len(COLORS)]}", **STYLES[curve.style]}
+        if curve.style == "level":
+            axes.axhline(curve.ys[0], label=curve.label, **style)
+        else:
+            axes.plot(curve.xs, curve.ys, label=curve.label, **style)
     for title, axes in panels.items():
         _finish(axes, title)
     figure.savefig(png := io.BytesIO(), format="png")
     return png.getvalue()
-
-
-def _draw(axes: "Axes", curve: Curve) -> None:
-    style = {"color": f"tab:{COLORS[curve.color % len(COLORS)]}", **STYLES[curve.style]}
-    if curve.style == "level":
-        axes.axhline(curve.ys[0], label=curve.label, **style)
-    else:
-        axes.plot(curve.xs, curve.ys, label=curve.label, **style)
 
 
 def _finish(axes: "Axes", title: str) -> None:

@@ -26,7 +26,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, rank, single_rank
 from sbkit.evaluate.report import KnownWords
-from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (

@@ -9,16 +9,18 @@ import datasets
 
 from sbkit.audio.io import Samples
 from sbkit.base.messages import plural
+from sbkit.checkpoint.provenance import read_json
 from sbkit.data.report import encode_clips
 from sbkit.data.shard import read_clips
 from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_report
-from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, write_summary
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import utterances_file
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import Ping, no_ping, progress_bar
+from sbkit.logs.run_log import LOG_FILE, read_log
 from sbkit.tasks.task import Labels, Task
 
 
@@ -155,7 +157,11 @@ class TestReport:
         }
         write_report(
             folder / REPORT,
-            [read_results(folder, self.entries, utterances)],
+            title="/".join(folder.absolute().parts[-3:]),
+            test=self.entries,
+            utterances=utterances,
+            log=read_log(folder / LOG_FILE),
+            data=read_json(folder / DATA_REPORT),
             clips=self._encode_clips,
             metrics=self._metrics,
             known_words=known_words,
