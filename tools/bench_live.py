@@ -143,7 +143,7 @@ def score_whole(bundle: TorchBundle, clips: Sequence[Clip], name: str) -> Iterat
 
 
 def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
-    """Run each clip through a session, and through a copy that continues with silence."""
+    """Run each clip through a session, and through another that continues with silence."""
     results = Measurements()
     model = bundle.model
     silence = np.zeros(round(SILENCE_SECONDS * bundle.config.sample_rate), np.int16)
@@ -159,7 +159,7 @@ def measure(bundle: TorchBundle, clips: Sequence[Clip]) -> Measurements:
         for audio, text in clips:
             session = Session(recognizer)
             events = session.push(audio)
-            events_with_silence = [*events, *session.copy().push(silence)]
+            events_with_silence = Session(recognizer).push(np.append(audio, silence))
             start = time.perf_counter()
             events += session.finish()
             results.finals.append(time.perf_counter() - start)

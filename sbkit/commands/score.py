@@ -29,7 +29,6 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import describe_provenance
 from sbkit.data.batch import user_columns
 from sbkit.data.tables import COLUMN_KEYS
-from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.run_results import SETTINGS, SUMMARY
 from sbkit.evaluate.slices import require_columns
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -70,12 +69,9 @@ def score(options: Namespace) -> None:
             for text in facts.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
         if out is not None:
-            words = None if bundle.decoder is None else bundle.decoder.language_models.words
-            source = "the words of the language model"
             provenance = provenance_of(bundle)
             version = f"{options.model.name}, sbkit {__version__}"
             report.write(
-                known_words=None if words is None else KnownWords(words=words, source=source),
                 notes=[version, describe_provenance(provenance)],
                 model=str(options.model),
                 **{SETTINGS: settings_of(bundle, options.model), PROVENANCE: provenance},

@@ -52,38 +52,10 @@ def fit_weights(
     decoder: LanguageModelDecoder,
     utterances: Sequence[ValidationUtterance],
     *,
-    splits: Sequence[str],
-    by_words: bool,
+    splits: Sequence[str] = (),
+    by_words: bool = True,
     ping: Ping = no_ping,
     quiet: bool = False,
-) -> FittedWeights:
-    """Return the best weights of a decoder, and the errors with them."""
-    sets = ", ".join(splits)
-    count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
-    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({sets})")
-    num_decoded = (NUM_TRIALS + 1) * len(utterances)
-    with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
-
-        def on_utterance() -> None:
-            ping("tuning")
-            advance(1)
-
-        fitted = search_weights(decoder, utterances, by_words=by_words, on_utterance=on_utterance)
-    values = fitted.weights.plain()
-    names = decoder.with_weights(fitted.weights).used_weights
-    text = ", ".join(f"{name} {values[name]:g}" for name in names)
-    if decoder.language_models.words is not None and not fitted.weights.word:
-        text += ", without the model of words, because the language does not separate them"
-    logger.info(f"decoder: {text} (chosen on {sets})")
-    return fitted
-
-
-def search_weights(
-    decoder: LanguageModelDecoder,
-    utterances: Sequence[ValidationUtterance],
-    *,
-    by_words: bool = True,
-    on_utterance: Callable[[], object] = lambda: None,
 ) -> FittedWeights:
     """Choose weights with a low error, as `error_of` defines it.
 
@@ -94,6 +66,9 @@ def search_weights(
 
     Raises DataError if the validation sets are empty.
     """
+    sets = ", ".join(splits)
+    count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
+    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({sets})")
     names = decoder.used_weights
     # If a language does not separate words, a model of words knows only whole sentences.
     if not by_words and "token" in names:
@@ -102,49 +77,51 @@ def search_weights(
     ranges = decoder.weight_ranges
     quick_decoder = decoder.make_quick()
     trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
-    errors = count_all_errors(trials, utterances, on_utterance)
-    if not errors[0].utterances:
-        raise DataError(
-            "The weights of a decoder are fitted to a validation set, but it is empty. Write the "
-            "weights into the YAML, or name a set."
+    num_decoded = (NUM_TRIALS + 1) * len(utterances)
+    with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
+
+        def on_utterance() -> None:
+            ping("tuning")
+            advance(1)
+
+        errors = count_all_errors(trials, utterances, decoder.tokenizer, on_utterance)
+        if not errors[0].utterances:
+            raise DataError(
+                "The weights of a decoder are fitted to a validation set, but it is empty. Write "
+                "the weights into the YAML, or name a set."
+            )
+        smooth = _fit_quadratic(
+            points, np.array([error_of(trial, by_words=by_words) for trial in errors])
         )
-    smooth = _fit_quadratic(
-        points, np.array([error_of(trial, by_words=by_words) for trial in errors])
-    )
-    center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
-    best = _weights_at(names, ranges, center)
-    (best_errors,) = count_all_errors([decoder.with_weights(best)], utterances, on_utterance)
-    return FittedWeights(best, best_errors, by_words)
+        center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
+        best = decoder.with_weights(_weights_at(names, ranges, center))
+        (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
+    values = best.weights.plain()
+    text = ", ".join(f"{name} {values[name]:g}" for name in best.used_weights)
+    if decoder.language_models.words is not None and not best.weights.word:
+        text += ", without the model of words, because the language does not separate them"
+    logger.info(f"decoder: {text} (chosen on {sets})")
+    return FittedWeights(best.weights, best_errors, by_words)
 
 
 def count_all_errors(
-    decoders: Iterable[LanguageModelDecoder],
+    decoders: Iterable[Decoder],
     utterances: Sequence[ValidationUtterance],
+    tokenizer: Tokenizer,
     on_utterance: Callable[[], object] = lambda: None,
 ) -> list[TextErrors]:
     """Decode with each decoder, and add the errors of all ranks."""
-    own_errors = [
-        count_own_errors(decoder, utterances, decoder.tokenizer, on_utterance)
-        for decoder in decoders
-    ]
+    own_errors: list[TextErrors] = []
+    for decoder in decoders:
+        errors = TextErrors()
+        for utterance in utterances:
+            on_utterance()
+            tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
+            errors += count_errors(utterance.text, tokenizer.decode(tokens))
+        own_errors.append(errors)
     return [
         sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own_errors), strict=True)
     ]
-
-
-def count_own_errors(
-    decoder: Decoder,
-    utterances: Sequence[ValidationUtterance],
-    tokenizer: Tokenizer,
-    on_utterance: Callable[[], object],
-) -> TextErrors:
-    """Decode the utterances of this rank, and count their errors."""
-    errors = TextErrors()
-    for utterance in utterances:
-        on_utterance()
-        tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
-        errors += count_errors(utterance.text, tokenizer.decode(tokens))
-    return errors
 
 
 def error_of(errors: TextErrors, *, by_words: bool) -> float:

@@ -4,12 +4,11 @@ results -> for each test set the utterances to show, frequent errors, slices -> 
 """
 
 from base64 import b64encode
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import accumulate, chain, takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,13 +41,6 @@ Clips = Callable[[str, list[str], int], Mapping[str, str]]
 PairCounts = Counter[tuple[str, str]]  # how often a word and its counterpart are aligned
 
 
-class KnownWords(NamedTuple):
-    """The words that a recognizer has seen in text, and the source of that text."""
-
-    words: Container[str]
-    source: str
-
-
 def write_report(
     file: Path | str,
     *,
@@ -57,7 +49,6 @@ def write_report(
     utterances: Mapping[str, Sequence[ScoredUtterance]],
     clips: Clips,
     metrics: Metrics = ERROR_RATES,
-    known_words: KnownWords | None = None,
     notes: Sequence[str] = (),
     pictures: Iterable[Path | str] = (),
     log: Sequence[Record] = (),
@@ -72,7 +63,6 @@ def write_report(
         utterances: of each test set of a recognizer.
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
-        known_words: the page lists the words of the references that are not among them.
         notes: lines below the title.
         pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
         log: the records of the training, whose curves are drawn.
@@ -80,10 +70,8 @@ def write_report(
     """
     with_text = [name for name in test if name in utterances]
     by_words = all(all_have_word_boundaries(utterances[name]) for name in with_text)
-    known_words = known_words if by_words else None
     sections = {
-        name: _section(name, utterances[name], clips, known_words, num_sets=len(with_text))
-        for name in with_text
+        name: _section(name, utterances[name], clips, num_sets=len(with_text)) for name in with_text
     }
     content = render_page(
         title=title,
@@ -101,7 +89,6 @@ def write_report(
         pictures={
             picture.stem: (_encode(picture), _sounds(picture)) for picture in map(Path, pictures)
         },
-        known=known_words,
         facts=data,
         data={"sets": {name: rows for name, (_, rows) in sections.items()}, "byWords": by_words},
     )
@@ -121,7 +108,6 @@ def _section(
     name: str,
     utterances: Sequence[ScoredUtterance],
     clips: Clips,
-    known_words: KnownWords | None,
     *,
     num_sets: int,
 ) -> tuple[FigureDict, list[FigureDict]]:
@@ -142,7 +128,6 @@ def _section(
         "shown": len(shown_utterances),
         "played": len(clip_of_id),
         "errors": confusions(pairs),
-        "unknown": unknown_words(pairs, known_words.words) if known_words else [],
         "reliability": reliability_bins(*confidences),
         "calibration": measure_calibration(*confidences),
     }
@@ -202,24 +187,3 @@ def confusions(pairs: PairCounts) -> dict[str, list[FigureDict]]:
         error = {"reference": reference, "hypothesis": hypothesis, "count": pairs[pair]}
         errors[kind].append(error)
     return {kind: rows[:MAX_FREQUENT_ERRORS] for kind, rows in errors.items()}
-
-
-def unknown_words(pairs: PairCounts, vocabulary: Container[str]) -> list[FigureDict]:
-    """Return the unknown words of the references, the most frequent first.
-
-    Each has its count, the number of times it was right, and the words recognized instead.
-    """
-    recognized_as: dict[str, Counter[str]] = defaultdict(Counter)
-    for (word, recognized), count in pairs.items():
-        if word and word not in vocabulary:
-            recognized_as[word][recognized] = count
-    rows = [
-        {
-            "word": word,
-            "count": counts.total(),
-            "right": counts[word],
-            "instead": [other for other, _ in counts.most_common() if other not in (word, "")],
-        }
-        for word, counts in recognized_as.items()
-    ]
-    return sorted(rows, key=lambda row: (-row["count"], row["word"]))

@@ -45,7 +45,6 @@ from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
     HUGGINGFACE,
     ParityReports,
-    require_formats,
     write_formats,
 )
 from sbkit.export.model_card import (
@@ -56,7 +55,6 @@ from sbkit.export.model_card import (
     write_card_without_results,
 )
 from sbkit.export.parity import FULL_GRID, Grid
-from sbkit.export.traced import TrainedModel
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.task import BUILT_IN_PACKAGE, Task, load_task
@@ -96,7 +94,6 @@ def export_run(
             bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
     formats = [formats] if isinstance(formats, str) else formats
-    require_formats(formats)
     run = Path(run)
     out = Path(out).resolve()
     if not (run / RUN_YAML).is_file():
@@ -111,7 +108,7 @@ def export_run(
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
         if formats:
-            reports = write_formats(TrainedModel(bundle), run, folder, formats, grid)
+            reports = write_formats(bundle, run, folder, formats, grid)
         written_formats = [
             name for name in formats if any(report["written"] for report in reports[name].values())
         ]
@@ -186,8 +183,8 @@ def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
     earlier_formats = {path.name for path in bundle.iterdir()} - {*names}
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=earlier_formats)
-        trained = TrainedModel(load_bundle(folder, user_modules=user_modules))
-        return write_formats(trained, run, folder, names, grid)
+        reloaded = load_bundle(folder, user_modules=user_modules)
+        return write_formats(reloaded, run, folder, names, grid)
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
@@ -229,34 +226,20 @@ def set_decoder(
 # The folder that `--out` names
 
 
-def require_replaceable(out: Path, *, moved_to: Path | None = None) -> None:
-    """Raise ConfigError unless ``out`` is missing, empty, or a bundle as it was exported.
-
-    moved_to: the folder that ``out`` was renamed to, if it was.
-    """
-    folder = moved_to or out
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+def require_replaceable(out: Path) -> None:
+    """Raise ConfigError unless ``out`` is missing, empty, or a bundle as it was exported."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    reason = _why_not_replaceable(folder)
+    reason = None if (out / CONFIG_FILE).is_file() else "it is not a bundle"
+    # An export lists the files of each folder that it writes in a checksum file there.
+    for folder in [out, *sorted(path for path in out.rglob("*") if path.is_dir())]:
+        if reason is None and (damage := find_damage(folder)) is not None:
+            reason = f"in {folder.relative_to(out.parent)}, {damage}"
     if reason is not None:
         raise ConfigError(
             f"`out` must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
             "Choose another folder."
         )
-
-
-def _why_not_replaceable(folder: Path) -> str | None:
-    """Describe what a folder contains besides the files of an export; None if nothing."""
-    if not (folder / CONFIG_FILE).is_file():
-        return "it is not a bundle"
-    # An export lists the files of each folder that it writes in a checksum file there.
-    subfolders = sorted(path for path in folder.rglob("*") if path.is_dir())
-    for subfolder in [folder, *subfolders]:
-        damage = find_damage(subfolder)
-        if damage is not None:
-            name = subfolder.relative_to(folder.parent)
-            return f"in {name}, {damage}"
-    return None
 
 
 @contextmanager
@@ -280,12 +263,8 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                 if out.exists():
                     out.rename(earlier)
                 new.rename(out)
-                # Somebody may have put a file into it after the first check.
-                require_replaceable(out, moved_to=earlier)
             except BaseException:  # also Ctrl-C
-                if earlier.exists():
-                    if out.exists():
-                        out.rename(new)
+                if earlier.exists() and not out.exists():
                     earlier.rename(out)
                 raise
 
@@ -312,8 +291,6 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
-    for note in recipe_import_notes(sources):
-        logger.info(note)
     training_parts = task.require_export().training_parts
     names = enumerate(part_names_of_yaml(root))
     indices = [index for index, name in names if name not in training_parts]
@@ -472,19 +449,6 @@ def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
         if name.partition(".")[0] not in installed and file.suffix == ".py":
             sources[f"{name}.py"] = file.read_bytes()
     return sources
-
-
-def recipe_import_notes(sources: Mapping[str, bytes]) -> list[str]:
-    """Write a note for each file that imports `recipes`, which an installed sbkit does not have."""
-    notes = []
-    for file, source in sources.items():
-        names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})
-        if names:
-            notes.append(
-                f"note: {file} imports {', '.join(names)}, so the bundle only loads in a checkout "
-                "of sbkit, not in an installation."
-            )
-    return notes
 
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:

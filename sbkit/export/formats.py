@@ -25,13 +25,14 @@ from sbkit.export.huggingface_format import write_huggingface
 from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
 from sbkit.export.parity import Candidate, Grid, TestSets, compare
 from sbkit.export.sherpa_format import write_sherpa
-from sbkit.export.traced import TrainedModel, quiet_exporters
+from sbkit.export.traced import quiet_exporters
 from sbkit.runtime.test_sets import prepare_test_sets
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.tasks.task import ONNX, Task
 
 logger = logging.getLogger(__name__)
 
-Writer = Callable[[TrainedModel, Path], Sequence[Candidate]]
+Writer = Callable[[TorchBundle, Path], Sequence[Candidate]]
 ParityReport = Mapping[str, Any]  # plain data
 ParityReports = Mapping[str, Mapping[str, ParityReport]]  # by format and candidate
 
@@ -46,13 +47,6 @@ WRITERS: Mapping[str, Writer] = {
 }
 
 
-def require_formats(names: Sequence[str]) -> None:
-    """Raise ConfigError for a name that is no format."""
-    for name in names:
-        if name not in WRITERS:
-            raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(WRITERS)}.")
-
-
 def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
     """Return the formats of `export_formats`, which a run writes into its bundle.
 
@@ -60,26 +54,24 @@ def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
         ConfigError: it is no list of formats, or the task's models have no such format.
     """
     names = knobs.get("export_formats") or []
-    is_list = isinstance(names, list | tuple)
-    if not is_list or not {*map(str, names)} <= {*WRITERS}:
-        raise ConfigError(
-            f"`export_formats` must be a list of formats of {', '.join(WRITERS)}, such as [onnx], "
-            f"but is {names!r}."
-        )
+    if not isinstance(names, list | tuple):
+        raise ConfigError(f"`export_formats` must be a list, such as [onnx], but is {names!r}.")
     if names and task.export is not None:
         require_supported(names, task)
     return [*dict.fromkeys(names)]
 
 
 def require_supported(names: Sequence[str], task: Task) -> None:
-    """Raise ConfigError if the task's models have no such format."""
-    graph_formats = {graph.format for graph in task.require_export().graphs.values()}
-    unsupported = [name for name in names if name not in graph_formats]
+    """Raise ConfigError for a name that is no format, or not one of the task's models."""
+    for name in names:
+        if name not in WRITERS:
+            raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(WRITERS)}.")
+    has_onnx = bool(task.require_export().graphs)
+    unsupported = [name for name in names if not (has_onnx and name == ONNX)]
     if unsupported and task.predicts not in ("text", "speech"):
-        fix = f"Its formats are: {', '.join(sorted(graph_formats))}." if graph_formats else ""
         raise ConfigError(
             f"The format {', '.join(unsupported)} is not supported for this model, a "
-            f"{task.model_name}. {fix or 'Leave it out.'}"
+            f"{task.model_name}. {f'Its only format is {ONNX}.' if has_onnx else 'Leave it out.'}"
         )
 
 
@@ -94,14 +86,14 @@ def describe_failures(reports: ParityReports) -> list[str]:
 
 
 def write_formats(
-    trained: TrainedModel, run: Path, folder: Path, names: Sequence[str], grid: Grid
+    bundle: TorchBundle, run: Path, folder: Path, names: Sequence[str], grid: Grid
 ) -> ParityReports:
     """Write formats into a bundle's folder, each with its parity report.
 
     Raises:
         ConfigError: the task's models have no such format.
     """
-    task = trained.bundle.task
+    task = bundle.task
     require_supported(names, task)
     try:
         test_sets: TestSets | str = prepare_test_sets(run)
@@ -116,14 +108,14 @@ def write_formats(
         try:
             with quiet_exporters():
                 if task.require_export().graphs:
-                    graphs[name] = write_graphs(trained, folder / name, grid, test_sets)
+                    graphs[name] = write_graphs(bundle, folder / name, grid, test_sets)
                     reports[name] = {graph.name: graph.report() for graph in graphs[name]}
                 else:
-                    candidates[name] = WRITERS[name](trained, folder / name)
+                    candidates[name] = WRITERS[name](bundle, folder / name)
         except SbkitError as error:
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
-        reports |= compare(trained, candidates, grid, test_sets)
+        reports |= compare(bundle, candidates, grid, test_sets)
     for name in names:
         _finish(folder / name, candidates.get(name) or graphs.get(name, ()), reports[name])
     return reports

@@ -30,11 +30,12 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
-from sbkit.export.traced import TrainedModel, quiet_exporters
+from sbkit.export.traced import quiet_exporters
 from sbkit.models.asr import AsrModel
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.runtime.onnx_model import BatchLogProbs
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -57,14 +58,13 @@ PROCESSORS = {  # the classes of the processor and the features, by an encoder's
 WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 
-def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers.
 
     Raises:
         BundleError: the model has parts that no class of transformers has.
     """
-    bundle = trained.bundle
-    network = trained.bundle.model.network
+    network = bundle.model.network
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]

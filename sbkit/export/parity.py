@@ -25,7 +25,7 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.evaluate.wer_report import rates_and_counts
-from sbkit.export.traced import TrainedModel, trained_log_probs
+from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
 from sbkit.models.pretrained.whisper import StoredPositions
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
@@ -291,7 +291,7 @@ def describe_failure(batch: str, error: Exception) -> str:
 
 
 def compare(
-    trained: TrainedModel,
+    bundle: TorchBundle,
     candidates: Mapping[str, Sequence[Candidate]],
     grid: Grid,
     test_sets: TestSets | str,
@@ -300,17 +300,18 @@ def compare(
 
     Candidates and reports are by format; the reports of a format are by candidate.
     """
-    rate = trained.bundle.config.sample_rate
-    if positions := _stored_positions(trained.bundle):
-        samples = positions * trained.bundle.model.samples_per_frame
+    rate = bundle.config.sample_rate
+    trained = WaveformModel(bundle.model.network).eval()
+    if positions := _stored_positions(bundle):
+        samples = positions * bundle.model.samples_per_frame
         grid = grid.up_to(samples_to_seconds(samples, rate))
     comparisons = {
-        format: [Comparison(candidate, trained.bundle) for candidate in format_candidates]
+        format: [Comparison(candidate, bundle) for candidate in format_candidates]
         for format, format_candidates in candidates.items()
     }
     for case in cases(grid, test_sets, rate):
         with model_errors_as_bundle_errors(case.description):
-            expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
+            expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
             comparison.add(case, expected)
     return {

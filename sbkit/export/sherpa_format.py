@@ -30,10 +30,11 @@ from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, trace
+from sbkit.export.traced import EXAMPLE_BATCH, trace
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
+from sbkit.runtime.torch_model import TorchBundle
 
 MODEL_FILE = "model.onnx"
 TOKENS_FILE = "tokens.txt"
@@ -44,14 +45,13 @@ N_MELS = 80  # of FIRE_RED
 SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encoder adds MODEL_EPS
 
 
-def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its tokens.
 
     Raises:
         BundleError: sherpa-onnx cannot compute the features of the model.
     """
     recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
-    bundle = trained.bundle
     file, tokens_file = folder / MODEL_FILE, folder / TOKENS_FILE
     features = bundle.model.network.encoder.modules.get("compute_features")
     body = getattr(features, "body", None)
@@ -69,7 +69,7 @@ def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
             f"an Fbank with {N_MELS} mel bins, or a normalized waveform. This model has others. "
             "Leave the format out."
         )
-    log_probs = write(trained, file)
+    log_probs = write(bundle, file)
     names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: BLANK}
     tokens = "".join(f"{name} {id}\n" for id, name in names.items())
     tokens_file.write_text(tokens, encoding="utf-8")
@@ -111,8 +111,7 @@ class FeatureModel(nn.Module):
         return self.model.ctc_log_probs(states), frames
 
 
-def _write_fire_red(trained: TrainedModel, file: Path) -> RunBatch:
-    bundle = trained.bundle
+def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     network = bundle.model.network
@@ -165,9 +164,9 @@ class SherpaNormalizedModel(nn.Module):
         return log_probs
 
 
-def _write_omnilingual(trained: TrainedModel, file: Path) -> RunBatch:
+def _write_omnilingual(bundle: TorchBundle, file: Path) -> RunBatch:
     example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
-    program = trace(SherpaNormalizedModel(trained.bundle.model.network).eval(), example)
+    program = trace(SherpaNormalizedModel(bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
     session = require_package("onnxruntime", extra="export").InferenceSession(file)
     return partial(_waveform_log_probs, session)

@@ -12,20 +12,16 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pyarrow.compute as pc
-
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.versions import __version__
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import describe_provenance, read_json
 from sbkit.checkpoint.run_config import BUNDLE
-from sbkit.data.splits import take_columns
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, rank, single_rank
-from sbkit.evaluate.report import KnownWords
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
@@ -228,16 +224,9 @@ class RunEnding:
         provenance = None if bundle is None else provenance_of(bundle)
         parameters = sum(p.numel() for p in brain.modules.parameters())
         model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
-        known_words = None
-        if task.predicts == "text":
-            texts = take_columns(self._loaders.splits.train, "text")["text"].combine_chunks()
-            words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts))).to_pylist()
-            source = "the words of the training transcripts"
-            known_words = KnownWords(words=frozenset(words), source=source)
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
         report.write(
-            known_words=known_words,
             notes=[model_facts, describe_provenance(provenance)],
             model=str(setup.folder),
             **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},

@@ -27,7 +27,7 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
 from sbkit.decoding.fit import FittedDecoder
-from sbkit.decoding.fit_weights import count_own_errors, error_of
+from sbkit.decoding.fit_weights import count_all_errors, error_of
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
@@ -257,7 +257,9 @@ def _fit(
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     sample = sample_validation(bundle, sets, with_attention=decoder.attention_rescoring or rescores)
     with progress_bar("decoding as before", len(sample)) as advance:
-        before = count_own_errors(current.decoder, sample, bundle.tokenizer, lambda: advance(1))
+        (before,) = count_all_errors(
+            [current.decoder], sample, bundle.tokenizer, lambda: advance(1)
+        )
     decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
     fitted = fit_bundle(bundle, decoder, sample, [*sets])

@@ -13,7 +13,7 @@ from sbkit.checkpoint.provenance import read_json
 from sbkit.data.report import encode_clips
 from sbkit.data.shard import read_clips
 from sbkit.distributed.ranks import gather_on_main_rank
-from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_report
+from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
 from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, write_summary
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
@@ -144,7 +144,7 @@ class TestReport:
             for note in entry.get("notes", ())
         ]
 
-    def write(self, *, known_words: KnownWords | None, notes: Sequence[str], **facts: Any) -> None:
+    def write(self, *, notes: Sequence[str], **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
         notes: further lines of the page; facts: of the summary.
@@ -164,7 +164,6 @@ class TestReport:
             data=read_json(folder / DATA_REPORT),
             clips=self._encode_clips,
             metrics=self._metrics,
-            known_words=known_words,
             pictures=[p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))],
             notes=[*self.notes, *notes],
         )

@@ -13,7 +13,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.export.export import export_run
 from sbkit.export.parity import Grid
 from sbkit.export.sherpa_format import write_sherpa
-from sbkit.export.traced import TrainedModel
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, WITHOUT_DATA, make_bundle, make_live_run, parity_report
@@ -64,4 +63,4 @@ def test_model_with_features_that_sherpa_onnx_cannot_compute_is_refused(tmp_path
     bundle = load_bundle(make_bundle(tmp_path))
     bundle.model.network.encoder.modules["compute_features"] = nn.Identity()
     with pytest.raises(SbkitError, match="This model has others. Leave the format out"):
-        write_sherpa(TrainedModel(bundle), tmp_path)
+        write_sherpa(bundle, tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from sbkit.evaluate.report import KnownWords, write_report
+from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, slice_figures
 from sbkit.logs.run_log import EpochFigures, StepFigures
@@ -67,7 +67,6 @@ def write_example(folder: Path) -> Path:
         page,
         **results(UTTERANCES),
         clips=lambda name, ids, most: {"c": tone()},
-        known_words=KnownWords({"two", "the"}, source="the words of the training transcripts"),
         notes=[HOSTILE],
     )
     return page
