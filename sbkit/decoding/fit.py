@@ -6,7 +6,7 @@ log-probabilities and reference texts -> a sample of them (`sample.py`) -> weigh
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sbkit.decoding.decoder import LanguageModelDecoder
@@ -75,13 +75,15 @@ def fit_decoder(
 
     Args:
         decoder: None for greedy decoding, which has only confidences.
-        aligner: extracts the features of words.
+        aligner: extracts the features of words, with the decoder's model of words.
         utterances: this rank's share of `sample_utterances`.
         splits: the names of the validation sets.
         by_words: False for a language without spaces between words.
         ping: called before each utterance.
         quiet: show no progress.
     """
+    word_lm = None if decoder is None else decoder.language_models.words
+    aligner = replace(aligner, word_lm=word_lm)
     weights = None
     if decoder is not None and decoder.needs_tuning and decoder.used_weights:
         weights = fit_weights(

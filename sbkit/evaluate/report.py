@@ -21,10 +21,8 @@ from sbkit.evaluate.wer import (
     mark_pair,
 )
 from sbkit.evaluate.wer_report import word_confidences
-from sbkit.logs.curves import encode_curves
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.logs.run_log import Record
 
 REPORT = "report.html"
 MAX_CLIPS = 200
@@ -51,7 +49,6 @@ def write_report(
     metrics: Metrics = ERROR_RATES,
     notes: Sequence[str] = (),
     pictures: Iterable[Path | str] = (),
-    log: Sequence[Record] = (),
     data: FigureDict | None = None,
 ) -> None:
     """Write the page of a run. The same input gives the same bytes.
@@ -65,7 +62,6 @@ def write_report(
         metrics: of the recipe, in the order of the table.
         notes: lines below the title.
         pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
-        log: the records of the training, whose curves are drawn.
         data: the figures of the data report.
     """
     with_text = [name for name in test if name in utterances]
@@ -85,7 +81,6 @@ def write_report(
             if all(name in figures for figures in test.values())
         },
         unit="word" if by_words else "character",
-        curves=encode_curves(log, metrics),
         pictures={
             picture.stem: (_encode(picture), _sounds(picture)) for picture in map(Path, pictures)
         },

@@ -1,6 +1,5 @@
 """Draw the curves of a run from ``train_log.jsonl`` as PNG."""
 
-import base64
 import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "level": {"linewidth": 1, "linestyle": "--"},  # horizontal, over the whole panel
 }
 DPI = 120
+CURVES = "curves.png"  # of a run
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,6 @@ def can_draw() -> bool:
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
     """Draw the curves of a run so far."""
     write_picture(png, lambda: draw_png(read_log(log_file), metrics))
-
-
-def encode_curves(records: Sequence[Record], metrics: Metrics) -> str:
-    """Draw the curves of a run as base64 PNG; return "" without records or matplotlib."""
-    if not records or not can_draw():
-        return ""
-    return base64.b64encode(draw_png(records, metrics)).decode()
 
 
 def draw_png(records: Sequence[Record], metrics: Metrics) -> bytes:

@@ -18,7 +18,6 @@ EMPTY_SECTIONS = {  # the contents of sections that a page leaves out
     "test": None,
     "sections": (),
     "slices": {},
-    "curves": "",
     "pictures": {},
     "facts": None,
     "players": {},

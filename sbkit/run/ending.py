@@ -20,6 +20,7 @@ from sbkit.checkpoint.provenance import describe_provenance, read_json
 from sbkit.checkpoint.run_config import BUNDLE
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.fit import fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, rank, single_rank
 from sbkit.evaluate.run_results import SETTINGS, read_records
@@ -34,9 +35,9 @@ from sbkit.export.export import (
 )
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
-from sbkit.logs.curves import draw_curves
+from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
-from sbkit.runtime.fitting import fit_bundle, sample_validation
+from sbkit.runtime.fitting import sample_validation
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.runtime.test_sets import BATCH_SECONDS
@@ -123,7 +124,15 @@ class RunEnding:
                 quiet=quiet,
             )
             self._brain.leave_if_asked()
-            fitted = fit_bundle(bundle, decoder, sample, [*valid], ping=ping, quiet=quiet)
+            fitted = fit_decoder(
+                decoder,
+                bundle.decoder_pool.decoder.aligner,
+                sample,
+                splits=[*valid],
+                by_words=bundle.config.has_words,
+                ping=ping,
+                quiet=quiet,
+            )
             with main_rank_first():
                 if rank() == 0:
                     models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
@@ -226,6 +235,7 @@ class RunEnding:
         model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+        draw_curves(setup.folder / LOG_FILE, setup.folder / CURVES, brain.evaluator.metrics)
         report.write(
             notes=[model_facts, describe_provenance(provenance)],
             model=str(setup.folder),
@@ -236,7 +246,6 @@ class RunEnding:
             rtfx=speed and round(speed, 1),
             device=str(brain.device),
         )
-        draw_curves(setup.folder / LOG_FILE, setup.folder / "curves.png", brain.evaluator.metrics)
         for scored in sets:
             logger.info(f"{report.describe(scored)}, {weights}")
         for line in report.notes:

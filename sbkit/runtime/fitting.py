@@ -1,6 +1,6 @@
-"""Fit the decoder of a bundle to validation sets.
+"""Encode the validation sets that the decoder of a bundle is fitted to.
 
-rows -> log-probabilities of a sample -> weights of the decoder, and confidences of words
+rows -> log-probabilities of a sample
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,6 @@ import datasets
 
 from sbkit.base.units import seconds_to_samples
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import LanguageModelDecoder
-from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.progress import Ping, no_ping, progress_bar
@@ -80,28 +78,3 @@ def _encode(
                     bundle.attention_decoder(encoded) if with_attention else None,
                     clip["id"],
                 )
-
-
-def fit_bundle(
-    bundle: TorchBundle,
-    decoder: LanguageModelDecoder | None,
-    sample: Sequence[ValidationUtterance],
-    splits: Sequence[str],
-    *,
-    ping: Ping = no_ping,
-    quiet: bool = False,
-) -> FittedDecoder:
-    """Fit a decoder to a sample of the validation sets ``splits``; all ranks return the same.
-
-    decoder: None for greedy decoding, which has only confidences.
-    """
-    word_lm = None if decoder is None else decoder.language_models.words
-    return fit_decoder(
-        decoder,
-        replace(bundle.decoder_pool.decoder.aligner, word_lm=word_lm),
-        sample,
-        splits=splits,
-        by_words=bundle.config.has_words,
-        ping=ping,
-        quiet=quiet,
-    )

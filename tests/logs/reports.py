@@ -11,7 +11,6 @@ import soundfile
 from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, slice_figures
-from sbkit.logs.run_log import EpochFigures, StepFigures
 from sbkit.text.word import Word
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""
@@ -23,17 +22,6 @@ HEARD = (
     Word("now", 1.35, 1.6, 0.4),
     Word("please", 1.7, 2.0, 0.99),
 )
-RECORDS = [
-    *(
-        StepFigures(
-            epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, data_wait_share=0.0
-        )
-        for step in range(1, 60)
-    ),
-    EpochFigures(epoch=1, step=59, loss=1.0, rtfx=9.0, valid_loss=1.2, metrics={"WER": 0.5}),
-]
-
-
 HYPOTHESIS = " ".join(word.text for word in HEARD)
 UTTERANCES = [  # only the second can be heard
     ScoredUtterance(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
@@ -49,7 +37,6 @@ def results(scored: list[ScoredUtterance]) -> dict[str, Any]:
         "title": HOSTILE,
         "test": {"test": {**figures_of_test_set(scored), "report_by": by}},
         "utterances": {"test": scored},
-        "log": [record.as_record() for record in RECORDS],
     }
 
 

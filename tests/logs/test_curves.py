@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png, encode_curves
+from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
@@ -86,7 +86,3 @@ def test_negative_figures_are_drawn(labels: Labels, monkeypatch: pytest.MonkeyPa
     draw_png(records, {"gain": Metric(lower_is_better=False, unit="dB")})
     assert labels["Metrics"] == ["valid gain, best -2 dB"]
     assert bottoms == ["Learning rate"]
-
-
-def test_run_without_records_has_no_curves() -> None:
-    assert encode_curves([], METRICS) == ""
