@@ -111,8 +111,8 @@ def main() -> int:
     load = {"runtime": options.runtime, "decoder": options.decoder, "device": "cpu"}
     with Transcriber.load(options.bundle, times=False, **load) as transcriber:
         clips = [
-            ExpectedClip(as_request(file.read_bytes()), declared_seconds(file), transcript.text)
-            for file, transcript in zip(files, transcriber.transcribe_batch(files), strict=True)
+            ExpectedClip(as_request(file.read_bytes()), declared_seconds(file), str(transcript))
+            for file, transcript in zip(files, transcriber.stream(files), strict=True)
         ]
         print(f"{len(clips)} clips of {mean(clip.seconds for clip in clips):.1f} s", flush=True)
         with serving(options) as port:
@@ -120,7 +120,7 @@ def main() -> int:
                 return asyncio.run(converse(port, files, options))
             if options.soak:
                 return soak(port, clips, options)
-            return measure(port, clips, options, lambda: transcriber.transcribe_batch(files))
+            return measure(port, clips, options, lambda: [*transcriber.stream(files)])
 
 
 @contextmanager

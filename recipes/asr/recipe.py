@@ -18,7 +18,7 @@ from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.declared import declared_decoder
-from sbkit.decoding.fit_weights import NUM_TRIALS
+from sbkit.decoding.fit import NUM_TRIALS
 from sbkit.decoding.greedy import merge_repeats
 from sbkit.decoding.sample import MAX_SAMPLE_TOKENS
 from sbkit.evaluate.wer import (

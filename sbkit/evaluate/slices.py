@@ -91,26 +91,19 @@ def measure_slices(
 
 def write_slices(file: Path, slices: Slices) -> None:
     """Write a TSV: a line for each value of each column."""
-    rows = [
-        {"column": column, "value": value, **_flatten(figures)}
-        for column, by_value in slices.items()
-        for value, figures in by_value.items()
-    ]
+    rows: list[FigureDict] = []
+    for column, by_value in slices.items():
+        for value, figures in by_value.items():
+            rows.append({"column": column, "value": value})
+            for name, figure in figures.items():
+                if isinstance(figure, Mapping):
+                    stem = name.removesuffix("_interval")
+                    rows[-1] |= {f"{stem}_low": figure["low"], f"{stem}_high": figure["high"]}
+                else:
+                    rows[-1][name] = figure
     lines = [list(rows[0])] if rows else []
     lines += [[_format_cell(value) for value in row.values()] for row in rows]
     write_lines_atomically(file, map("\t".join, lines))
-
-
-def _flatten(figures: FigureDict) -> FigureDict:
-    """Return the ends of each interval as separate figures."""
-    flat: FigureDict = {}
-    for name, value in figures.items():
-        if isinstance(value, Mapping):
-            stem = name.removesuffix("_interval")
-            flat |= {f"{stem}_low": value["low"], f"{stem}_high": value["high"]}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _format_cell(value: object) -> str:

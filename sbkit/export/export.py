@@ -285,8 +285,17 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
     checkpoints = _read_checkpoints(run / CHECKPOINTS)
     task_name = checkpoints[0].meta[TASK]
     task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))
-    files, labels = _read_labels(run, task)
-    built_objects = {task.labels.key: labels} if task.labels else {}
+    files: dict[str, bytes] = {}
+    built_objects: dict[str, object] = {}
+    if task.labels is not None:
+        file = run / task.labels.name
+        if read_run_config(run).labels != checksum(file):
+            raise BundleError(
+                f"{file} has changed since the run was trained, so the model's predictions would "
+                "get wrong names. Restore it."
+            )
+        files[file.name] = file.read_bytes()
+        built_objects[task.labels.key] = task.labels.read(file, files[file.name])
     parts = describe_parts(root, built_objects, task)
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
@@ -367,20 +376,6 @@ def _read_checkpoints(folder: Path) -> list[Checkpoint]:
             "Train with train.py and a recipe, which names it."
         )
     return checkpoints
-
-
-def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
-    """Return the content of the run's label file, by file name, and the labels read from it."""
-    if task.labels is None:
-        return {}, None
-    file = run / task.labels.name
-    if read_run_config(run).labels != checksum(file):
-        raise BundleError(
-            f"{file} has changed since the run was trained, so the model's predictions would get "
-            "wrong names. Restore it."
-        )
-    content = file.read_bytes()
-    return {file.name: content}, task.labels.read(file, content)
 
 
 def describe_parts(

@@ -213,9 +213,12 @@ class ChunkModel(nn.Module):
         return log_probs, frames, *vars(next_state).values()
 
 
-def _trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
-    """Trace a chunk for any number of sessions; return also the names of its state's tensors."""
-    stream = streaming_network(model)
+def _write_chunk(
+    bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
+) -> list[Candidate]:
+    """Write the chunk graph of a streaming model, for a recognizer also in int8."""
+    network = bundle.model.network
+    stream = streaming_network(network)
     assert stream is not None
     start: Any = stream.start()
     state = vars(type(start).stack([start] * EXAMPLE_BATCH))
@@ -224,18 +227,10 @@ def _trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
     lengths = torch.tensor([stream.chunk_samples, stream.chunk_samples, stream.chunk_samples // 2])
     sessions = {0: Dim.DYNAMIC}
     program = trace(
-        ChunkModel(stream, model.model).eval(),
+        ChunkModel(stream, network.model).eval(),
         *(noise, lengths, *state.values()),
         dynamic_shapes=(sessions, sessions, tuple(sessions for _ in state)),
     )
-    return program, [*state]
-
-
-def _write_chunk(
-    bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
-) -> list[Candidate]:
-    """Write the chunk graph of a streaming model, for a recognizer also in int8."""
-    program, state = _trace_chunk(bundle.model.network)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
     files = OnnxStreamingModel.files
@@ -246,12 +241,12 @@ def _write_chunk(
         precisions.append("int8")
     candidates = []
     for precision in precisions:
-        stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
+        onnx_stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
         candidate = Candidate(
             name=f"streaming, {precision}",
             files=(files[precision],),
             is_exact=precision == "fp32",
-            log_probs=partial(_run_in_chunks, stream),
+            log_probs=partial(_run_in_chunks, onnx_stream),
         )
         candidates.append(candidate)
     return candidates

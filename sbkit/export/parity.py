@@ -28,6 +28,7 @@ from sbkit.evaluate.wer_report import rates_and_counts
 from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
 from sbkit.models.pretrained.whisper import StoredPositions
+from sbkit.runtime.batch_shapes import pad_clips
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.test_sets import read_whole_clips
@@ -61,15 +62,6 @@ class Case:
     lengths: Counts
     description: str
     rows: Sequence[Mapping[str, Any]] = ()
-
-    @classmethod
-    def of_clips(cls, rows: Sequence[Mapping[str, Any]]) -> "Case":
-        """Make a batch from rows of a test set, which have `audio` (S,) int16."""
-        lengths = np.array([len(row["audio"]) for row in rows], np.int64)
-        audio = np.zeros((len(rows), lengths.max()), np.float32)
-        for samples, length, row in zip(audio, lengths, rows, strict=True):
-            samples[:length] = row["audio"] / np.float32(FULL_SCALE)
-        return cls(audio, lengths, f"{len(rows)} test clips", rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +147,9 @@ class Agreement:
             return
         for trained, written in zip(_split(expected), _split(actual), strict=True):
             if best_tokens(trained, blank) != best_tokens(written, blank):
-                self.utterances_with_other_tokens += not _are_ties(trained, written)
+                chosen = np.take_along_axis(trained, written.argmax(1)[:, None], 1).squeeze(1)
+                are_ties = bool((trained.max(1) - chosen <= TIE_DIFFERENCE).all())
+                self.utterances_with_other_tokens += not are_ties
             difference = float(np.abs(trained - written).max(initial=0))
             if not difference <= self.largest_difference:  # also true for NaN
                 self.largest_difference = difference
@@ -329,20 +323,20 @@ def _stored_positions(bundle: TorchBundle) -> int:
 def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
     """Yield the batches of the grid, then batches of test clips; show the progress."""
     sets = [] if isinstance(test_sets, str) else [*test_sets.values()]
-    batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
-    test_cases = (Case.of_clips([*batch.values()]) for batch in batches)
+
+    def test_cases() -> Iterator[Case]:
+        for rows in sets:
+            for batch in read_whole_clips(rows, rate):
+                clips = [row["audio"] for row in batch.values()]
+                audio, lengths = pad_clips(clips, max(map(len, clips)))
+                description = f"{len(clips)} test clips"
+                yield Case(audio / np.float32(FULL_SCALE), lengths, description, [*batch.values()])
+
     clips = sum(batch_size for batch_size, *_ in grid.combinations) + sum(map(len, sets))
     with progress_bar("comparing with the trained model", clips) as advance:
-        for case in chain(grid.cases(rate), test_cases):
+        for case in chain(grid.cases(rate), test_cases()):
             yield case
             advance(len(case.lengths))
-
-
-def _are_ties(trained: Float32s, written: Float32s) -> bool:
-    """Return whether all best tokens of a format are tied with the trained model's: (U, V)."""
-    best = np.take_along_axis(trained, trained.argmax(1)[:, None], 1)
-    chosen = np.take_along_axis(trained, written.argmax(1)[:, None], 1)
-    return bool((best - chosen <= TIE_DIFFERENCE).all())
 
 
 def _split(output: BatchLogProbs) -> list[Float32s]:

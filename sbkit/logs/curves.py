@@ -72,7 +72,10 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # Every epoch is validated with greedy decoding.
     validation_decoder = " (greedy)" if any(decoders.values()) else ""
-    for color, name in enumerate(_names(epochs, metrics), start=3):
+    logged = dict.fromkeys(name for epoch in epochs for name in epoch)
+    of_sets = [name for name in logged if name not in metrics and base_name(name) in metrics]
+    names = [*(name for name in metrics if name in logged), *of_sets]
+    for color, name in enumerate(names, start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
         for xs, ys in _points(epochs, "epoch", name, scale=scale):
@@ -93,15 +96,6 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 def _select(records: Sequence[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
-
-
-def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
-    """List the logged metrics in the recipe's order, then those of each validation set."""
-    logged = dict.fromkeys(name for epoch in epochs for name in epoch)
-    return [
-        *(name for name in metrics if name in logged),
-        *(name for name in logged if name not in metrics and base_name(name) in metrics),
-    ]
 
 
 def _points(

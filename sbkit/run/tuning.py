@@ -26,8 +26,7 @@ from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
-from sbkit.decoding.fit import FittedDecoder, fit_decoder
-from sbkit.decoding.fit_weights import count_all_errors, error_of
+from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder

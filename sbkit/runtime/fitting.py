@@ -3,7 +3,7 @@
 rows -> log-probabilities of a sample
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import datasets
@@ -32,49 +32,38 @@ def sample_validation(
 ) -> list[ValidationUtterance]:
     """Return this rank's part of a sample of the validation sets, with log-probabilities.
 
-    Long recordings are left out: a decoder is fitted to utterances.
+    At most MAX_SECONDS of each set are encoded. Long recordings are left out, because a decoder is
+    fitted to utterances.
 
     with_attention: whether a decoder rescores, and so needs the encoder's states.
     """
+    rate = bundle.config.sample_rate
+    longest = longest_whole(batch_seconds, rate)
     title, total = "encoding the validation sets", sum(map(len, sets.values()))
     with progress_bar(title, total, quiet=quiet) as advance:
 
-        def advance_and_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
-            advance(world_size() * len(utterances))
-            return ping(phase, utterances)
+        def encode() -> Iterator[ValidationUtterance]:
+            for rows in sets.values():
+                ids = rows["id"][:]
+                samples = sample_counts(rows)
+                order = [row for row in range(len(rows)) if samples[row] <= longest]
+                order.sort(key=lambda row: order_of(ids[row]))
+                fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
+                selected = rows.select(sorted(order[: max(1, fits.sum())]))
+                for batch in read_whole_clips(selected, rate, batch_seconds=batch_seconds):
+                    clips = [*batch.values()]
+                    advance(world_size() * len(clips))
+                    if ping("encoding", [clip["id"] for clip in clips]):
+                        return
+                    encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
+                    for clip, encoded in zip(clips, encoded_clips, strict=True):
+                        # Copies: a view would keep the outputs of the whole batch.
+                        encoded = replace(encoded, states=encoded.states.clone())
+                        yield ValidationUtterance(
+                            encoded.log_probs.copy(),
+                            clip["text"],
+                            bundle.attention_decoder(encoded) if with_attention else None,
+                            clip["id"],
+                        )
 
-        utterances = _encode(bundle, sets, with_attention, batch_seconds, advance_and_ping)
-        return sample_utterances(utterances, bundle.tokenizer.silent)
-
-
-def _encode(
-    bundle: TorchBundle,
-    sets: Mapping[str, datasets.Dataset],
-    with_attention: bool,
-    batch_seconds: float,
-    ping: Ping,
-) -> Iterator[ValidationUtterance]:
-    """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
-    rate = bundle.config.sample_rate
-    longest = longest_whole(batch_seconds, rate)
-    for rows in sets.values():
-        ids = rows["id"][:]
-        samples = sample_counts(rows)
-        order = [row for row in range(len(rows)) if samples[row] <= longest]
-        order.sort(key=lambda row: order_of(ids[row]))
-        fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
-        selected = rows.select(sorted(order[: max(1, fits.sum())]))
-        for batch in read_whole_clips(selected, rate, batch_seconds=batch_seconds):
-            clips = [*batch.values()]
-            if ping("encoding", [clip["id"] for clip in clips]):
-                return
-            encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
-            for clip, encoded in zip(clips, encoded_clips, strict=True):
-                # Copies: a view would keep the outputs of the whole batch.
-                encoded = replace(encoded, states=encoded.states.clone())
-                yield ValidationUtterance(
-                    encoded.log_probs.copy(),
-                    clip["text"],
-                    bundle.attention_decoder(encoded) if with_attention else None,
-                    clip["id"],
-                )
+        return sample_utterances(encode(), bundle.tokenizer.silent)

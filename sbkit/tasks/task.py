@@ -192,11 +192,6 @@ class Task:
         return None if self.labels is None else self.labels.name
 
     @property
-    def model_class(self) -> str | None:
-        """The dotted path of the class that a bundle is rebuilt as, if runs can be exported."""
-        return None if self.export is None else self.export.model_class
-
-    @property
     def uses(self) -> tuple[str, ...]:
         """An example call of each command of `sbkit` that takes its bundles."""
         built_in = [BUILT_IN_USES[self.predicts]] if self.predicts in BUILT_IN_USES else []

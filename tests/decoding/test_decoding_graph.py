@@ -16,7 +16,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.decoding_graph import GraphDecoder
-from sbkit.decoding.fit_weights import fit_weights
+from sbkit.decoding.fit import fit_weights
 from sbkit.decoding.sample import ValidationUtterance
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels

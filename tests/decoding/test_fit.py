@@ -8,9 +8,8 @@ import pytest
 
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
-from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit import FittedWeights, count_all_errors, fit_decoder, fit_weights
 from sbkit.decoding.fit_confidence import LabeledWords, fit_confidence
-from sbkit.decoding.fit_weights import FittedWeights, count_all_errors, fit_weights
 from sbkit.decoding.greedy import REACH
 from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
@@ -154,7 +153,7 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
         trials_of_other.extend(own)
         return [own]
 
-    monkeypatch.setattr("sbkit.decoding.fit_weights.gather_over_ranks", gather)
+    monkeypatch.setattr("sbkit.decoding.fit.gather_over_ranks", gather)
     fit_weights(decoder, utterances[1::2])
     assert fit_weights(decoder, utterances[::2]).weights == whole.weights
 
