@@ -115,7 +115,7 @@ def test_rank_that_is_asked_to_stop_takes_the_others_along(
     """
     noisy = noisy_workplace(asterisk_english, tmp_path)
     run, fragile = tmp_path / "run", write_fragile(tmp_path)
-    options = ("--check=false", "--eval_batch_seconds=2", "--export_formats=[torch]")
+    options = ("--check=false", "--eval_batch_seconds=2", "--export_formats=[onnx]")
     arguments = noisy.arguments(run, *options, yaml=fragile)
     process = run_scenario("signal_rank_1", 2, tmp_path, arguments, noisy)
     assert process.returncode == 0, process.stderr
@@ -132,7 +132,7 @@ def test_rank_that_is_asked_to_stop_takes_the_others_along(
     assert steps == list(range(1, len(steps) + 1))
     assert [record["epoch"] for record in records_of(run, "epoch")] == [1, 2, 3, 4]
     # Rank 0 has compared the format on the clips of both ranks.
-    assert parity_report(run / "bundle", "torch")["fp32"]["test_sets"]["utterances"] == 4
+    assert parity_report(run / "bundle", "onnx")["fp32"]["test_sets"]["utterances"] == 4
     assert not [*run.glob("*_test.*"), *run.glob("summary*"), *run.glob("report.html")]
 
     times = {file: file.stat().st_mtime_ns for file in (run / "bundle").rglob("*")}

@@ -10,7 +10,6 @@ import pytest
 from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.export.export import recipe_import_notes
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Exportable
@@ -89,13 +88,3 @@ def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     )
     with pytest.raises(SbkitError, match="must be the model .* a types.SimpleNamespace, .* a str"):
         RunSetup.make_brain(run)
-
-
-def test_recipe_import_notes_name_modules_that_need_a_checkout() -> None:
-    sources = {
-        "a.py": b"from recipes.prepare import COMMON_RANGES",
-        "b.py": b"import torch, recipes_x",
-    }
-    assert [note.split(",")[0] for note in recipe_import_notes(sources)] == [
-        "note: a.py imports recipes.prepare"
-    ]

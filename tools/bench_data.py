@@ -307,7 +307,7 @@ def measure_results(folder: Path, count: int) -> None:
         "slices by speaker": lambda: write_slices(
             folder / "slices.tsv", measure_slices(["speaker"], columns, results, slice_figures)
         ),
-        "report": lambda: report.write(known_words=None, notes=(), device="cpu"),
+        "report": lambda: report.write(notes=(), device="cpu"),
         "described": lambda: report.describe(scored),
     }
 

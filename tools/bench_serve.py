@@ -110,8 +110,8 @@ def main() -> int:
     files = find_audio_files(options.audio)
     with Transcriber.load(options.bundle, times=False, device="cpu") as transcriber:
         clips = [
-            ExpectedClip(as_request(file.read_bytes()), declared_seconds(file), transcript.text)
-            for file, transcript in zip(files, transcriber.transcribe_batch(files), strict=True)
+            ExpectedClip(as_request(file.read_bytes()), declared_seconds(file), str(transcript))
+            for file, transcript in zip(files, transcriber.stream(files), strict=True)
         ]
         print(f"{len(clips)} clips of {mean(clip.seconds for clip in clips):.1f} s", flush=True)
         with serving(options.bundle) as port:
@@ -121,7 +121,7 @@ def main() -> int:
                 return int(figures[FAILED] > 0)
             if options.soak:
                 return soak(port, clips, options)
-            return measure(port, clips, options, lambda: transcriber.transcribe_batch(files))
+            return measure(port, clips, options, lambda: [*transcriber.stream(files)])
 
 
 @contextmanager

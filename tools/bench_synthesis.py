@@ -27,7 +27,7 @@ from sbkit.export.export import exported_bundle
 from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.tasks.synthesis_results import SEMITONES
+from sbkit.tasks.synthesis import SEMITONES
 from tools.bench import Figures, measure_once
 from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips
 

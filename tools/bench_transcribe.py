@@ -105,7 +105,7 @@ def load(side: str, folder: Path) -> Transcribe:
         device="cpu",
         times=False,
     )
-    return lambda clips: [result.text for result in loaded.transcribe_batch(list(clips), RATE)]
+    return lambda clips: [*map(str, loaded.stream(clips, RATE))]
 
 
 def load_sherpa(folder: Path) -> Transcribe:

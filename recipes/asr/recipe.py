@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
+from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
 from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
-from sbkit.decoding.clips import Recognition
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
 from sbkit.evaluate.wer import (
@@ -30,9 +30,9 @@ from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.runtime.segments import Segment, Segmenter, longest_whole
 from sbkit.runtime.torch_model import encode_in_segments
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION, score_texts
+from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
-from sbkit.text.normalization import separates_words, text_table
+from sbkit.text.normalization import separates_words
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 
@@ -157,27 +157,24 @@ class AsrBrain(Brain):
         tokenizer, language = self.tokenizer, getattr(self.hparams, "language", "und")
         best = predictions.log_probs.argmax(-1).cpu().numpy()  # one transfer from the device
         blank = tokenizer.vocabulary.blank
-        lengths = predictions.frame_lengths.tolist()
-        rows = [row[:count] for row, count in zip(best, lengths, strict=True)]
-        tokens = [merge_repeats(row, blank) for row in rows]
-        scored = score_texts(
-            [Recognition(tokenizer.decode(ids)) for ids in tokens],
-            ids=batch.ids,
-            texts=batch.texts,
-            sentences=batch.columns.get("sentence", batch.texts),
-            speakers=batch.speakers,
-            samples=batch.audio_lengths.tolist(),
-            sample_rate=self.hparams.sample_rate,
-            by_words=separates_words(language),
-            language=language,
-            table=text_table(language, getattr(self.hparams, "text", None)),
-        )
-        counts = [
-            GreedyCounts(len(row), int((row == blank).sum()), len(ids), expected)
-            for row, ids, expected in zip(rows, tokens, batch.token_lengths.tolist(), strict=True)
-        ]
-        pairs = zip(scored, counts, strict=True)
-        return [replace(utterance, counts_of_greedy=count) for utterance, count in pairs]
+        lengths, expected = predictions.frame_lengths.tolist(), batch.token_lengths.tolist()
+        samples = batch.audio_lengths.tolist()
+        scored: list[ScoredUtterance] = []
+        for index, (id, text) in enumerate(zip(batch.ids, batch.texts, strict=True)):
+            row = best[index, : lengths[index]]
+            tokens = merge_repeats(row, blank)
+            counts = GreedyCounts(len(row), int((row == blank).sum()), len(tokens), expected[index])
+            utterance = ScoredUtterance(
+                id,
+                text,
+                tokenizer.decode(tokens),
+                speaker=batch.speakers[index],
+                seconds=samples_to_seconds(samples[index], self.hparams.sample_rate),
+                by_words=separates_words(language),
+                counts_of_greedy=counts,
+            )
+            scored.append(utterance)
+        return scored
 
     def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
         return {**super().measure(results), **greedy_shares(results)}

@@ -21,7 +21,7 @@ from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.tasks.codec import CODEC as TASK
-from sbkit.tasks.codec_results import CodedUtterance
+from sbkit.tasks.codec import CodedUtterance
 from sbkit.tasks.task import Task
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe

@@ -34,8 +34,8 @@ from sbkit.models.synthesis import (
     frame_index,
     mean_by_symbol,
 )
+from sbkit.tasks.synthesis import NUM_EXAMPLES, SpeechExample, SpokenUtterance
 from sbkit.tasks.synthesis import SYNTHESIS as TASK
-from sbkit.tasks.synthesis_results import NUM_EXAMPLES, SpeechExample, SpokenUtterance
 from sbkit.tasks.task import Task
 from sbkit.text.symbols import PAUSE_SYMBOLS
 from sbkit.train.brain import Brain

@@ -35,11 +35,6 @@ def batch_norms(modules: nn.Module) -> Iterator[_BatchNorm]:
     return (module for module in modules.modules() if isinstance(module, _BatchNorm))
 
 
-def assume(condition: object) -> None:
-    """Tell a tracer that a condition on a size holds: it cannot derive this from the data."""
-    torch._check(condition)  # type: ignore[no-untyped-call]
-
-
 def set_recompile_limit(limit: int) -> None:
     """Set how many variants of a module class torch.compile makes before it gives up."""
     import_module("torch._dynamo").config.recompile_limit = limit

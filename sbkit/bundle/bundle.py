@@ -32,9 +32,12 @@ from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleF
 from sbkit.bundle.protocols import Encoded, RunnableModel
 from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
 from sbkit.decoding.declared import DECODERS, make_decoder
-from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.decoder import (
+    LANGUAGE_MODELS_FILE,
+    AttentionScorer,
+    LanguageModelDecoder,
+)
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
-from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.decoding.words import GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel

@@ -56,84 +56,71 @@ def node_to_spec(node: object, *, key: str, objects: Mapping[int, object]) -> Pl
     Raises:
         ConfigError: the value is outside the grammar, or known only by running code.
     """
-    return _SpecWriter(key, objects).write(node, 0)
+    return _SpecWriter(key, objects).write(node)
 
 
 @dataclass(frozen=True)
 class _SpecWriter:
-    """Write the node of ``key`` as a specification; ``depth`` counts the collections around it."""
+    """Write the node of ``key`` as a specification."""
 
     key: str
     objects: Mapping[int, object]
 
-    def write(self, node: object, depth: int) -> Plain:
+    def write(self, node: object) -> Plain:
         tag = tag_of(node)
+        value = getattr(node, "value", node)
         if tag == GETATTR_TAG:
             return self._read_attribute(node)
         if tag.startswith(("!new:", "!name:")):
-            return self._write_object(tag, node, depth)
+            keyword, name = tag[1:].split(":", 1)
+            arguments: Plain = {}
+            if isinstance(node, CommentedMap | CommentedSeq):
+                arguments = self._write_collection(node)
+            elif value not in (None, ""):
+                raise self._refusal(
+                    f"{tag} has the single argument {value!r}",
+                    "Write its arguments as a list or by name.",
+                )
+            return {keyword: canonical(name), ARGUMENTS_KEY: arguments}
         if tag and tag != "!tuple":
-            raise ConfigError(
-                f"`{self.key}` cannot be exported, because it holds {tag}. Write the value itself, "
-                "or a class by !new: or !name:."
+            raise self._refusal(
+                f"it holds {tag}", "Write the value itself, or a class by !new: or !name:."
             )
-        value = getattr(node, "value", node)
         if isinstance(value, dict | list):
-            return self._write_collection(value, depth)
+            return self._write_collection(value)
         if isinstance(value, str) and TUPLE.fullmatch(value):
-            return {TUPLE_KEY: self._write_collection(list(read_tuple(value)), depth)}
+            return {TUPLE_KEY: self._write_collection(list(read_tuple(value)))}
         if value is None or _is_scalar(value):
             return value
-        raise ConfigError(
-            f"`{self.key}` cannot be exported, because it holds {value!r}. Write a text, a finite "
-            "number, true, false or null."
+        raise self._refusal(
+            f"it holds {value!r}", "Write a text, a finite number, true, false or null."
         )
 
-    def _write_object(self, tag: str, node: object, depth: int) -> Plain:
-        keyword, name = tag[1:].split(":", 1)
-        if isinstance(node, CommentedMap | CommentedSeq):
-            arguments = self._write_collection(node, depth)
-        elif getattr(node, "value", None) in (None, ""):
-            arguments = {}
-        else:
-            raise ConfigError(
-                f"`{self.key}` cannot be exported, because {tag} has the single argument "
-                f"{getattr(node, 'value', None)!r}. Write its arguments as a list or by name."
-            )
-        return {keyword: canonical(name), ARGUMENTS_KEY: arguments}
-
-    def _write_collection(self, node: dict[object, object] | list[object], depth: int) -> Plain:
-        if depth >= MAX_DEPTH:
-            raise ConfigError(
-                f"`{self.key}` cannot be exported, because it nests more than {MAX_DEPTH} lists "
-                "and mappings. Write it with fewer."
-            )
+    def _write_collection(self, node: dict[object, object] | list[object]) -> Plain:
         if isinstance(node, list):
-            return [self.write(child, depth + 1) for child in node]
+            return [self.write(child) for child in node]
         for name in node:
             if not isinstance(name, str) or name in RESERVED_KEYS:
-                raise ConfigError(
-                    f"`{self.key}` cannot be exported, because a mapping has the key {name!r}. "
-                    f"Use a text other than {', '.join(sorted(RESERVED_KEYS))}."
+                raise self._refusal(
+                    f"a mapping has the key {name!r}",
+                    f"Use a text other than {', '.join(sorted(RESERVED_KEYS))}.",
                 )
-        return {str(name): self.write(child, depth + 1) for name, child in node.items()}
+        return {str(name): self.write(child) for name, child in node.items()}
 
     def _read_attribute(self, node: object) -> Plain:
         """Return the value of `!apply:getattr [object, name]`."""
         match node:
-            case [target, str(name)] if id(target) in self.objects:
+            case [target, str(name)] if id(target) in self.objects and not name.startswith("_"):
                 value = getattr(self.objects[id(target)], name, None)
-                if not name.startswith("_") and _is_scalar(value):
+                if _is_scalar(value):
                     return value
-                raise ConfigError(
-                    f"`{self.key}` cannot be exported, because it refers to the attribute `{name}` "
-                    "of the task's labels, which is not a public text or finite number. Write its "
-                    "value."
-                )
-        raise ConfigError(
-            f"`{self.key}` cannot be exported, because it refers to an attribute of an object "
-            "other than the task's labels. Write the value."
+        raise self._refusal(
+            "it refers to an attribute that is no public text or number of the task's labels",
+            "Write the value.",
         )
+
+    def _refusal(self, reason: str, fix: str) -> ConfigError:
+        return ConfigError(f"`{self.key}` cannot be exported, because {reason}. {fix}")
 
 
 def _is_scalar(value: object) -> TypeGuard[bool | int | float | str]:

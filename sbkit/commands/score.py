@@ -50,7 +50,6 @@ def add_commands(parser: Parser) -> None:
     add("first", metavar="RUN", type=Path, help="a run, or a folder of scores")
     add("others", metavar="RUN", type=Path, nargs="+", help="one or more others")
     add("--json", action="store_true", help="print the figures as JSON")
-    add("--html", metavar="FILE", type=Path, help="also write a page (two runs)")
 
 
 def score(options: Namespace) -> None:
@@ -60,9 +59,7 @@ def score(options: Namespace) -> None:
     already or cannot be written.
     """
     from sbkit.checkpoint.provenance import describe_provenance
-    from sbkit.evaluate.report import KnownWords
-    from sbkit.evaluate.run_results import SUMMARY
-    from sbkit.evaluate.settings import SETTINGS
+    from sbkit.evaluate.run_results import SETTINGS, SUMMARY
     from sbkit.evaluate.wer_report import PROVENANCE
     from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of, settings_of
     from sbkit.runtime.test_report import TestReport
@@ -100,12 +97,9 @@ def score(options: Namespace) -> None:
             for text in facts.get("notes", []):
                 print(printable(f"{name}: {text}"), flush=True)
         if out is not None:
-            words = None if bundle.decoder is None else bundle.decoder.language_models.words
-            source = "the words of the language model"
             provenance = provenance_of(bundle)
             version = f"{folder.name}, sbkit {__version__}"
             report.write(
-                known_words=None if words is None else KnownWords(words=words, source=source),
                 notes=[version, describe_provenance(provenance)],
                 model=str(folder),
                 **{SETTINGS: settings_of(bundle, folder), PROVENANCE: provenance},
@@ -163,17 +157,13 @@ def _prepare(
 
 def compare(options: Namespace) -> None:
     """Print how runs differ, and whether by chance; raises SbkitError for results to measure."""
-    from sbkit.evaluate.compare import compare_runs, describe_comparison, write_comparison
+    from sbkit.evaluate.compare import compare_runs, describe_comparison
     from sbkit.run.results import require_current_results
 
     folders = [options.first, *options.others]
-    if len(folders) > 2 and options.html is not None:
-        raise ConfigError(f"`--html` writes a page of two runs, but there are {len(folders)}.")
     for folder in folders:
         require_current_results(folder)
     comparison = compare_runs(folders)
-    if options.html is not None:
-        write_comparison(options.html, comparison)
     if options.json:
         print(printable_json(to_json(comparison, indent=2)))
     else:

@@ -12,17 +12,17 @@ from sbkit.base.imports import lazy_names
 if TYPE_CHECKING:
     from sbkit.decoding.beam import BeamDecoder as BeamDecoder
     from sbkit.decoding.declared import make_decoder as make_decoder
+    from sbkit.decoding.decoder import AttentionScorer as AttentionScorer
     from sbkit.decoding.decoder import DecoderWeights as DecoderWeights
     from sbkit.decoding.decoding_graph import GraphDecoder as GraphDecoder
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
     from sbkit.decoding.greedy import Hypothesis as Hypothesis
     from sbkit.decoding.prefix_beam import PrefixBeamSearch as PrefixBeamSearch
-    from sbkit.decoding.rescoring import AttentionScorer as AttentionScorer
     from sbkit.decoding.words import WordAligner as WordAligner
 
 __getattr__, __dir__ = lazy_names(
     "sbkit.decoding",
-    AttentionScorer="rescoring",
+    AttentionScorer="decoder",
     BeamDecoder="beam",
     GraphDecoder="decoding_graph",
     GreedyDecoder="greedy",

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from sbkit.base.arrays import LogProbs
-from sbkit.decoding.decoder import LanguageModelDecoder
+from sbkit.decoding.decoder import AttentionScorer, LanguageModelDecoder, rescore
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (
@@ -20,7 +20,6 @@ from sbkit.decoding.prefix_beam import (
     WordScorer,
     make_lexicon,
 )
-from sbkit.decoding.rescoring import AttentionScorer, rescore
 
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
@@ -160,9 +159,6 @@ class BeamDecoder(LanguageModelDecoder):
         """Return the states after more frames, (U, V). The earlier states are no longer valid."""
         pairs = zip(self._searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
-
-    def copy(self, states: BeamStates) -> BeamStates:
-        return tuple(state.copy() for state in states)
 
     def finish(
         self, states: BeamStates, attention: AttentionScorer | None = None

@@ -22,9 +22,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import begin_work
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
+from sbkit.decoding.decoder import AttentionScorer, Decoder, LanguageModelDecoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
-from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import WordAligner
 from sbkit.lm.language_models import LanguageModels

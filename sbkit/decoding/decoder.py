@@ -3,21 +3,22 @@
 A decoder is greedy (`greedy.py`), a prefix beam search (`beam.py`), or the best path through a
 decoding graph (`decoding_graph.py`).
 
-Legend: U frames, V vocabulary.
+Legend: U frames, V vocabulary, N sequences, L tokens.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
-from sbkit.base.arrays import LogProbs
+import numpy as np
+
+from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.config.ranges import Range, require_in_range
 from sbkit.decoding.greedy import Hypothesis
-from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.lm.language_models import LanguageModels, load_language_models
 from sbkit.text.tokenizer import Tokenizer
 
@@ -26,6 +27,57 @@ BEAM_SIZE = 32
 MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
 MAX_WEIGHT = 1e3
 WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
+
+
+Tokens = tuple[int, ...]
+
+
+class AttentionScorer:
+    """Score token sequences of one utterance with an attention decoder, each sequence once.
+
+    log_probs: computes ln p of every token after each prefix of the sequences,
+        (N, L) -> (N, L + 1, V).
+    eos: the token that ends a sequence.
+
+    >>> def uniform(tokens):
+    ...     return np.log(np.full((len(tokens), tokens.shape[1] + 1, 4), 0.25))
+    >>> decoder = AttentionScorer(log_probs=uniform, eos=3)
+    >>> round(decoder.score([(1, 2)])[0], 2)  # 3 ln 0.25: two tokens and the end
+    -4.16
+    """
+
+    def __init__(self, *, log_probs: Callable[[Counts], Float64s], eos: int) -> None:
+        self._log_probs = log_probs
+        self._eos = eos
+        self._scores: dict[Tokens, float] = {}
+
+    def score(self, sequences: Sequence[Tokens]) -> list[float]:
+        """Return ln p(tokens, eos | audio) of each sequence."""
+        unscored = [tokens for tokens in dict.fromkeys(sequences) if tokens not in self._scores]
+        if unscored:
+            lengths = np.array([len(tokens) for tokens in unscored])
+            padded = np.full((len(unscored), lengths.max() + 1), self._eos)  # (N, L + 1)
+            for row, tokens in zip(padded, unscored, strict=True):
+                row[: len(tokens)] = tokens
+            log_probs = self._log_probs(padded[:, :-1])  # (N, L + 1, V)
+            token_scores = np.take_along_axis(log_probs, padded[:, :, None], axis=2).squeeze(2)
+            is_counted = np.arange(padded.shape[1]) <= lengths[:, None]  # tokens and the first eos
+            scores = np.where(is_counted, token_scores, 0.0).sum(1).tolist()
+            self._scores |= zip(unscored, scores, strict=True)
+        return [self._scores[tokens] for tokens in sequences]
+
+
+def rescore(
+    hypotheses: Sequence[Hypothesis], attention: AttentionScorer, weight: float
+) -> list[Hypothesis]:
+    """Add the attention decoder's weighted scores, and return the best hypothesis first."""
+    scores = attention.score([hypothesis.tokens for hypothesis in hypotheses])
+    rescored: list[Hypothesis] = []
+    for hypothesis, score in zip(hypotheses, scores, strict=True):
+        added = weight * score
+        total = hypothesis.score + added
+        rescored.append(replace(hypothesis, score=total, attention_score=added))
+    return sorted(rescored, key=lambda hypothesis: hypothesis.score, reverse=True)
 
 
 class Decoder(Protocol):
@@ -49,9 +101,6 @@ class StreamDecoder(Decoder, Protocol):
 
     def advance(self, state: Any, log_probs: LogProbs) -> Any:
         """Return the state after more frames, (U, V). The earlier state is no longer valid."""
-
-    def copy(self, state: Any) -> Any:
-        """Return a state that goes on independently."""
 
     def finish(self, state: Any, attention: AttentionScorer | None = None) -> Sequence[Hypothesis]:
         """Return the hypotheses of a clip that ends here, as `nbest` does."""

@@ -24,9 +24,8 @@ import numpy as np
 from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.decoding.decoder import LanguageModelDecoder
+from sbkit.decoding.decoder import AttentionScorer, LanguageModelDecoder
 from sbkit.decoding.greedy import Hypothesis, check_log_probs, mask_silence, merge_repeats
-from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
 from sbkit.lm.ngram import SPECIAL, UNKNOWN, NgramModel, make_automaton

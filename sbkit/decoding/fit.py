@@ -1,22 +1,55 @@
 """Fit a decoder to validation data: the weights of its models, and confidences.
 
-log-probabilities and reference texts -> a sample of them (`sample.py`) -> weights of the decoder
-(`fit_weights.py`) -> confidences of words and utterances (`fit_confidence.py`)
+log-probabilities and reference texts -> a sample of them (`sample.py`)
+-> errors with trial weights -> a quadratic function of the weights -> where it is lowest
+-> confidences of words and utterances (`fit_confidence.py`)
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sbkit.decoding.decoder import LanguageModelDecoder
+import numpy as np
+
+from sbkit.base.arrays import Float64s
+from sbkit.base.errors import DataError
+from sbkit.base.messages import plural
+from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights, LanguageModelDecoder
 from sbkit.decoding.fit_confidence import FittedConfidence, fit_confidences
-from sbkit.decoding.fit_weights import FittedWeights, fit_weights
 from sbkit.decoding.sample import ValidationUtterance
 from sbkit.decoding.words import GREEDY, WordAligner
-from sbkit.logs.progress import Ping, no_ping
+from sbkit.distributed.ranks import gather_over_ranks
+from sbkit.evaluate.wer import TextErrors, count_errors
+from sbkit.logs.progress import Ping, no_ping, progress_bar
+from sbkit.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+HALTON_BASES = (2, 3, 5, 7, 11, 13)
+NUM_TRIALS = 64  # settings of the weights
+NUM_AVERAGED = 12
+RIDGE = 1.0
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """The chosen weights, and the errors with them.
+
+    by_words: False for a language without spaces between words, which has no WER.
+    """
+
+    weights: DecoderWeights
+    errors: TextErrors
+    by_words: bool = True
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "weights": self.weights.plain(),
+            "CER": self.errors.cer,
+            **({"WER": self.errors.wer} if self.by_words else {}),
+            "utterances": self.errors.utterances,
+        }
 
 
 @dataclass(frozen=True)
@@ -75,13 +108,15 @@ def fit_decoder(
 
     Args:
         decoder: None for greedy decoding, which has only confidences.
-        aligner: extracts the features of words.
+        aligner: extracts the features of words, with the decoder's model of words.
         utterances: this rank's share of `sample_utterances`.
         splits: the names of the validation sets.
         by_words: False for a language without spaces between words.
         ping: called before each utterance.
         quiet: show no progress.
     """
+    word_lm = None if decoder is None else decoder.language_models.words
+    aligner = replace(aligner, word_lm=word_lm)
     weights = None
     if decoder is not None and decoder.needs_tuning and decoder.used_weights:
         weights = fit_weights(
@@ -109,4 +144,116 @@ def fit_decoder(
     fitted = FittedDecoder(decoder, weights, confidences, splits)
     if fitted.note:
         logger.info(fitted.note)
+    return fitted
+
+
+def fit_weights(
+    decoder: LanguageModelDecoder,
+    utterances: Sequence[ValidationUtterance],
+    *,
+    splits: Sequence[str] = (),
+    by_words: bool = True,
+    ping: Ping = no_ping,
+    quiet: bool = False,
+) -> FittedWeights:
+    """Choose weights with a low error, as `error_of` defines it.
+
+    ``NUM_TRIALS`` settings, which fill the space of all weights evenly, are tried, and a quadratic
+    function is fitted to their errors. The result is the mean of the ``NUM_AVERAGED`` settings
+    where this function is lowest, because the fewest errors on a few hundred words are a matter of
+    luck.
+
+    Raises DataError if the validation sets are empty.
+    """
+    sets = ", ".join(splits)
+    count = plural(sum(gather_over_ranks(len(utterances))), "utterance")
+    logger.info(f"decoder: trying {NUM_TRIALS} settings of its weights on {count} ({sets})")
+    names = decoder.used_weights
+    # If a language does not separate words, a model of words knows only whole sentences.
+    if not by_words and "token" in names:
+        names = [name for name in names if name not in WORD_WEIGHTS]
+    points = np.stack([_halton(base) for base in HALTON_BASES[: len(names)]], 1)
+    ranges = decoder.weight_ranges
+    quick_decoder = decoder.make_quick()
+    trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
+    num_decoded = (NUM_TRIALS + 1) * len(utterances)
+    with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
+
+        def on_utterance() -> None:
+            ping("tuning")
+            advance(1)
+
+        errors = count_all_errors(trials, utterances, decoder.tokenizer, on_utterance)
+        if not errors[0].utterances:
+            raise DataError(
+                "The weights of a decoder are fitted to a validation set, but it is empty. Write "
+                "the weights into the YAML, or name a set."
+            )
+        smooth = _fit_quadratic(
+            points, np.array([error_of(trial, by_words=by_words) for trial in errors])
+        )
+        center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
+        best = decoder.with_weights(_weights_at(names, ranges, center))
+        (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
+    values = best.weights.plain()
+    text = ", ".join(f"{name} {values[name]:g}" for name in best.used_weights)
+    if decoder.language_models.words is not None and not best.weights.word:
+        text += ", without the model of words, because the language does not separate them"
+    logger.info(f"decoder: {text} (chosen on {sets})")
+    return FittedWeights(best.weights, best_errors, by_words)
+
+
+def count_all_errors(
+    decoders: Iterable[Decoder],
+    utterances: Sequence[ValidationUtterance],
+    tokenizer: Tokenizer,
+    on_utterance: Callable[[], object] = lambda: None,
+) -> list[TextErrors]:
+    """Decode with each decoder, and add the errors of all ranks."""
+    own_errors: list[TextErrors] = []
+    for decoder in decoders:
+        errors = TextErrors()
+        for utterance in utterances:
+            on_utterance()
+            tokens = list(decoder.nbest(utterance.log_probs, utterance.attention)[0].tokens)
+            errors += count_errors(utterance.text, tokenizer.decode(tokens))
+        own_errors.append(errors)
+    return [
+        sum(shares, TextErrors()) for shares in zip(*gather_over_ranks(own_errors), strict=True)
+    ]
+
+
+def error_of(errors: TextErrors, *, by_words: bool) -> float:
+    """Return the error that weights are chosen by: CER, plus WER in a language with words."""
+    return errors.cer + (errors.wer if by_words else 0)
+
+
+def _weights_at(
+    names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
+) -> DecoderWeights:
+    """Return the weights at a point of the unit cube."""
+    values = {"word": 0.0}
+    for name, share in zip(names, point.tolist(), strict=True):
+        low, high = ranges[name]
+        values[name] = round(low + share * (high - low), 3)
+    return DecoderWeights(**values)
+
+
+def _halton(base: int) -> Float64s:
+    """Return the first numbers of Halton's sequence, which fill the unit interval evenly."""
+    units = float(base) ** np.arange(7)  # more digits than NUM_TRIALS has in base 2
+    indices = np.arange(1, NUM_TRIALS + 1)[:, None]
+    numbers: Float64s = (indices // units % base / units / base).sum(1)
+    return numbers
+
+
+def _fit_quadratic(points: Float64s, values: Float64s) -> Float64s:
+    """Fit a quadratic function by ridge regression, and return it at the points: (N, D), (N,)."""
+    centered = 2 * points - 1
+    first, second = np.triu_indices(points.shape[1])
+    features = np.concatenate([centered, centered[:, first] * centered[:, second]], 1)
+    features -= features.mean(0)
+    curvature = features.T @ features + RIDGE * np.eye(features.shape[1])
+    weights = np.linalg.solve(curvature, features.T @ (values - values.mean()))
+    fitted: Float64s = features @ weights + values.mean()
     return fitted

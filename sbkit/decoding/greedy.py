@@ -126,9 +126,6 @@ class GreedyDecoder:
         score = state.score + float(log_probs.max(1).sum())
         return GreedyState(int(best[-1]), (*state.tokens, *tokens), score)
 
-    def copy(self, state: GreedyState) -> GreedyState:
-        return state
-
     def finish(self, state: GreedyState, attention: object = None) -> Sequence[Hypothesis]:
         """Return the one hypothesis, with the score of the best alignment."""
         return [Hypothesis(tokens=state.tokens, score=state.score, ctc_score=state.score)]

@@ -15,7 +15,7 @@ Legend: U frames, V vocabulary.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, inf, log1p
 from operator import attrgetter, itemgetter
@@ -187,18 +187,6 @@ class BeamState(NamedTuple):
     beam: list[Prefix]
     recent: LogProbs
     num_waiting: int = 0
-
-    def copy(self) -> "BeamState":
-        copies: dict[int, Prefix] = {}
-        pending = [*self.beam]
-        while pending:
-            prefix = pending.pop()
-            if id(prefix) not in copies:
-                copies[id(prefix)] = replace(prefix)
-                pending += prefix.children.values()
-        for prefix in copies.values():
-            prefix.children = {token: copies[id(child)] for token, child in prefix.children.items()}
-        return self._replace(beam=[copies[id(prefix)] for prefix in self.beam])
 
 
 Extension = tuple[float, float, Prefix, int, Arc | None]

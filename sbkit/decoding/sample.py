@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from sbkit.base.arrays import LogProbs
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD
+from sbkit.decoding.decoder import AttentionScorer
 from sbkit.decoding.greedy import find_speech
-from sbkit.decoding.rescoring import AttentionScorer
 from sbkit.distributed.ranks import gather_over_ranks
 
 # Over all ranks; all trials of a token take 3 ms. Even if each frame of 40 ms has `MAX_CANDIDATES`,

@@ -3,7 +3,7 @@
 run folders, or folders of `sbkit score --out` -> the utterances of their common test sets
 -> for each run its rates and their distance from the best run's, with intervals; the sentences that
 its language model has seen, and the settings that differ -> plain data
--> a table, and a page of two runs
+-> a table
 
 Runs that keep case and punctuation are compared with others by their normalized texts.
 
@@ -11,18 +11,17 @@ An interval is valid for one pair of runs. Among many runs, one is the best by c
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sbkit.base.errors import DataError
+from sbkit.base.messages import short_value
 from sbkit.evaluate.intervals import Interval, group_by_speaker, intervals_of
-from sbkit.evaluate.report import REPORT, write_report
-from sbkit.evaluate.run_results import RunResults, read_clips, read_results
-from sbkit.evaluate.settings import SETTINGS, describe_settings, differing_settings, read_records
+from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import (
     UNIT_OF_RATE,
     ErrorCounts,
@@ -39,6 +38,10 @@ from sbkit.evaluate.wer_report import (
 from sbkit.lm.language_models import SEEN, describe_seen
 
 MAX_CHANGED = 10  # utterances that are listed
+OUTPUT_FOLDER = "output_folder"  # a key of every run's YAML
+COMPUTED_PREFIXES = ("<", "!apply:")  # of paths in the run folder, and of computed values
+
+Settings = Mapping[str, Any]
 
 
 class ComparedRun(NamedTuple):
@@ -188,7 +191,7 @@ def _most_changed(a: ComparedRun, b: ComparedRun) -> list[FigureDict]:
     ]
 
 
-# ---- text and page
+# ---- text
 
 
 def describe_comparison(comparison: FigureDict) -> Iterator[str]:
@@ -240,22 +243,41 @@ def _align_columns(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield f"  {'  '.join(cells)}".rstrip()
 
 
-def write_comparison(file: Path, comparison: FigureDict) -> None:
-    """Write the page of two runs, with the clips from the report of one of them."""
-    folders = [*map(Path, comparison["runs"])]
-    stored_clips = read_clips(folders[0] / REPORT) or read_clips(folders[1] / REPORT)
+# ---- settings
 
-    def clips(name: str, ids: list[str], max_bytes: int) -> dict[str, str]:
-        of_set = stored_clips.get(name, {})
-        return {id: of_set[id] for id in ids if id in of_set}
 
-    runs: list[RunResults] = []
-    for folder in folders:
-        results = read_results(folder)
-        test, utterances = {**results.test}, {**results.utterances}
-        for name, figures in comparison["test"].items():
-            if figures["normalized"]:  # the page shows the texts and rates that were compared
-                test[name] = test[name].get("normalized", test[name])
-                utterances[name] = ComparedRun("", utterances[name]).normalized().utterances
-        runs.append(replace(results, test=test, utterances=utterances))
-    write_report(file, runs, clips=clips, compared=comparison["test"])
+def differing_settings(runs: Mapping[str, Settings]) -> dict[str, Settings]:
+    """Return the value of each differing setting in each run, by the runs' names; null if missing.
+
+    A value within an object that follows from a setting is left out: `CNN.d_model` of `d_model`.
+    Beside a bundle, which knows a few settings only, these are compared.
+    """
+    differing: dict[str, Settings] = {}
+    are_runs = all(OUTPUT_FOLDER in settings for settings in runs.values())
+    names = dict.fromkeys(chain.from_iterable(runs.values()))
+    if not are_runs:
+        names = {name: None for name in names if all(name in values for values in runs.values())}
+    for name in sorted(names, key=lambda name: "." in name):  # settings before what follows
+        values = {run: settings.get(name) for run, settings in runs.items()}
+        first, *others = values.values()
+        is_same = others == [first] * len(others)
+        is_computed = any(str(value).startswith(COMPUTED_PREFIXES) for value in values.values())
+        causes = [differing[cause] for cause in differing if "." not in cause]
+        # Two settings may well change from false to true, but not from 144 to 96.
+        is_distinctive = not any(value in (True, False, None) for value in values.values())
+        follows = "." in name and is_distinctive and values in causes
+        if not (is_same or is_computed or follows or name == OUTPUT_FOLDER):
+            differing[name] = values
+    return differing
+
+
+def describe_settings(differing: Mapping[str, Settings]) -> Iterator[str]:
+    """Yield a line for each differing setting: `lr: 0.0025 in A and C, 0.001 in B`."""
+    if differing:
+        yield "settings that differ:"
+    for name, values in differing.items():
+        runs_of: dict[str, list[str]] = {}
+        for run, value in values.items():
+            runs_of.setdefault(short_value(value), []).append(run)
+        texts = (f"{value} in {' and '.join(runs)}" for value, runs in runs_of.items())
+        yield f"  {name}: {', '.join(texts)}"

@@ -1,21 +1,19 @@
-"""``report.html``: the results of a run, or of two side by side, as one self-contained page.
+"""``report.html``: the results of a run as one self-contained page.
 
 results -> for each test set the utterances to show, frequent errors, slices -> a template
 """
 
 from base64 import b64encode
-from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import accumulate, chain, takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.evaluate.calibration import measure_calibration, reliability_bins
-from sbkit.evaluate.run_results import RunResults
 from sbkit.evaluate.wer import (
     FigureDict,
     ScoredUtterance,
@@ -23,7 +21,6 @@ from sbkit.evaluate.wer import (
     mark_pair,
 )
 from sbkit.evaluate.wer_report import word_confidences
-from sbkit.logs.curves import encode_curves
 from sbkit.logs.html_page import render_page
 from sbkit.logs.metric import Metric, Metrics
 
@@ -39,73 +36,56 @@ ERROR_RATES: Metrics = {"WER": Metric(), "CER": Metric()}
 Clips = Callable[[str, list[str], int], Mapping[str, str]]
 """Given a test set, ids and a limit in bytes, return MP3 in base64 by id."""
 
-UtteranceOfRuns = tuple[ScoredUtterance, ...]  # an utterance as each run recognized it
 PairCounts = Counter[tuple[str, str]]  # how often a word and its counterpart are aligned
-
-
-class KnownWords(NamedTuple):
-    """The words that a recognizer has seen in text, and the source of that text."""
-
-    words: Container[str]
-    source: str
 
 
 def write_report(
     file: Path | str,
-    runs: Sequence[RunResults],
     *,
+    title: str,
+    test: Mapping[str, FigureDict],
+    utterances: Mapping[str, Sequence[ScoredUtterance]],
     clips: Clips,
     metrics: Metrics = ERROR_RATES,
-    known_words: KnownWords | None = None,
     notes: Sequence[str] = (),
     pictures: Iterable[Path | str] = (),
-    compared: FigureDict | None = None,
+    data: FigureDict | None = None,
 ) -> None:
-    """Write the page of one run, or of two. The same input gives the same bytes.
+    """Write the page of a run. The same input gives the same bytes.
 
     Args:
         file: the page.
-        runs: as `sbkit.evaluate.run_results.read_results` returns them; two runs must have the
-            same references (`sbkit/evaluate/compare.py`).
+        title: the name of the run.
+        test: the figures of each test set, as in `summary.json`.
+        utterances: of each test set of a recognizer.
         clips: returns clips to play.
         metrics: of the recipe, in the order of the table.
-        known_words: the page lists the words of the references that are not among them.
         notes: lines below the title.
         pictures: PNGs, each shown with the MP3s beside it, which are named `PICTURE.LABEL.mp3`.
-        compared: the comparison of each test set of two runs.
+        data: the figures of the data report.
     """
-    names = [name for name in runs[0].test if all(name in run.test for run in runs)]
-    with_text = [name for name in names if all(name in run.utterances for run in runs)]
-    by_words = all(
-        all_have_word_boundaries(run.utterances[name]) for run in runs for name in with_text
-    )
-    known_words = known_words if by_words else None
-    figures = [run.test[name] for run in runs for name in names]
-    num_sets = len(with_text)
-    sections = {name: _section(name, runs, clips, known_words, num_sets) for name in with_text}
+    with_text = [name for name in test if name in utterances]
+    by_words = all(all_have_word_boundaries(utterances[name]) for name in with_text)
+    sections = {
+        name: _section(name, utterances[name], clips, num_sets=len(with_text)) for name in with_text
+    }
     content = render_page(
-        title=" and ".join(run.name for run in runs),
+        title=title,
         notes=notes,
-        runs=[*zip(("A", "B"), runs, strict=False)],
-        names=names,
+        test=test,
         sections=[section for section, _ in sections.values()],
-        slices={name: [*_slices(name, runs)] for name in names},
+        slices={name: [*_slices(figures.get("report_by") or {})] for name, figures in test.items()},
         metrics={
-            name: metric for name, metric in metrics.items() if all(name in row for row in figures)
+            name: metric
+            for name, metric in metrics.items()
+            if all(name in figures for figures in test.values())
         },
         unit="word" if by_words else "character",
-        curves=encode_curves([run.log for run in runs], metrics),
         pictures={
             picture.stem: (_encode(picture), _sounds(picture)) for picture in map(Path, pictures)
         },
-        known=known_words,
-        compared=compared,
-        facts=runs[0].data,
-        data={
-            "sets": {name: rows for name, (_, rows) in sections.items()},
-            "runs": len(runs),
-            "byWords": by_words,
-        },
+        facts=data,
+        data={"sets": {name: rows for name, (_, rows) in sections.items()}, "byWords": by_words},
     )
     write_text_atomically(Path(file), content)
 
@@ -121,131 +101,84 @@ def _sounds(picture: Path) -> dict[str, str]:
 
 def _section(
     name: str,
-    runs: Sequence[RunResults],
+    utterances: Sequence[ScoredUtterance],
     clips: Clips,
-    known_words: KnownWords | None,
+    *,
     num_sets: int,
 ) -> tuple[FigureDict, list[FigureDict]]:
     """Return the section of a test set and its rows; ``num_sets`` test sets share the page."""
-    utterances = join_utterances([run.utterances[name] for run in runs])
+    utterances = sorted(utterances, key=lambda utterance: utterance.key)
     ordered = order_by_use(utterances)
     ends = accumulate(len(to_json(row(utterance, {})).encode()) for utterance in ordered)
     shown_ends = [0, *takewhile(lambda end: end <= MAX_ROW_BYTES // num_sets, ends)]
     shown_utterances = ordered[: len(shown_ends) - 1]
     clip_bytes = MAX_BYTES // num_sets - shown_ends[-1]
-    ids = [utterance[0].id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
+    ids = [utterance.id for utterance in shown_utterances[: MAX_CLIPS // num_sets]]
     clip_of_id = clips(name, ids, clip_bytes)
-    results = [*zip(*utterances, strict=True)]  # of each run
-    pairs = [Counter(chain.from_iterable(u.aligned_units for u in of_run)) for of_run in results]
-    judged = [word_confidences(of_run) for of_run in results]
-    reliability = [reliability_bins(*words) for words in judged]
+    pairs = Counter(chain.from_iterable(utterance.aligned_units for utterance in utterances))
+    confidences = word_confidences(utterances)
     section = {
         "name": name,
         "utterances": len(utterances),
         "shown": len(shown_utterances),
         "played": len(clip_of_id),
         "errors": confusions(pairs),
-        "unknown": unknown_words(pairs[0], known_words.words) if known_words and pairs else [],
-        "reliability": reliability,
-        "calibration": [measure_calibration(*words) for words in judged],
-        "calibrated": any(reliability),
+        "reliability": reliability_bins(*confidences),
+        "calibration": measure_calibration(*confidences),
     }
-    by_id = sorted(shown_utterances, key=lambda utterance: utterance[0].id)
+    by_id = sorted(shown_utterances, key=lambda utterance: utterance.id)
     return section, [row(utterance, clip_of_id) for utterance in by_id]
 
 
-def _slices(name: str, runs: Sequence[RunResults]) -> Iterator[FigureDict]:
-    """Yield the slices of each column that all runs have; `all` is the number of its values."""
-    slices = [run.test[name].get("report_by") or {} for run in runs]
-    for column, first_figures in slices[0].items():
-        figures = [by_column.get(column, {}) for by_column in slices]  # of each run, by value
-        common = [
-            value for value in first_figures if all(value in by_value for by_value in figures)
-        ]
-        largest = nlargest(MAX_SLICES, common, key=lambda v: first_figures[v]["utterances"])
-        rows = [(value, [by_value[value] for by_value in figures]) for value in sorted(largest)]
-        if rows:
-            yield {"column": column, "all": len(common), "rows": rows}
+def _slices(slices: Mapping[str, Mapping[str, FigureDict]]) -> Iterator[FigureDict]:
+    """Yield the largest slices of each column; `all` is the number of its values."""
+    for column, by_value in slices.items():
+        largest = nlargest(MAX_SLICES, by_value, key=lambda v: by_value[v]["utterances"])
+        rows = [(value, by_value[value]) for value in sorted(largest)]
+        yield {"column": column, "all": len(by_value), "rows": rows}
 
 
-def join_utterances(runs: Sequence[Iterable[ScoredUtterance]]) -> list[UtteranceOfRuns]:
-    """Join the results of all runs for each utterance, in the order of the ids."""
-    ordered = [sorted(run, key=lambda utterance: utterance.key) for run in runs]
-    return list(zip(*ordered, strict=True))
-
-
-def order_by_use(utterances: Sequence[UtteranceOfRuns]) -> list[UtteranceOfRuns]:
+def order_by_use(utterances: Sequence[ScoredUtterance]) -> list[ScoredUtterance]:
     """Order utterances for a report: alternately the worst and a random one, always the same."""
-
-    def rank(runs: UtteranceOfRuns) -> tuple[int, str]:
-        return -sum(result.counts.errors for result in runs), runs[0].id
-
-    worst_first = sorted(utterances, key=rank)
+    worst_first = sorted(utterances, key=lambda utterance: (-utterance.counts.errors, utterance.id))
     drawn = np.random.default_rng(0).permutation(len(worst_first)).tolist()
     alternating = chain.from_iterable(enumerate(drawn))
     return [worst_first[index] for index in dict.fromkeys(alternating)]
 
 
-def row(utterance: UtteranceOfRuns, clips: Mapping[str, str]) -> FigureDict:
-    """Return an utterance as plain data; ``clips``: MP3 in base64 by id."""
-    first = utterance[0]
-    return {
-        "id": first.id,
-        "reference": first.reference,
-        "words": first.errors.words.reference_length,
-        "characters": first.errors.characters.reference_length,
-        "seconds": first.seconds,
-        "speaker": first.speaker,
-        "clip": clips.get(first.id),
-        "runs": [*map(_side, utterance)],
-    }
+def row(scored: ScoredUtterance, clips: Mapping[str, str]) -> FigureDict:
+    """Return an utterance as plain data; ``clips``: MP3 in base64 by id.
 
-
-def _side(scored: ScoredUtterance) -> FigureDict:
-    """Return one run's result as plain data; ``marks``: S, D, I or = (right) for each word pair."""
+    ``marks``: S, D, I or = (right) for each word pair.
+    """
     is_timed = [word.text for word in scored.words] == scored.hypothesis.split()
     times = [[round(word.start, 3), round(word.end, 3), word.confidence] for word in scored.words]
     return {
+        "id": scored.id,
+        "reference": scored.reference,
         "hypothesis": scored.hypothesis,
         "marks": "".join(mark_pair(*pair) or "=" for pair in scored.aligned_units),
         "errors": scored.counts.errors,
         "character_errors": scored.errors.characters.errors,
+        "words": scored.errors.words.reference_length,
+        "characters": scored.errors.characters.reference_length,
+        "seconds": scored.seconds,
+        "speaker": scored.speaker,
         "heard": times if is_timed else None,
+        "clip": clips.get(scored.id),
     }
 
 
-def confusions(runs: Sequence[PairCounts]) -> dict[str, list[FigureDict]]:
-    """Return the most frequent errors by kind, with the count of each run.
+def confusions(pairs: PairCounts) -> dict[str, list[FigureDict]]:
+    """Return the most frequent errors by kind.
 
     The reference of an inserted word is "", and so is the hypothesis of a deleted one.
     """
-    totals = sum(runs, PairCounts())
     errors: dict[str, list[FigureDict]] = {"Substituted": [], "Deleted": [], "Inserted": []}
-    wrong = (pair for pair in totals if pair[0] != pair[1])
-    for pair in sorted(wrong, key=lambda pair: (-totals[pair], pair)):
+    wrong = (pair for pair in pairs if pair[0] != pair[1])
+    for pair in sorted(wrong, key=lambda pair: (-pairs[pair], pair)):
         reference, hypothesis = pair
         kind = "Inserted" if not reference else "Substituted" if hypothesis else "Deleted"
-        counts = [counter[pair] for counter in runs]
-        errors[kind].append({"reference": reference, "hypothesis": hypothesis, "counts": counts})
+        error = {"reference": reference, "hypothesis": hypothesis, "count": pairs[pair]}
+        errors[kind].append(error)
     return {kind: rows[:MAX_FREQUENT_ERRORS] for kind, rows in errors.items()}
-
-
-def unknown_words(pairs: PairCounts, vocabulary: Container[str]) -> list[FigureDict]:
-    """Return the unknown words of the references, the most frequent first.
-
-    Each has its count, the number of times it was right, and the words recognized instead.
-    """
-    recognized_as: dict[str, Counter[str]] = defaultdict(Counter)
-    for (word, recognized), count in pairs.items():
-        if word and word not in vocabulary:
-            recognized_as[word][recognized] = count
-    rows = [
-        {
-            "word": word,
-            "count": counts.total(),
-            "right": counts[word],
-            "instead": [other for other, _ in counts.most_common() if other not in (word, "")],
-        }
-        for word, counts in recognized_as.items()
-    ]
-    return sorted(rows, key=lambda row: (-row["count"], row["word"]))

@@ -5,12 +5,10 @@ The key `report_by` of a YAML names the columns.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from sbkit.audio.io import Samples
-from sbkit.audio.levels import estimate_snr
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import write_lines_atomically
 from sbkit.base.messages import printable
@@ -19,9 +17,8 @@ from sbkit.evaluate.wer import FigureDict
 
 Result = TypeVar("Result")  # of an utterance
 Slices = dict[str, dict[str, FigureDict]]  # column -> value -> utterances and metrics
-LENGTH, NOISE = "length", "noise"  # columns that can be computed for any data
+LENGTH = "length"  # a column that can be computed for any data
 LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
-SNR_GROUPS = (0, 10, 20, 30, 40, 50)  # lower limits in dB (`sbkit/audio/levels.py`)
 EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
@@ -35,7 +32,7 @@ def require_columns(report_by: object, tests: Mapping[str, Sequence[str]]) -> No
             f"`report_by` must be a list of columns, such as [gender], or []; got {report_by!r}."
         )
     for name, test_columns in tests.items():
-        columns = [*dict.fromkeys([*test_columns, LENGTH, NOISE])]
+        columns = [*dict.fromkeys([*test_columns, LENGTH])]
         for column in report_by:
             if column not in columns:
                 raise ConfigError(
@@ -49,34 +46,26 @@ def slice_columns(
     columns: Mapping[str, Sequence[str]],
     samples: Sequence[int],
     sample_rate: int,
-    clips: Iterable[Samples] = (),
 ) -> list[tuple[str, ...]]:
     """Return the values of each utterance in the columns ``names``.
 
     Args:
-        names: of the columns; `length` and `noise` are computed, unless the data has them.
+        names: of the columns; `length` is computed, unless the data has it.
         columns: of the data.
         samples: the length of each utterance.
         sample_rate: of the utterances.
-        clips: the audio of each utterance, which is read only for `noise`.
     """
     seconds = [samples_to_seconds(count, sample_rate) for count in samples]
-    lengths = [_group_name(length, LENGTH_GROUPS, "s") for length in seconds]
-    values = {LENGTH: lengths, **columns}
-    if NOISE in names and NOISE not in values:
-        ratios = (estimate_snr(clip, sample_rate) for clip in clips)
-        values[NOISE] = [_group_name(ratio, SNR_GROUPS, "dB") for ratio in ratios]
+    values = {LENGTH: [*map(_group_of, seconds)], **columns}
     return list(zip(*(values[name] for name in names), strict=True))
 
 
-def _group_name(value: float | None, limits: Sequence[int], unit: str) -> str:
-    """Name the group of a value; the names sort like the values."""
-    if value is None:
-        return ""
-    index = bisect_right(limits, value) - 1
-    if index == len(limits) - 1:
-        return f"{limits[index]} {unit} or more"
-    return f"{limits[index]:02d} to {limits[index + 1]:02d} {unit}"
+def _group_of(seconds: float) -> str:
+    """Name the group of a length; the names sort like the lengths."""
+    index = bisect_right(LENGTH_GROUPS, seconds) - 1
+    if index == len(LENGTH_GROUPS) - 1:
+        return f"{LENGTH_GROUPS[index]} s or more"
+    return f"{LENGTH_GROUPS[index]:02d} to {LENGTH_GROUPS[index + 1]:02d} s"
 
 
 def measure_slices(
@@ -102,26 +91,19 @@ def measure_slices(
 
 def write_slices(file: Path, slices: Slices) -> None:
     """Write a TSV: a line for each value of each column."""
-    rows = [
-        {"column": column, "value": value, **_flatten(figures)}
-        for column, by_value in slices.items()
-        for value, figures in by_value.items()
-    ]
+    rows: list[FigureDict] = []
+    for column, by_value in slices.items():
+        for value, figures in by_value.items():
+            rows.append({"column": column, "value": value})
+            for name, figure in figures.items():
+                if isinstance(figure, Mapping):
+                    stem = name.removesuffix("_interval")
+                    rows[-1] |= {f"{stem}_low": figure["low"], f"{stem}_high": figure["high"]}
+                else:
+                    rows[-1][name] = figure
     lines = [list(rows[0])] if rows else []
     lines += [[_format_cell(value) for value in row.values()] for row in rows]
     write_lines_atomically(file, map("\t".join, lines))
-
-
-def _flatten(figures: FigureDict) -> FigureDict:
-    """Return the ends of each interval as separate figures."""
-    flat: FigureDict = {}
-    for name, value in figures.items():
-        if isinstance(value, Mapping):
-            stem = name.removesuffix("_interval")
-            flat |= {f"{stem}_low": value["low"], f"{stem}_high": value["high"]}
-        else:
-            flat[name] = value
-    return flat
 
 
 def _format_cell(value: object) -> str:

@@ -22,7 +22,6 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-from sbkit.base.errors import DataError
 from sbkit.base.files import to_json, write_lines_atomically
 from sbkit.base.messages import listed, plural, printable
 from sbkit.evaluate.calibration import Calibration, measure_calibration
@@ -344,19 +343,9 @@ def _to_row(utterance: ScoredUtterance) -> FigureDict:
 
 
 def read_utterances(path: Path) -> list[ScoredUtterance]:
-    """Read a file of `write_utterances`; raise DataError if a line has another form."""
-    utterances: list[ScoredUtterance] = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line:
-            continue
-        try:
-            utterances.append(_from_row(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"Line {number} of {path} was not written by sbkit ({type(error).__name__}: "
-                f"{error}). Write the file again: sbkit score RUN DATA --out DIR."
-            ) from error
-    return utterances
+    """Read a file of `write_utterances`."""
+    lines = filter(None, path.read_bytes().split(b"\n"))
+    return [_from_row(json.loads(line)) for line in lines]
 
 
 def _from_row(row: FigureDict) -> ScoredUtterance:

@@ -43,15 +43,11 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.formats import (
-    HUB,
     HUGGINGFACE,
     ParityReports,
-    require_formats,
     write_formats,
-    write_hub,
 )
 from sbkit.export.model_card import (
-    FORMATS_WITHOUT_DECODER,
     TRANSFORMERS,
     UNKNOWN_LICENSE,
     card_facts,
@@ -59,7 +55,6 @@ from sbkit.export.model_card import (
     write_card_without_results,
 )
 from sbkit.export.parity import FULL_GRID, Grid
-from sbkit.export.traced import TrainedModel
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.task import BUILT_IN_PACKAGE, Task, load_task
@@ -88,8 +83,8 @@ def export_run(
         run: the run folder. A run that has not ended has no bundle yet: its best checkpoint is
             exported, and decodes greedily.
         out: the new bundle; replaces an earlier bundle.
-        formats: of onnx, torch, sherpa-onnx, huggingface, speechbrain and hub (all that the hub
-            shows); each is compared with the trained model.
+        formats: of onnx, sherpa-onnx, huggingface and speechbrain; each is compared with the
+            trained model.
         license: for the model card.
         grid: the batches that formats are compared on.
         user_modules: the modules that `--import` names. They define parts of the model, or its
@@ -100,7 +95,6 @@ def export_run(
             bundles may not name; or ``out`` holds anything but an earlier bundle.
     """
     formats = [formats] if isinstance(formats, str) else formats
-    require_formats(formats)
     run = Path(run)
     out = Path(out).resolve()
     if not (run / RUN_YAML).is_file():
@@ -114,14 +108,10 @@ def export_run(
         # A bundle that cannot be loaded is not exported.
         bundle = load_bundle(folder, user_modules=user_modules)
         reports: ParityReports = {}
-        compared_formats = [name for name in formats if name != HUB]
-        if compared_formats:
-            trained = TrainedModel(bundle, user_modules)
-            reports = write_formats(trained, run, folder, compared_formats, grid)
+        if formats:
+            reports = write_formats(bundle, run, folder, formats, grid)
         written_formats = [
-            name
-            for name in formats
-            if name == HUB or any(report["written"] for report in reports[name].values())
+            name for name in formats if any(report["written"] for report in reports[name].values())
         ]
         config = read_json(folder / CONFIG_FILE)
         facts = card_facts(run, bundle.task, config, written_formats, license=license)
@@ -130,8 +120,6 @@ def export_run(
             write_card(folder / HUGGINGFACE, facts | {"formats": {}}, library=TRANSFORMERS)
             write_checksums(folder / HUGGINGFACE)
         write_checksums(folder)
-        if HUB in formats:
-            write_hub(folder)
     return reports
 
 
@@ -196,8 +184,8 @@ def add_formats(run: Path, names: Sequence[str], grid: Grid) -> ParityReports:
     earlier_formats = {path.name for path in bundle.iterdir()} - {*names}
     with replacing_bundle(bundle) as folder:
         copy_files(bundle, folder, formats=earlier_formats)
-        trained = TrainedModel(load_bundle(folder, user_modules=user_modules), user_modules)
-        return write_formats(trained, run, folder, names, grid)
+        reloaded = load_bundle(folder, user_modules=user_modules)
+        return write_formats(reloaded, run, folder, names, grid)
 
 
 def copy_files(bundle: Path, folder: Path, *, formats: Collection[str] = ()) -> None:
@@ -217,18 +205,15 @@ def set_decoder(
 ) -> None:
     """Copy a bundle with a fitted decoder to ``out``, which may be the same folder.
 
-    Formats that may contain the earlier decoder are left out, and its results in the model card.
+    The results in the model card are left out. No format contains a decoder.
 
     language_models: the file of the decoder's language models; None for greedy decoding.
     """
     with replacing_bundle(out) as folder:
-        copy_files(bundle, folder, formats=FORMATS_WITHOUT_DECODER)
-        for path in bundle.iterdir():
-            if path.is_dir() and path.name not in FORMATS_WITHOUT_DECODER:
-                logger.info(f"{path.name} is left out, because it may contain the earlier decoder")
+        copy_files(bundle, folder, formats=[path.name for path in bundle.iterdir()])
         if language_models is not None:
             shutil.copyfile(language_models, folder / LANGUAGE_MODELS_FILE)
-        write_card_without_results(folder, {path.name for path in folder.iterdir()})
+        write_card_without_results(folder)
         decoder, confidence = fitted.decoder_record, fitted.confidence_record
         record = make_provenance(
             weights=(folder / WEIGHTS_FILE).read_bytes(),
@@ -242,34 +227,20 @@ def set_decoder(
 # The folder that `--out` names
 
 
-def require_replaceable(out: Path, *, moved_to: Path | None = None) -> None:
-    """Raise ConfigError unless ``out`` is missing, empty, or a bundle as it was exported.
-
-    moved_to: the folder that ``out`` was renamed to, if it was.
-    """
-    folder = moved_to or out
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+def require_replaceable(out: Path) -> None:
+    """Raise ConfigError unless ``out`` is missing, empty, or a bundle as it was exported."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    reason = _why_not_replaceable(folder)
+    reason = None if (out / CONFIG_FILE).is_file() else "it is not a bundle"
+    # An export lists the files of each folder that it writes in a checksum file there.
+    for folder in [out, *sorted(path for path in out.rglob("*") if path.is_dir())]:
+        if reason is None and (damage := find_damage(folder)) is not None:
+            reason = f"in {folder.relative_to(out.parent)}, {damage}"
     if reason is not None:
         raise ConfigError(
             f"`out` must be a new folder or an unchanged bundle, but {out} is neither: {reason}. "
             "Choose another folder."
         )
-
-
-def _why_not_replaceable(folder: Path) -> str | None:
-    """Describe what a folder contains besides the files of an export; None if nothing."""
-    if not (folder / CONFIG_FILE).is_file():
-        return "it is not a bundle"
-    # An export lists the files of each folder that it writes in a checksum file there.
-    subfolders = sorted(path for path in folder.rglob("*") if path.is_dir())
-    for subfolder in [folder, *subfolders]:
-        damage = find_damage(subfolder)
-        if damage is not None:
-            name = subfolder.relative_to(folder.parent)
-            return f"in {name}, {damage}"
-    return None
 
 
 @contextmanager
@@ -293,23 +264,17 @@ def replacing_bundle(out: Path) -> Iterator[Path]:
                 if out.exists():
                     out.rename(earlier)
                 new.rename(out)
-                # Somebody may have put a file into it after the first check.
-                require_replaceable(out, moved_to=earlier)
             except BaseException:  # also Ctrl-C
-                if earlier.exists():
-                    if out.exists():
-                        out.rename(new)
+                if earlier.exists() and not out.exists():
                     earlier.rename(out)
                 raise
 
 
 def change_config(bundle: Path, **values: object) -> None:
-    """Change values in config.json of a bundle, and of its copy for a hub if there is one."""
-    for folder in (bundle, bundle / HUB):
-        if (folder / CONFIG_FILE).exists():
-            config = read_json(folder / CONFIG_FILE) | values
-            (folder / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
-            write_checksums(folder)
+    """Change values in config.json of a bundle."""
+    config = read_json(bundle / CONFIG_FILE) | values
+    (bundle / CONFIG_FILE).write_text(to_json(config, indent=1) + "\n", encoding="utf-8")
+    write_checksums(bundle)
 
 
 # The files of a bundle
@@ -321,14 +286,21 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
     checkpoints = _read_checkpoints(run / CHECKPOINTS)
     task_name = checkpoints[0].meta[TASK]
     task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))
-    files, labels = _read_labels(run, task)
-    built_objects = {task.labels.key: labels} if task.labels else {}
+    files: dict[str, bytes] = {}
+    built_objects: dict[str, object] = {}
+    if task.labels is not None:
+        file = run / task.labels.name
+        if read_run_config(run).labels != checksum(file):
+            raise BundleError(
+                f"{file} has changed since the run was trained, so the model's predictions would "
+                "get wrong names. Restore it."
+            )
+        files[file.name] = file.read_bytes()
+        built_objects[task.labels.key] = task.labels.read(file, files[file.name])
     parts = describe_parts(root, built_objects, task)
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
-    for note in recipe_import_notes(sources):
-        logger.info(note)
     training_parts = task.require_export().training_parts
     names = enumerate(part_names_of_yaml(root))
     indices = [index for index, name in names if name not in training_parts]
@@ -407,20 +379,6 @@ def _read_checkpoints(folder: Path) -> list[Checkpoint]:
     return checkpoints
 
 
-def _read_labels(run: Path, task: Task) -> tuple[dict[str, bytes], Any]:
-    """Return the content of the run's label file, by file name, and the labels read from it."""
-    if task.labels is None:
-        return {}, None
-    file = run / task.labels.name
-    if read_run_config(run).labels != checksum(file):
-        raise BundleError(
-            f"{file} has changed since the run was trained, so the model's predictions would get "
-            "wrong names. Restore it."
-        )
-    content = file.read_bytes()
-    return {file.name: content}, task.labels.read(file, content)
-
-
 def describe_parts(
     root: CommentedMap, built_objects: Mapping[str, object], task: Task
 ) -> dict[str, Any]:
@@ -487,19 +445,6 @@ def source_files(user_modules: Iterable[str]) -> dict[str, bytes]:
         if name.partition(".")[0] not in installed and file.suffix == ".py":
             sources[f"{name}.py"] = file.read_bytes()
     return sources
-
-
-def recipe_import_notes(sources: Mapping[str, bytes]) -> list[str]:
-    """Write a note for each file that imports `recipes`, which an installed sbkit does not have."""
-    notes = []
-    for file, source in sources.items():
-        names = sorted({name for name in _imported(source) if name.partition(".")[0] == "recipes"})
-        if names:
-            notes.append(
-                f"note: {file} imports {', '.join(names)}, so the bundle only loads in a checkout "
-                "of sbkit, not in an installation."
-            )
-    return notes
 
 
 def distributions(user_modules: Iterable[str], sources: Mapping[str, bytes]) -> list[str]:

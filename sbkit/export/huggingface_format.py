@@ -30,11 +30,12 @@ from sbkit.base.errors import BundleError
 from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
-from sbkit.export.traced import TrainedModel, quiet_exporters
+from sbkit.export.traced import quiet_exporters
 from sbkit.models.asr import AsrModel
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.runtime.onnx_model import BatchLogProbs
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -57,14 +58,13 @@ PROCESSORS = {  # the classes of the processor and the features, by an encoder's
 WAVEFORM_PROCESSOR = ("Wav2Vec2Processor", "Wav2Vec2FeatureExtractor")
 
 
-def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+def write_huggingface(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the model and its processor, and load both with transformers.
 
     Raises:
         BundleError: the model has parts that no class of transformers has.
     """
-    bundle = trained.bundle
-    network = trained.bundle.model.network
+    network = bundle.model.network
     _require_one_head(network)
     transformers = require_package("transformers", extra="export")
     config = bundle.config.parts["Transformer"]["arguments"]["config"]
@@ -74,8 +74,18 @@ def write_huggingface(trained: TrainedModel, folder: Path) -> Sequence[Candidate
     model = transformers.AutoModelForCTC.from_config(settings)
     model.load_state_dict(_renamed_weights(model, network))
     model.save_pretrained(folder)
-    preprocessor = to_json(_preprocessor(config), indent=1) + "\n"
-    (folder / PREPROCESSOR_FILE).write_text(preprocessor, encoding="utf-8")
+    processor, features = PROCESSORS.get(config["model_type"], WAVEFORM_PROCESSOR)
+    preprocessor = {
+        "feature_extractor_type": features,
+        "processor_class": processor,
+        "sampling_rate": config["sample_rate"],
+        "feature_size": config.get("num_mel_bins", 1),
+        "padding_value": 0.0,
+        "return_attention_mask": config.get("feat_extract_norm") != "group",
+        **{name: config[name] for name in AUDIO_SETTINGS if name in config},
+    }
+    text = to_json(preprocessor, indent=1) + "\n"
+    (folder / PREPROCESSOR_FILE).write_text(text, encoding="utf-8")
     tokenizer_files = write_tokenizer(bundle.tokenizer, folder)
     code_files = [WHISPER_FILE] if config["model_type"] == WHISPER else []
     loaded = transformers.pipeline("automatic-speech-recognition", model=str(folder), device="cpu")
@@ -111,19 +121,6 @@ def _require_one_head(network: AsrModel) -> None:
             "The CTC models of transformers are a pretrained encoder and one torch.nn.Linear, but "
             f"this model {reason}. Leave the format out."
         )
-
-
-def _preprocessor(config: Mapping[str, Any]) -> dict[str, object]:
-    processor, features = PROCESSORS.get(config["model_type"], WAVEFORM_PROCESSOR)
-    return {
-        "feature_extractor_type": features,
-        "processor_class": processor,
-        "sampling_rate": config["sample_rate"],
-        "feature_size": config.get("num_mel_bins", 1),
-        "padding_value": 0.0,
-        "return_attention_mask": config.get("feat_extract_norm") != "group",
-        **{name: config[name] for name in AUDIO_SETTINGS if name in config},
-    }
 
 
 def _model_settings(network: Any, config: Mapping[str, Any]) -> dict[str, object]:

@@ -6,7 +6,7 @@ card.json, so that a bundle that gets another decoder gets another card.
 """
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,14 @@ USES = {  # how to load a format, by the name of its folder
     "onnx": "onnxruntime: `audio` (B, S), float32 between -1 and 1, and `audio_lengths` (B,), "
     "int64, give `log_probs` (B, U, V) and `frame_lengths`; pad shorter audio to `min_samples` of "
     "the metadata.",
-    "torch": '`torch.export.load("model.pt2").module()` has the same inputs and outputs. Load only '
-    "files that you trust.",
     "sherpa-onnx": '`OfflineRecognizer.from_fire_red_asr_ctc(model="model.onnx", '
     'tokens="tokens.txt")`, or `from_omnilingual_asr_ctc` for a model with a pretrained encoder, '
-    "computes the features that the model was trained with. If there is `HLG.fst`, "
-    "`OfflineRecognizerConfig` of `sherpa_onnx.offline_recognizer` takes it with the model, "
-    'as `ctc_fst_decoder_config=OfflineCtcFstDecoderConfig(graph="HLG.fst", max_active=3000)`.',
+    "computes the features that the model was trained with.",
     "huggingface": '`transformers.pipeline("automatic-speech-recognition", model=FOLDER)`, without '
     "sbkit. Whisper's encoder needs `trust_remote_code=True`, which runs `whisper_ctc.py`, and "
     "`chunk_length_s=20` for clips of more than 30 s.",
     "speechbrain": "`EncoderASR.from_hparams(source=FOLDER, savedir=None)`, with sbkit installed.",
-    "hub": "a copy of the bundle to upload.",
 }
-FORMATS_WITHOUT_DECODER = ("onnx", "torch")
 
 
 def card_facts(
@@ -166,11 +160,9 @@ def _without_folders(command: str) -> str:
     return FOLDERS_OF_ABSOLUTE_PATH.sub("", command)
 
 
-def write_card_without_results(folder: Path, formats: Container[str]) -> None:
-    """Write the card of a bundle anew, if it has one: with these formats, without its results."""
+def write_card_without_results(folder: Path) -> None:
+    """Write the card of a bundle anew, if it has one, without its results."""
     facts = read_json(folder / FACTS_FILE)
     if facts is not None:
-        kept = {name: use for name, use in facts["formats"].items() if name in formats}
         differs = "those of another decoder"
-        facts |= {"formats": kept, "results": [], "differs": differs, "run": "FOLDER test.csv"}
-        write_card(folder, facts)
+        write_card(folder, facts | {"results": [], "differs": differs, "run": "FOLDER test.csv"})

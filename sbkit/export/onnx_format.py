@@ -25,12 +25,17 @@ from sbkit.export.parity import (
     MAX_DIFFERENCE,
     Candidate,
     Grid,
-    RunBatch,
     TestSets,
     cases,
     describe_failure,
 )
-from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, min_samples, quiet_exporters, trace
+from sbkit.export.traced import (
+    EXAMPLE_BATCH,
+    WaveformModel,
+    min_samples,
+    quiet_exporters,
+    trace,
+)
 from sbkit.models.streaming import StreamingNetwork, streaming_network
 from sbkit.runtime.onnx_model import (
     MODEL_FILES,
@@ -41,6 +46,7 @@ from sbkit.runtime.onnx_model import (
     OnnxStreamingModel,
     State,
 )
+from sbkit.runtime.torch_model import TorchBundle
 
 OPSET = 18  # 17 gives an invalid model; every runtime of the last years supports 18
 MAX_INTEGER_MISMATCHES = 1e-3  # of all integers: a value between two may be rounded to either
@@ -50,30 +56,39 @@ Proto = Any  # a message of the package onnx, which makes its classes at run tim
 # Recognizers and voice activity detectors
 
 
-def write_onnx(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+def write_onnx(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write ``model.onnx`` and ``model.int8.onnx``, and the chunk graph of a streaming model.
 
     A voice activity detector has only a chunk graph, for one frame: the exporter unrolls its GRU.
     """
-    bundle = trained.bundle
+    rate = bundle.config.sample_rate
     metadata = {
-        "sample_rate": bundle.config.sample_rate,
+        "sample_rate": rate,
         "samples_per_frame": bundle.model.samples_per_frame,
         "blank": bundle.blank,
         WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
     }
     candidates: list[Candidate] = []
     if bundle.labels is not None:
-        metadata_of_clips = metadata | {"min_samples": min_samples(trained.program)}
+        noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
+        program = trace(
+            WaveformModel(bundle.model.network).eval(),
+            noise,
+            torch.tensor([rate, rate * 3 // 4, rate // 2]),
+        )
+        metadata_of_clips = metadata | {"min_samples": min_samples(program)}
         outputs = ["log_probs", "frame_lengths"]
-        model = make_onnx(trained.program, ["audio", "audio_lengths"], outputs)
+        model = make_onnx(program, ["audio", "audio_lengths"], outputs)
         save_onnx(model, folder / MODEL_FILES["fp32"], metadata_of_clips)
         _quantize(model, folder / MODEL_FILES["int8"], metadata_of_clips)
         for precision, file in MODEL_FILES.items():
             log_probs = OnnxModel((folder / file).read_bytes()).log_probs
-            candidates.append(_candidate(precision, precision, file, log_probs))
+            is_exact = precision == "fp32"
+            candidates.append(
+                Candidate(name=precision, files=(file,), is_exact=is_exact, log_probs=log_probs)
+            )
     if bundle.model.chunks is not None:
-        candidates += _write_chunk(trained, folder, metadata | asdict(bundle.model.chunks))
+        candidates += _write_chunk(bundle, folder, metadata | asdict(bundle.model.chunks))
     return candidates
 
 
@@ -198,9 +213,12 @@ class ChunkModel(nn.Module):
         return log_probs, frames, *vars(next_state).values()
 
 
-def _trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
-    """Trace a chunk for any number of sessions; return also the names of its state's tensors."""
-    stream = streaming_network(model)
+def _write_chunk(
+    bundle: TorchBundle, folder: Path, metadata: Mapping[str, object]
+) -> list[Candidate]:
+    """Write the chunk graph of a streaming model, for a recognizer also in int8."""
+    network = bundle.model.network
+    stream = streaming_network(network)
     assert stream is not None
     start: Any = stream.start()
     state = vars(type(start).stack([start] * EXAMPLE_BATCH))
@@ -209,38 +227,29 @@ def _trace_chunk(model: Any) -> tuple[ExportedProgram, list[str]]:
     lengths = torch.tensor([stream.chunk_samples, stream.chunk_samples, stream.chunk_samples // 2])
     sessions = {0: Dim.DYNAMIC}
     program = trace(
-        ChunkModel(stream, model.model).eval(),
+        ChunkModel(stream, network.model).eval(),
         *(noise, lengths, *state.values()),
         dynamic_shapes=(sessions, sessions, tuple(sessions for _ in state)),
     )
-    return program, [*state]
-
-
-def _write_chunk(
-    trained: TrainedModel, folder: Path, metadata: Mapping[str, object]
-) -> list[Candidate]:
-    """Write the chunk graph of a streaming model, for a recognizer also in int8."""
-    program, state = _trace_chunk(trained.bundle.model.network)
     outputs = ["log_probs", "frame_lengths", *(f"next_{name}" for name in state)]
     model = make_onnx(program, ["audio", "audio_lengths", *state], outputs)
     files = OnnxStreamingModel.files
     save_onnx(model, folder / files["fp32"], metadata)
     precisions = ["fp32"]
-    if trained.bundle.labels is not None:
+    if bundle.labels is not None:
         _quantize(model, folder / files["int8"], metadata)
         precisions.append("int8")
     candidates = []
     for precision in precisions:
-        stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
-        log_probs = partial(_run_in_chunks, stream)
-        name = f"streaming, {precision}"
-        candidates.append(_candidate(name, precision, files[precision], log_probs))
+        onnx_stream = OnnxStreamingModel((folder / files[precision]).read_bytes())
+        candidate = Candidate(
+            name=f"streaming, {precision}",
+            files=(files[precision],),
+            is_exact=precision == "fp32",
+            log_probs=partial(_run_in_chunks, onnx_stream),
+        )
+        candidates.append(candidate)
     return candidates
-
-
-def _candidate(name: str, precision: str, file: str, log_probs: RunBatch) -> Candidate:
-    is_exact = precision == "fp32"
-    return Candidate(name=name, files=(file,), is_exact=is_exact, log_probs=log_probs)
 
 
 def _run_in_chunks(stream: OnnxStreamingModel, audio: Float32s, lengths: Counts) -> BatchLogProbs:
@@ -329,13 +338,12 @@ class WrittenGraph:
 
 
 def write_graphs(
-    trained: TrainedModel, folder: Path, grid: Grid, test_sets: TestSets | str
+    bundle: TorchBundle, folder: Path, grid: Grid, test_sets: TestSets | str
 ) -> list[WrittenGraph]:
-    """Write the graphs of a task into the folder of their format, and compare them."""
-    export = trained.bundle.task.require_export()
-    model = trained.bundle.model
-    graphs = {name: graph for name, graph in export.graphs.items() if graph.format == folder.name}
-    rate = trained.bundle.config.sample_rate
+    """Write the graphs of a task, and compare them."""
+    graphs = bundle.task.require_export().graphs
+    model = bundle.model
+    rate = bundle.config.sample_rate
     metadata = {
         "sample_rate": rate,
         WEIGHTS_SHA256: read_checksums(folder.parent).get(WEIGHTS_FILE, ""),
@@ -344,9 +352,6 @@ def write_graphs(
     noise = next(Grid(batch_sizes=(EXAMPLE_BATCH,), seconds=(1.0,)).cases(rate))
     written = []
     for name, graph in graphs.items():
-        graph_metadata, texts = graph.companions(trained.bundle)
-        for text_file, content in texts.items():
-            (folder / text_file).write_text(content, encoding="utf-8")
         example = graph.arguments(model.run, noise.audio, noise.lengths)
         dynamic = tuple(  # the first two dimensions, except where they have size 1
             {dim: Dim.DYNAMIC for dim, size in enumerate(array.shape[:2]) if size > 1}
@@ -359,8 +364,8 @@ def write_graphs(
         )
         file = folder / f"{name}.onnx"
         onnx_model = make_onnx(program, graph.inputs, graph.outputs)
-        save_onnx(onnx_model, file, {**metadata, **graph_metadata})
-        written.append(WrittenGraph(name, (file.name, *texts), OnnxModel(file.read_bytes()).run))
+        save_onnx(onnx_model, file, metadata)
+        written.append(WrittenGraph(name, (file.name,), OnnxModel(file.read_bytes()).run))
     for case in cases(grid, test_sets, rate):
         for output, (name, graph) in zip(written, graphs.items(), strict=True):
             arguments = graph.arguments(model.run, case.audio, case.lengths)

@@ -25,9 +25,10 @@ from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.evaluate.wer_report import rates_and_counts
-from sbkit.export.traced import TrainedModel, trained_log_probs
+from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.logs.progress import progress_bar
 from sbkit.models.pretrained.whisper import StoredPositions
+from sbkit.runtime.batch_shapes import pad_clips
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.test_sets import read_whole_clips
@@ -62,15 +63,6 @@ class Case:
     description: str
     rows: Sequence[Mapping[str, Any]] = ()
 
-    @classmethod
-    def of_clips(cls, rows: Sequence[Mapping[str, Any]]) -> "Case":
-        """Make a batch from rows of a test set, which have `audio` (S,) int16."""
-        lengths = np.array([len(row["audio"]) for row in rows], np.int64)
-        audio = np.zeros((len(rows), lengths.max()), np.float32)
-        for samples, length, row in zip(audio, lengths, rows, strict=True):
-            samples[:length] = row["audio"] / np.float32(FULL_SCALE)
-        return cls(audio, lengths, f"{len(rows)} test clips", rows)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
@@ -83,7 +75,6 @@ class Candidate:
         is_exact: whether log-probabilities and tokens must equal the trained model's; otherwise
             only error rates are compared.
         transcribe: transcribes clips (S,), if the format's users have a decoder of their own.
-        decoder: the bundle's decoder that it is compared with.
     """
 
     name: str
@@ -91,7 +82,6 @@ class Candidate:
     log_probs: RunBatch
     is_exact: bool = True
     transcribe: Callable[[Sequence[Float32s]], list[str]] | None = None
-    decoder: str = GREEDY
 
 
 @dataclass(frozen=True)
@@ -157,7 +147,9 @@ class Agreement:
             return
         for trained, written in zip(_split(expected), _split(actual), strict=True):
             if best_tokens(trained, blank) != best_tokens(written, blank):
-                self.utterances_with_other_tokens += not _are_ties(trained, written)
+                chosen = np.take_along_axis(trained, written.argmax(1)[:, None], 1).squeeze(1)
+                are_ties = bool((trained.max(1) - chosen <= TIE_DIFFERENCE).all())
+                self.utterances_with_other_tokens += not are_ties
             difference = float(np.abs(trained - written).max(initial=0))
             if not difference <= self.largest_difference:  # also true for NaN
                 self.largest_difference = difference
@@ -212,13 +204,9 @@ class Comparison:
         return self.candidate.transcribe([clip[:length] for clip, length in clips])
 
     def _decode(self, output: BatchLogProbs) -> list[str]:
-        """Decode log-probabilities with the candidate's decoder."""
-        tokenizer, decoder = self.bundle.tokenizer, self.bundle.decoder
-        if self.candidate.decoder == GREEDY or decoder is None:
-            best = [best_tokens(clip, self.bundle.blank) for clip in _split(output)]
-        else:
-            best = [[*decoder.nbest(clip)[0].tokens] for clip in _split(output)]
-        return [tokenizer.decode(tokens) for tokens in best]
+        """Decode log-probabilities greedily."""
+        best = (best_tokens(clip, self.bundle.blank) for clip in _split(output))
+        return [self.bundle.tokenizer.decode(tokens) for tokens in best]
 
     @property
     def max_difference(self) -> float:
@@ -281,7 +269,7 @@ class Comparison:
             else {
                 "sets": {name: len(rows) for name, rows in test_sets.items()},
                 **asdict(self.clips),
-                "decoder": self.candidate.decoder,
+                "decoder": GREEDY,
                 "transcripts_with_other_words": self.other_words,
                 "error_rates": rates_and_counts(self.errors, by_words=by_words),
                 "error_rates_of_the_trained_model": rates_and_counts(
@@ -297,7 +285,7 @@ def describe_failure(batch: str, error: Exception) -> str:
 
 
 def compare(
-    trained: TrainedModel,
+    bundle: TorchBundle,
     candidates: Mapping[str, Sequence[Candidate]],
     grid: Grid,
     test_sets: TestSets | str,
@@ -306,17 +294,18 @@ def compare(
 
     Candidates and reports are by format; the reports of a format are by candidate.
     """
-    rate = trained.bundle.config.sample_rate
-    if positions := _stored_positions(trained.bundle):
-        samples = positions * trained.bundle.model.samples_per_frame
+    rate = bundle.config.sample_rate
+    trained = WaveformModel(bundle.model.network).eval()
+    if positions := _stored_positions(bundle):
+        samples = positions * bundle.model.samples_per_frame
         grid = grid.up_to(samples_to_seconds(samples, rate))
     comparisons = {
-        format: [Comparison(candidate, trained.bundle) for candidate in format_candidates]
+        format: [Comparison(candidate, bundle) for candidate in format_candidates]
         for format, format_candidates in candidates.items()
     }
     for case in cases(grid, test_sets, rate):
         with model_errors_as_bundle_errors(case.description):
-            expected = trained_log_probs(trained.waveform, case.audio, case.lengths)
+            expected = trained_log_probs(trained, case.audio, case.lengths)
         for comparison in chain.from_iterable(comparisons.values()):
             comparison.add(case, expected)
     return {
@@ -334,20 +323,20 @@ def _stored_positions(bundle: TorchBundle) -> int:
 def cases(grid: Grid, test_sets: TestSets | str, rate: int) -> Iterator[Case]:
     """Yield the batches of the grid, then batches of test clips; show the progress."""
     sets = [] if isinstance(test_sets, str) else [*test_sets.values()]
-    batches = (batch for rows in sets for batch in read_whole_clips(rows, rate))
-    test_cases = (Case.of_clips([*batch.values()]) for batch in batches)
+
+    def test_cases() -> Iterator[Case]:
+        for rows in sets:
+            for batch in read_whole_clips(rows, rate):
+                clips = [row["audio"] for row in batch.values()]
+                audio, lengths = pad_clips(clips, max(map(len, clips)))
+                description = f"{len(clips)} test clips"
+                yield Case(audio / np.float32(FULL_SCALE), lengths, description, [*batch.values()])
+
     clips = sum(batch_size for batch_size, *_ in grid.combinations) + sum(map(len, sets))
     with progress_bar("comparing with the trained model", clips) as advance:
-        for case in chain(grid.cases(rate), test_cases):
+        for case in chain(grid.cases(rate), test_cases()):
             yield case
             advance(len(case.lengths))
-
-
-def _are_ties(trained: Float32s, written: Float32s) -> bool:
-    """Return whether all best tokens of a format are tied with the trained model's: (U, V)."""
-    best = np.take_along_axis(trained, trained.argmax(1)[:, None], 1)
-    chosen = np.take_along_axis(trained, written.argmax(1)[:, None], 1)
-    return bool((best - chosen <= TIE_DIFFERENCE).all())
 
 
 def _split(output: BatchLogProbs) -> list[Float32s]:

@@ -7,14 +7,13 @@ omnilingual-asr-ctc  whole clips, from waveforms, for a pretrained encoder
 
 sherpa-onnx computes the features itself, with settings of the model type. Those of
 fire-red-asr-2-ctc are sbkit's: no partial windows, filters up to half the sample rate, the scale of
-int16. A decoding graph of the bundle is written as `HLG.fst`. Texts of sherpa-onnx contain special
-tokens such as <unk>, which sbkit omits. A streaming model is written for whole clips only.
+int16. It decodes greedily, and its texts contain special tokens such as <unk>, which sbkit omits. A
+streaming model is written for whole clips only.
 
 Legend: B clips, S samples, T feature frames, M mel bins, U frames, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,9 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.imports import require_package
 from sbkit.base.units import SAMPLE_RATE, shift_samples
-from sbkit.decoding.decoding_graph import MAX_ACTIVE_STATES, GraphDecoder
 from sbkit.export.onnx_format import make_onnx, save_onnx
 from sbkit.export.parity import Candidate, RunBatch, join
-from sbkit.export.traced import EXAMPLE_BATCH, TrainedModel, trace
+from sbkit.export.traced import EXAMPLE_BATCH, trace
 from sbkit.models.pretrained.features import VARIANCE_EPS as MODEL_EPS
 from sbkit.models.pretrained.features import NormalizedAudio
 from sbkit.runtime.onnx_model import BatchLogProbs, OnnxModel
@@ -40,7 +38,6 @@ from sbkit.runtime.torch_model import TorchBundle
 
 MODEL_FILE = "model.onnx"
 TOKENS_FILE = "tokens.txt"
-GRAPH_FILE = "HLG.fst"
 FIRE_RED = "fire-red-asr-2-ctc"
 OMNILINGUAL = "omnilingual-asr-ctc"
 BLANK = "<blk>"  # sherpa-onnx finds the blank by this name
@@ -48,66 +45,43 @@ N_MELS = 80  # of FIRE_RED
 SHERPA_EPS = 1e-5  # what sherpa-onnx adds to the variance of a clip; the encoder adds MODEL_EPS
 
 
-@dataclass(frozen=True)
-class ClipFormat:
-    """A model type of sherpa-onnx for whole clips.
-
-    model_type: its name in sherpa-onnx.
-    factory: the method of `sherpa_onnx.OfflineRecognizer` that loads it.
-    write: writes the model into a file; returns a function that runs the file.
-    """
-
-    model_type: str
-    factory: str
-    write: Callable[[TrainedModel, Path], RunBatch]
-
-
-def write_sherpa(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
-    """Write the model and its tokens, and the decoding graph of the bundle, if it has one.
+def write_sherpa(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
+    """Write the model and its tokens.
 
     Raises:
         BundleError: sherpa-onnx cannot compute the features of the model.
     """
-    sherpa = require_package("sherpa_onnx", extra="export")
-    bundle = trained.bundle
-    clip_format = _find_clip_format(bundle)
-    log_probs = clip_format.write(trained, folder / MODEL_FILE)
+    recognizers = require_package("sherpa_onnx", extra="export").OfflineRecognizer
+    file, tokens_file = folder / MODEL_FILE, folder / TOKENS_FILE
+    features = bundle.model.network.encoder.modules.get("compute_features")
+    body = getattr(features, "body", None)
+    if type(features) is Fbank:
+        model_type, write = FIRE_RED, _write_fire_red
+        load = recognizers.from_fire_red_asr_ctc
+        is_supported = features.n_mels == N_MELS
+    else:
+        model_type, write = OMNILINGUAL, _write_omnilingual
+        load = recognizers.from_omnilingual_asr_ctc
+        is_supported = isinstance(body, NormalizedAudio) and body.do_normalize
+    if not is_supported or bundle.config.sample_rate != SAMPLE_RATE:
+        raise BundleError(
+            f"sherpa-onnx computes the features of a model itself, at {SAMPLE_RATE} Hz: those of "
+            f"an Fbank with {N_MELS} mel bins, or a normalized waveform. This model has others. "
+            "Leave the format out."
+        )
+    log_probs = write(bundle, file)
     names = dict(enumerate(bundle.tokenizer.pieces())) | {bundle.blank: BLANK}
     tokens = "".join(f"{name} {id}\n" for id, name in names.items())
-    (folder / TOKENS_FILE).write_text(tokens, encoding="utf-8")
-    recognizer_factory = getattr(sherpa.OfflineRecognizer, clip_format.factory)
-    recognizer = recognizer_factory(
-        model=str(folder / MODEL_FILE), tokens=str(folder / TOKENS_FILE)
-    )
-    greedy = Candidate(
-        name=clip_format.model_type,
-        files=(MODEL_FILE,),
-        log_probs=log_probs,
-        transcribe=partial(_transcribe, recognizer),
-    )
-    candidates = [greedy]
-    decoder = bundle.decoder
-    if isinstance(decoder, GraphDecoder):
-        decoder.graph.write(str(folder / GRAPH_FILE))
-        with_graph = replace(
-            greedy,
-            name=f"{clip_format.model_type}, {GRAPH_FILE}",
-            files=(GRAPH_FILE,),
-            transcribe=partial(_transcribe, load_with_graph(recognizer, folder / GRAPH_FILE)),
-            decoder="graph",
+    tokens_file.write_text(tokens, encoding="utf-8")
+    recognizer = load(model=str(file), tokens=str(tokens_file))
+    return [
+        Candidate(
+            name=model_type,
+            files=(MODEL_FILE,),
+            log_probs=log_probs,
+            transcribe=partial(_transcribe, recognizer),
         )
-        candidates.append(with_graph)
-    return candidates
-
-
-def _find_clip_format(bundle: TorchBundle) -> ClipFormat:
-    """Return the model type whose features are those of the model, or raise BundleError."""
-    features = bundle.model.network.encoder.modules.get("compute_features")
-    if isinstance(getattr(features, "body", None), NormalizedAudio):
-        require_normalized_audio(features)
-        return ClipFormat(OMNILINGUAL, "from_omnilingual_asr_ctc", _write_omnilingual)
-    _require_fbank(features, bundle.config.sample_rate)
-    return ClipFormat(FIRE_RED, "from_fire_red_asr_ctc", _write_fire_red)
+    ]
 
 
 def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
@@ -118,19 +92,6 @@ def _transcribe(recognizer: Any, clips: Sequence[Float32s]) -> list[str]:
         recognizer.decode_stream(stream)
         texts.append(str(stream.result.text))
     return texts
-
-
-def load_with_graph(recognizer: Any, graph: Path) -> Any:
-    """Load the model of a recognizer with a decoding graph.
-
-    No public function takes a graph for these model types, so it uses a private class of 2.0.1.
-    """
-    sherpa = require_package("sherpa_onnx", extra="export").offline_recognizer
-    decoding = sherpa.OfflineCtcFstDecoderConfig(graph=str(graph), max_active=MAX_ACTIVE_STATES)
-    config = sherpa.OfflineRecognizerConfig(
-        model_config=recognizer.config.model_config, ctc_fst_decoder_config=decoding
-    )
-    return sherpa._Recognizer(config)
 
 
 # Models of log-mel features: FIRE_RED
@@ -150,8 +111,7 @@ class FeatureModel(nn.Module):
         return self.model.ctc_log_probs(states), frames
 
 
-def _write_fire_red(trained: TrainedModel, file: Path) -> RunBatch:
-    bundle = trained.bundle
+def _write_fire_red(bundle: TorchBundle, file: Path) -> RunBatch:
     frames = 100 * EXAMPLE_BATCH
     lengths = torch.tensor([frames, frames - 20, frames // 2])
     network = bundle.model.network
@@ -166,20 +126,6 @@ def _write_fire_red(trained: TrainedModel, file: Path) -> RunBatch:
     }
     save_onnx(graph, file, metadata)
     return partial(_feature_log_probs, network, OnnxModel(file.read_bytes()))
-
-
-def _require_fbank(features: object, sample_rate: int) -> None:
-    """Raise BundleError unless a model takes the features that sherpa-onnx computes."""
-    if type(features) is not Fbank:
-        raise BundleError(
-            f"sherpa-onnx can only compute the features of sbkit's Fbank, but this model has "
-            f"{type(features).__qualname__}. Leave the format out."
-        )
-    if features.n_mels != N_MELS or sample_rate != SAMPLE_RATE:
-        raise BundleError(
-            f"sherpa-onnx can only compute {N_MELS} mel bins at {SAMPLE_RATE} Hz, but this model "
-            f"has {features.n_mels} bins at {sample_rate} Hz. Leave the format out."
-        )
 
 
 @torch.inference_mode()
@@ -218,23 +164,9 @@ class SherpaNormalizedModel(nn.Module):
         return log_probs
 
 
-def require_normalized_audio(features: Any) -> None:
-    """Raise BundleError if a model of waveforms was not trained on normalized audio at 16 kHz."""
-    if not features.body.do_normalize:
-        raise BundleError(
-            "sherpa-onnx normalizes waveforms, but this model was trained with `do_normalize: "
-            "false`. Leave the format out."
-        )
-    if features.sample_rate != SAMPLE_RATE:
-        raise BundleError(
-            f"sherpa-onnx needs waveforms at {SAMPLE_RATE} Hz, but this model was trained at "
-            f"{features.sample_rate} Hz. Leave the format out."
-        )
-
-
-def _write_omnilingual(trained: TrainedModel, file: Path) -> RunBatch:
+def _write_omnilingual(bundle: TorchBundle, file: Path) -> RunBatch:
     example = torch.randn(EXAMPLE_BATCH, SAMPLE_RATE, generator=torch.Generator().manual_seed(0))
-    program = trace(SherpaNormalizedModel(trained.bundle.model.network).eval(), example)
+    program = trace(SherpaNormalizedModel(bundle.model.network).eval(), example)
     save_onnx(make_onnx(program, ["audio"], ["log_probs"]), file, {"model_type": OMNILINGUAL})
     session = require_package("onnxruntime", extra="export").InferenceSession(file)
     return partial(_waveform_log_probs, session)

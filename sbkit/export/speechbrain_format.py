@@ -21,8 +21,9 @@ from sbkit.base.imports import require_package
 from sbkit.bundle.config import Plain
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
 from sbkit.export.parity import Candidate
-from sbkit.export.traced import TrainedModel, WaveformModel, trained_log_probs
+from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.models.asr import AsrModel
+from sbkit.runtime.torch_model import TorchBundle
 from sbkit.text.vocabulary import Vocabulary
 
 YAML_FILE, ENCODER_FILE, TOKENIZER_FILE = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"
@@ -44,12 +45,10 @@ pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
 """
 
 
-def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate]:
+def write_speechbrain(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
     """Write the YAML, the weights and the tokenizer, and load them with EncoderASR."""
     inference: Any = require_package("speechbrain.inference.ASR", extra="export")
-    bundle = trained.bundle
-    tokenizer = trained.bundle.tokenizer
-    config = bundle.config
+    network, tokenizer, config = bundle.model.network, bundle.tokenizer, bundle.config
     arguments = {
         "model": list(config.model),
         "vocabulary": {
@@ -65,12 +64,13 @@ def write_speechbrain(trained: TrainedModel, folder: Path) -> Sequence[Candidate
         + TAIL,
         encoding="utf-8",
     )
+    # The bundle runs already, so its own classes may be imported again.
+    modules = frozenset(type(module).__module__ for module in network.modules())
     parts = {
-        name: build_from_spec(plain, user_modules=trained.user_modules)
-        for name, plain in config.parts.items()
+        name: build_from_spec(plain, user_modules=modules) for name, plain in config.parts.items()
     }
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
-    encoder.waveform.parts.load_state_dict(bundle.model.network.model.state_dict())
+    encoder.waveform.parts.load_state_dict(network.model.state_dict())
     torch.save(encoder.state_dict(), folder / ENCODER_FILE)
     (folder / TOKENIZER_FILE).write_bytes(tokenizer.content)
     loaded = inference.EncoderASR.from_hparams(source=str(folder.absolute()), savedir=None)

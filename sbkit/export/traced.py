@@ -1,4 +1,4 @@
-"""A trained recognizer as one module, and its traced graph, which all formats share.
+"""A trained recognizer as one module, which formats are traced from and compared with.
 
 Legend: B utterances, S samples, U frames, V vocabulary.
 """
@@ -7,8 +7,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
-from functools import cached_property
 from io import StringIO
 from typing import Any
 
@@ -22,7 +20,6 @@ from sbkit.base.arrays import Counts, Float32s
 from sbkit.base.errors import BundleError
 from sbkit.base.torch_internals import keep_device_guard
 from sbkit.runtime.onnx_model import BatchLogProbs
-from sbkit.runtime.torch_model import TorchBundle
 
 EXAMPLE_BATCH = 3  # utterances; exporters may take a 1 or 2 for a constant of the model
 
@@ -93,26 +90,6 @@ def quiet_exporters() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled_level)
-
-
-@dataclass(frozen=True)
-class TrainedModel:
-    """A trained recognizer; ``user_modules`` are the modules of its parts that `--import` names."""
-
-    bundle: TorchBundle
-    user_modules: frozenset[str] = frozenset()
-
-    @cached_property
-    def waveform(self) -> WaveformModel:
-        """The model as one module."""
-        return WaveformModel(self.bundle.model.network).eval()
-
-    @cached_property
-    def program(self) -> ExportedProgram:
-        """The graph, traced on noise of three lengths."""
-        rate = self.bundle.config.sample_rate
-        noise = torch.randn(EXAMPLE_BATCH, rate, generator=torch.Generator().manual_seed(0)) / 10
-        return trace(self.waveform, noise, torch.tensor([rate, rate * 3 // 4, rate // 2]))
 
 
 @torch.inference_mode()

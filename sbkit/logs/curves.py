@@ -1,10 +1,9 @@
-"""Draw the curves of a run, or of two runs in the same panels, from ``train_log.jsonl`` as PNG."""
+"""Draw the curves of a run from ``train_log.jsonl`` as PNG."""
 
-import base64
 import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +35,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "level": {"linewidth": 1, "linestyle": "--"},  # horizontal, over the whole panel
 }
 DPI = 120
+CURVES = "curves.png"  # of a run
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
     decoders = {split: test.get("decoder") for split, test in tests.items()}
     # Every epoch is validated with greedy decoding.
     validation_decoder = " (greedy)" if any(decoders.values()) else ""
-    for color, name in enumerate(_names(epochs, metrics), start=3):
+    logged = dict.fromkeys(name for epoch in epochs for name in epoch)
+    of_sets = [name for name in logged if name not in metrics and base_name(name) in metrics]
+    names = [*(name for name in metrics if name in logged), *of_sets]
+    for color, name in enumerate(names, start=3):
         metric = metrics[base_name(name)]
         scale, unit = (100, " %") if metric.is_fraction else (1, f" {metric.unit}".rstrip())
         for xs, ys in _points(epochs, "epoch", name, scale=scale):
@@ -93,15 +96,6 @@ def curves_of(records: Sequence[Record], metrics: Metrics) -> Iterator[Curve]:
 
 def _select(records: Sequence[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
-
-
-def _names(epochs: Sequence[Record], metrics: Metrics) -> list[str]:
-    """List the logged metrics in the recipe's order, then those of each validation set."""
-    logged = dict.fromkeys(name for epoch in epochs for name in epoch)
-    return [
-        *(name for name in metrics if name in logged),
-        *(name for name in logged if name not in metrics and base_name(name) in metrics),
-    ]
 
 
 def _points(
@@ -137,42 +131,26 @@ def can_draw() -> bool:
 
 def draw_curves(log_file: Path, png: Path, metrics: Metrics) -> None:
     """Draw the curves of a run so far."""
-    write_picture(png, lambda: draw_png([read_log(log_file)], metrics))
+    write_picture(png, lambda: draw_png(read_log(log_file), metrics))
 
 
-def encode_curves(runs: Sequence[Sequence[Record]], metrics: Metrics) -> str:
-    """Draw the curves of runs as base64 PNG; return "" without records or matplotlib."""
-    logged_runs = [records for records in runs if records]
-    if not logged_runs or not can_draw():
-        return ""
-    return base64.b64encode(draw_png(logged_runs, metrics)).decode()
-
-
-def draw_png(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
-    """Draw the four panels as PNG; two runs are labeled A and B and have different colors."""
+def draw_png(records: Sequence[Record], metrics: Metrics) -> bytes:
+    """Draw the four panels as PNG."""
     from matplotlib.figure import Figure  # takes 0.7 s; without pyplot, the backend is Agg
 
     figure = Figure(figsize=(12, 8), dpi=DPI, layout="constrained")  # inches
     panels = dict(zip(AXES, figure.subplots(2, 2).flat, strict=True))
-    for index, records in enumerate(runs):
-        for curve in curves_of(records, metrics):
-            if len(runs) == 1:
-                _draw(panels[curve.panel], curve)
-            elif curve.style != "faint":
-                label = f"{'AB'[index]} {curve.label}".strip()
-                _draw(panels[curve.panel], replace(curve, label=label, color=index))
+    for curve in curves_of(records, metrics):
+        axes = panels[curve.panel]
+        style = {"color": f"tab:{COLORS[curve.color % len(COLORS)]}", **STYLES[curve.style]}
+        if curve.style == "level":
+            axes.axhline(curve.ys[0], label=curve.label, **style)
+        else:
+            axes.plot(curve.xs, curve.ys, label=curve.label, **style)
     for title, axes in panels.items():
         _finish(axes, title)
     figure.savefig(png := io.BytesIO(), format="png")
     return png.getvalue()
-
-
-def _draw(axes: "Axes", curve: Curve) -> None:
-    style = {"color": f"tab:{COLORS[curve.color % len(COLORS)]}", **STYLES[curve.style]}
-    if curve.style == "level":
-        axes.axhline(curve.ys[0], label=curve.label, **style)
-    else:
-        axes.plot(curve.xs, curve.ys, label=curve.label, **style)
 
 
 def _finish(axes: "Axes", title: str) -> None:

@@ -1,4 +1,4 @@
-"""HTML pages of results, comparisons and data: each is one file that loads nothing else.
+"""HTML pages of results and of data: each is one file that loads nothing else.
 
 They share a template, a style and a script. jinja2 escapes all data, and a content security policy
 forbids all requests and all other scripts and styles.
@@ -15,17 +15,13 @@ from sbkit.base.files import to_json
 
 EMPTY_SECTIONS = {  # the contents of sections that a page leaves out
     "notes": (),
-    "runs": (),
-    "names": (),
+    "test": None,
     "sections": (),
     "slices": {},
-    "curves": "",
     "pictures": {},
-    "known": None,
-    "compared": None,
     "facts": None,
     "players": {},
-    "data": {"sets": {}, "runs": 0, "byWords": True},
+    "data": {"sets": {}, "byWords": True},
 }
 
 

@@ -9,14 +9,13 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import Progress as Bar
 from rich.text import Text
 
 from sbkit.logs.handlers import is_first_rank, is_logged_to_screen
@@ -26,7 +25,7 @@ from sbkit.logs.run_log import EpochFigures, StepFigures
 logger = logging.getLogger(__name__)
 
 LINE_SECONDS = 60.0  # between two lines of the log
-REFRESH_SECONDS = 0.2  # between two updates of a bar
+REFRESH_SECONDS = 0.2  # between two updates of a line
 
 Clock = Callable[[], float]
 
@@ -60,6 +59,50 @@ def no_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
     return False
 
 
+class _LiveLine:
+    """A line that a terminal or a notebook shows live; elsewhere it is logged once a minute.
+
+    Where it is shown live, it is logged for debugging only.
+    """
+
+    def __init__(self, *, to_stderr: bool, is_hidden: bool, now: float) -> None:
+        stream = sys.stderr if to_stderr else sys.stdout
+        is_on_terminal = stream.isatty()  # not FORCE_COLOR, which a notebook's children inherit
+        console = Console(stderr=to_stderr, force_terminal=is_on_terminal, highlight=False)
+        self._is_hidden = is_hidden
+        self._is_on_terminal = is_on_terminal
+        self.is_in_cell = console.is_jupyter and not is_hidden
+        # No refresh thread: a thread that wakes four times a second would compete for the GIL. What
+        # is redirected goes above the line; what goes to a file still goes there.
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self.logged_at = now
+
+    def show(self, line: str, now: float) -> None:
+        if self._is_hidden:
+            return
+        if self.is_in_cell:
+            show_in_cell(line)
+        elif self._is_on_terminal:
+            self._live.start()
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        if now - self.logged_at >= LINE_SECONDS:
+            self.logged_at = now
+            is_live = self.is_in_cell or self._is_on_terminal
+            logger.log(logging.DEBUG if is_live else logging.INFO, line)
+
+    def close(self) -> None:
+        """Remove the line."""
+        self._live.stop()
+        if self.is_in_cell:
+            show_in_cell("")
+
+
 @contextmanager
 def progress_bar(
     title: str, total: float | None, *, quiet: bool = False, clock: Clock = time.perf_counter
@@ -67,68 +110,30 @@ def progress_bar(
     """Show progress on rank 0: live on a terminal or in a notebook, else a line each minute.
 
     Yields a function that takes the amount of work done since its last call. ``total`` is in the
-    same unit, or None if unknown. The bar is drawn on standard error, because standard output may
-    hold a result.
+    same unit, or None if unknown. The line is on standard error, because standard output may hold a
+    result.
     """
-    on_terminal = sys.stderr.isatty()  # not FORCE_COLOR, which a notebook's children inherit
-    console = Console(stderr=True, force_terminal=on_terminal)
-    is_hidden = quiet or not is_first_rank()
-    bar = Bar(
-        console=console,
-        transient=True,
-        auto_refresh=False,  # a thread that redraws the bar would compete for the GIL
-        redirect_stdout=sys.stdout.isatty(),  # piped output does not disturb the bar
-        disable=is_hidden or not on_terminal,
-    )
-    with nullcontext() if bar.disable else bar:  # rich before 14.3 would print an empty line
-        reporter = _Reporter(bar, title, total, is_hidden=is_hidden, clock=clock)
-        try:
-            yield reporter.advance
-        finally:
-            reporter.close()
+    start = clock()
+    live_line = _LiveLine(to_stderr=True, is_hidden=quiet or not is_first_rank(), now=start)
+    done, shown_at = 0.0, start - REFRESH_SECONDS
 
+    def advance(amount: float) -> None:
+        nonlocal done, shown_at
+        done += amount
+        now = clock()
+        if now - shown_at < REFRESH_SECONDS:
+            return
+        shown_at = now
+        line = f"{title}: {done:,.0f} done"
+        if total and 0 < done <= total:
+            seconds_left = _format_duration((now - start) * (total - done) / done)
+            line = f"{title}: {100 * done / total:.0f} % done, about {seconds_left} left"
+        live_line.show(line, now)
 
-class _Reporter:
-    """Counts the work done, and reports it live and in the log."""
-
-    def __init__(
-        self, bar: Bar, title: str, total: float | None, *, is_hidden: bool, clock: Clock
-    ) -> None:
-        self._bar = bar
-        self._is_in_cell = bar.console.is_jupyter and not is_hidden
-        self._task = bar.add_task(title, total=total or None)
-        self._title = title
-        self._total = total
-        self._is_hidden = is_hidden
-        self._clock = clock
-        self._start = clock()
-        self._last_line = self._start
-        self._last_refresh = self._start - REFRESH_SECONDS
-        self._done = 0.0
-
-    def advance(self, amount: float) -> None:
-        self._done += amount
-        now = self._clock()
-        if now - self._last_refresh >= REFRESH_SECONDS:
-            self._last_refresh = now
-            self._bar.update(self._task, completed=self._done, refresh=True)
-            if self._is_in_cell:
-                show_in_cell(self._line(now))
-        if now - self._last_line >= LINE_SECONDS and not self._is_hidden:
-            self._last_line = now
-            is_live = self._is_in_cell or not self._bar.disable
-            logger.log(logging.DEBUG if is_live else logging.INFO, self._line(now))
-
-    def close(self) -> None:
-        if self._is_in_cell:
-            show_in_cell("")
-
-    def _line(self, now: float) -> str:
-        if not self._total or not 0 < self._done <= self._total:
-            return f"{self._title}: {self._done:,.0f} done"
-        seconds_left = (now - self._start) * (self._total - self._done) / self._done
-        percent = 100 * self._done / self._total
-        return f"{self._title}: {percent:.0f} % done, about {_format_duration(seconds_left)} left"
+    try:
+        yield advance
+    finally:
+        live_line.close()
 
 
 def _format_duration(seconds: float) -> str:
@@ -152,16 +157,7 @@ class TrainingProgress:
         metrics: Metrics | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        on_terminal = is_first_rank() and sys.stdout.isatty()
-        console = Console(quiet=not is_first_rank(), force_terminal=on_terminal, highlight=False)
-        # No refresh thread: a thread that wakes four times a second would compete for the GIL.
-        self._live = Live(
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stderr=sys.stderr.isatty(),  # errors that go to a file still go there
-        )
-        self._is_in_cell = console.is_jupyter and is_first_rank()
+        self._live_line = _LiveLine(to_stderr=False, is_hidden=not is_first_rank(), now=clock())
         self._total_epochs = total_epochs
         self._total_steps = total_steps
         self._metrics = metrics or {}
@@ -171,7 +167,6 @@ class TrainingProgress:
         self._paused_since: float | None = None
         self._paused_seconds = 0.0
         self._validation_seconds: float | None = None  # of the last one
-        self._last_line = clock()
 
     def pause(self) -> None:
         """Stop the training clock, and remove the live line."""
@@ -185,10 +180,7 @@ class TrainingProgress:
             self._paused_since = None
 
     def report_step(self, figures: StepFigures) -> None:
-        """Update the live line, and log it if the last line was logged a minute ago.
-
-        Where the line is shown live, it is logged for debugging only.
-        """
+        """Update the live line, which is logged if the last line was logged a minute ago."""
         now = self._clock()
         self._recent_steps.append((figures.step, now - self._paused_seconds))
         line = self._line(
@@ -197,20 +189,12 @@ class TrainingProgress:
             waiting_text=f"waiting {100 * figures.data_wait_share:.0f} %",
             validations_left=self._total_epochs - figures.epoch + 1,
         )
-        if self._is_in_cell:
-            show_in_cell(line)
-        else:
-            self._live.start()
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        if now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
-            is_live = self._is_in_cell or self._live.console.is_terminal
-            logger.log(logging.DEBUG if is_live else logging.INFO, line)
+        self._live_line.show(line, now)
 
     def report_epoch(self, figures: EpochFigures) -> None:
         """Log the line of an epoch."""
         now = self._clock()
-        self._last_line = now
+        self._live_line.logged_at = now
         if self._paused_since is not None:
             self._validation_seconds = now - self._paused_since
         values = describe_values(self._metrics, figures.metrics)
@@ -219,14 +203,12 @@ class TrainingProgress:
         validations_left = self._total_epochs - figures.epoch
         line = self._line(figures, values=values, validations_left=validations_left)
         logger.info(line)
-        if self._is_in_cell and not is_logged_to_screen(logger):
+        if self._live_line.is_in_cell and not is_logged_to_screen(logger):
             print(line)
 
     def close(self) -> None:
         """Remove the live line."""
-        self._live.stop()
-        if self._is_in_cell:
-            show_in_cell("")
+        self._live_line.close()
 
     def _line(
         self,

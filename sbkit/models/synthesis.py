@@ -12,7 +12,6 @@ from torch.nn.functional import ctc_loss, pad
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.base.torch_internals import assume
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
 from sbkit.text.symbols import PADDING
@@ -228,8 +227,8 @@ class MelDecoder(nn.Module):
 class SynthesisModel:
     """A TTS model as one: aligner, text encoder, adaptor, mel decoder and vocoder.
 
-    `encode`, `decode` and `speak` are exported as graphs of these names, and a graph returns a
-    tuple, even of a single tensor.
+    `encode` and `decode` are exported as graphs of these names, and a graph returns a tuple, even
+    of a single tensor.
     """
 
     def __init__(
@@ -295,25 +294,6 @@ class SynthesisModel:
         mask = (index > PADDING).float().unsqueeze(2)
         features = self.mel_decoder(expand(states, index), mask)
         return (self.vocode(self.mel_decoder.denormalize(features), mask),)
-
-    def speak(
-        self, symbols: Tensor, count: Tensor, noise: Tensor, length_scale: Tensor, noise_w: Tensor
-    ) -> tuple[Tensor]:
-        """Synthesize one text: (1, L) -> (1, S).
-
-        The inputs are those of a VITS model in sherpa-onnx; the other four are of shape (1,).
-        ``count``, ``noise`` and ``noise_w`` have no effect.
-        """
-        states, durations = self.encode(symbols)
-        ends = (durations * length_scale).double().cumsum(1).round().long()
-        # `num_frames` stays symbolic in an exported graph: int() would make it a constant. It is at
-        # least 2, because torch.export takes a size of 1 for a constant.
-        num_frames = ends[0, -1].clamp(min=2).item()
-        assume(num_frames > 1)
-        frame = torch.arange(num_frames, device=ends.device)
-        # The same as frame_index(), whose searchsorted PyTorch cannot export to ONNX.
-        index = (frame.unsqueeze(1) >= ends.unsqueeze(1)).sum(2).clamp(max=symbols.shape[1] - 1)
-        return self.decode(states, index)
 
     def vocode(self, features: Tensor, mask: Tensor) -> Tensor:
         """Turn log-mel features into audio: (B, U, 2 M), (B, U, 1) -> (B, S)."""

@@ -12,21 +12,18 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pyarrow.compute as pc
-
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.versions import __version__
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import describe_provenance, read_json
 from sbkit.checkpoint.run_config import BUNDLE
-from sbkit.data.splits import take_columns
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.fit import fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, rank, single_rank
-from sbkit.evaluate.report import KnownWords
-from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.export.export import (
@@ -38,9 +35,9 @@ from sbkit.export.export import (
 )
 from sbkit.export.formats import PARITY_FILE, declared_formats, describe_failures
 from sbkit.export.parity import FULL_GRID
-from sbkit.logs.curves import draw_curves
+from sbkit.logs.curves import CURVES, draw_curves
 from sbkit.logs.run_log import LOG_FILE, RunLog, SplitFigures
-from sbkit.runtime.fitting import fit_bundle, sample_validation
+from sbkit.runtime.fitting import sample_validation
 from sbkit.runtime.scoring import BundleScorer, decoding_facts, provenance_of
 from sbkit.runtime.test_report import ScoredSet, TestReport
 from sbkit.runtime.test_sets import BATCH_SECONDS
@@ -127,7 +124,15 @@ class RunEnding:
                 quiet=quiet,
             )
             self._brain.leave_if_asked()
-            fitted = fit_bundle(bundle, decoder, sample, [*valid], ping=ping, quiet=quiet)
+            fitted = fit_decoder(
+                decoder,
+                bundle.decoder_pool.decoder.aligner,
+                sample,
+                splits=[*valid],
+                by_words=bundle.config.has_words,
+                ping=ping,
+                quiet=quiet,
+            )
             with main_rank_first():
                 if rank() == 0:
                     models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
@@ -228,16 +233,10 @@ class RunEnding:
         provenance = None if bundle is None else provenance_of(bundle)
         parameters = sum(p.numel() for p in brain.modules.parameters())
         model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
-        known_words = None
-        if task.predicts == "text":
-            texts = take_columns(self._loaders.splits.train, "text")["text"].combine_chunks()
-            words = pc.unique(pc.list_flatten(pc.utf8_split_whitespace(texts))).to_pylist()
-            source = "the words of the training transcripts"
-            known_words = KnownWords(words=frozenset(words), source=source)
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
+        draw_curves(setup.folder / LOG_FILE, setup.folder / CURVES, brain.evaluator.metrics)
         report.write(
-            known_words=known_words,
             notes=[model_facts, describe_provenance(provenance)],
             model=str(setup.folder),
             **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},
@@ -247,7 +246,6 @@ class RunEnding:
             rtfx=speed and round(speed, 1),
             device=str(brain.device),
         )
-        draw_curves(setup.folder / LOG_FILE, setup.folder / "curves.png", brain.evaluator.metrics)
         for scored in sets:
             logger.info(f"{report.describe(scored)}, {weights}")
         for line in report.notes:

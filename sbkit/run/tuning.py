@@ -27,15 +27,14 @@ from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.declared import make_decoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
-from sbkit.decoding.fit import FittedDecoder
-from sbkit.decoding.fit_weights import count_own_errors, error_of
+from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
 from sbkit.lm.training import LmText, Spelling, replace_language_models
 from sbkit.logs.progress import progress_bar
-from sbkit.runtime.fitting import fit_bundle, sample_validation
+from sbkit.runtime.fitting import sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source, table_knobs
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.train.setup import RunSetup
@@ -231,10 +230,12 @@ def _fit(
     rescores = bundle.decoder is not None and bundle.decoder.attention_rescoring
     sample = sample_validation(bundle, sets, with_attention=decoder.attention_rescoring or rescores)
     with progress_bar("decoding as before", len(sample)) as advance:
-        before = count_own_errors(current.decoder, sample, bundle.tokenizer, lambda: advance(1))
+        (before,) = count_all_errors(
+            [current.decoder], sample, bundle.tokenizer, lambda: advance(1)
+        )
     decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
     logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
-    fitted = fit_bundle(bundle, decoder, sample, [*sets])
+    fitted = fit_decoder(decoder, current.aligner, sample, splits=[*sets], by_words=by_words)
     assert fitted.weights is not None  # the new decoder has none yet, and uses some
     after = fitted.weights.errors
     logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")

@@ -1,17 +1,15 @@
-"""Fit the decoder of a bundle to validation sets.
+"""Encode the validation sets that the decoder of a bundle is fitted to.
 
-rows -> log-probabilities of a sample -> weights of the decoder, and confidences of words
+rows -> log-probabilities of a sample
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import datasets
 
 from sbkit.base.units import seconds_to_samples
 from sbkit.data.splits import sample_counts
-from sbkit.decoding.decoder import LanguageModelDecoder
-from sbkit.decoding.fit import FittedDecoder, fit_decoder
 from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.progress import Ping, no_ping, progress_bar
@@ -34,74 +32,38 @@ def sample_validation(
 ) -> list[ValidationUtterance]:
     """Return this rank's part of a sample of the validation sets, with log-probabilities.
 
-    Long recordings are left out: a decoder is fitted to utterances.
+    At most MAX_SECONDS of each set are encoded. Long recordings are left out, because a decoder is
+    fitted to utterances.
 
     with_attention: whether a decoder rescores, and so needs the encoder's states.
     """
+    rate = bundle.config.sample_rate
+    longest = longest_whole(batch_seconds, rate)
     title, total = "encoding the validation sets", sum(map(len, sets.values()))
     with progress_bar(title, total, quiet=quiet) as advance:
 
-        def advance_and_ping(phase: str, utterances: Sequence[str] = ()) -> bool:
-            advance(world_size() * len(utterances))
-            return ping(phase, utterances)
+        def encode() -> Iterator[ValidationUtterance]:
+            for rows in sets.values():
+                ids = rows["id"][:]
+                samples = sample_counts(rows)
+                order = [row for row in range(len(rows)) if samples[row] <= longest]
+                order.sort(key=lambda row: order_of(ids[row]))
+                fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
+                selected = rows.select(sorted(order[: max(1, fits.sum())]))
+                for batch in read_whole_clips(selected, rate, batch_seconds=batch_seconds):
+                    clips = [*batch.values()]
+                    advance(world_size() * len(clips))
+                    if ping("encoding", [clip["id"] for clip in clips]):
+                        return
+                    encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
+                    for clip, encoded in zip(clips, encoded_clips, strict=True):
+                        # Copies: a view would keep the outputs of the whole batch.
+                        encoded = replace(encoded, states=encoded.states.clone())
+                        yield ValidationUtterance(
+                            encoded.log_probs.copy(),
+                            clip["text"],
+                            bundle.attention_decoder(encoded) if with_attention else None,
+                            clip["id"],
+                        )
 
-        utterances = _encode(bundle, sets, with_attention, batch_seconds, advance_and_ping)
-        return sample_utterances(utterances, bundle.tokenizer.silent)
-
-
-def _encode(
-    bundle: TorchBundle,
-    sets: Mapping[str, datasets.Dataset],
-    with_attention: bool,
-    batch_seconds: float,
-    ping: Ping,
-) -> Iterator[ValidationUtterance]:
-    """Compute the log-probabilities of at most MAX_SECONDS of each validation set."""
-    rate = bundle.config.sample_rate
-    longest = longest_whole(batch_seconds, rate)
-    for rows in sets.values():
-        ids = rows["id"][:]
-        samples = sample_counts(rows)
-        order = [row for row in range(len(rows)) if samples[row] <= longest]
-        order.sort(key=lambda row: order_of(ids[row]))
-        fits = samples[order].cumsum() <= seconds_to_samples(MAX_SECONDS, rate)
-        selected = rows.select(sorted(order[: max(1, fits.sum())]))
-        for batch in read_whole_clips(selected, rate, batch_seconds=batch_seconds):
-            clips = [*batch.values()]
-            if ping("encoding", [clip["id"] for clip in clips]):
-                return
-            encoded_clips = bundle.model.encode([clip["audio"] for clip in clips])
-            for clip, encoded in zip(clips, encoded_clips, strict=True):
-                # Copies: a view would keep the outputs of the whole batch.
-                encoded = replace(encoded, states=encoded.states.clone())
-                yield ValidationUtterance(
-                    encoded.log_probs.copy(),
-                    clip["text"],
-                    bundle.attention_decoder(encoded) if with_attention else None,
-                    clip["id"],
-                )
-
-
-def fit_bundle(
-    bundle: TorchBundle,
-    decoder: LanguageModelDecoder | None,
-    sample: Sequence[ValidationUtterance],
-    splits: Sequence[str],
-    *,
-    ping: Ping = no_ping,
-    quiet: bool = False,
-) -> FittedDecoder:
-    """Fit a decoder to a sample of the validation sets ``splits``; all ranks return the same.
-
-    decoder: None for greedy decoding, which has only confidences.
-    """
-    word_lm = None if decoder is None else decoder.language_models.words
-    return fit_decoder(
-        decoder,
-        replace(bundle.decoder_pool.decoder.aligner, word_lm=word_lm),
-        sample,
-        splits=splits,
-        by_words=bundle.config.has_words,
-        ping=ping,
-        quiet=quiet,
-    )
+        return sample_utterances(encode(), bundle.tokenizer.silent)

@@ -105,13 +105,8 @@ class OnnxModel:
         return cls(read_graph(bundle, cls.files[precision]), device=device)
 
     def log_probs(self, audio: Array, lengths: Array) -> BatchLogProbs:
-        """Compute log-probabilities: (B, S), (B,) -> (B, U, V), (B,).
-
-        ``audio`` is int16, or floating point between -1 and 1, with zeros past each length.
-        """
+        """Compute log-probabilities of audio between -1 and 1: (B, S), (B,) -> (B, U, V), (B,)."""
         signal = audio.astype(np.float32, copy=False)
-        if audio.dtype == np.int16:
-            signal = signal / np.float32(FULL_SCALE)
         missing = self._min_samples - audio.shape[1]
         padded = np.pad(signal, ((0, 0), (0, missing))) if missing > 0 else signal
         return BatchLogProbs(*self.run(padded, lengths.astype(np.int64)))

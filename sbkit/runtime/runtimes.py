@@ -129,7 +129,7 @@ def _load_onnx(
     contents: BundleContents, folder: Path, device: str, precision: str, streaming: StreamingUse
 ) -> OnnxModel | OnnxGraphs:
     task = contents.task
-    graphs = [name for name, graph in task.require_export().graphs.items() if graph.format == ONNX]
+    graphs = task.require_export().graphs
     if not graphs and streaming != "only":  # classifiers are not exported to ONNX
         task.require_prediction("text", command="transcribe")
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch

@@ -12,7 +12,7 @@ from sbkit.checkpoint.provenance import Provenance, text_settings
 from sbkit.data.splits import filled_rows, read_column, sample_counts
 from sbkit.decoding.words import GREEDY
 from sbkit.distributed.ranks import world_size
-from sbkit.evaluate.settings import SETTINGS, read_records
+from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen
 from sbkit.logs.progress import Ping, no_ping, progress_bar

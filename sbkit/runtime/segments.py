@@ -122,7 +122,9 @@ class Segmenter:
             longest = max(cuts)
             if longest.pause_windows >= SHORT_PAUSE_SECONDS * WINDOWS_PER_SECOND:
                 return self._segment_until(longest, head, start)
-        return self._overlapping_segment(head, start)
+        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
+        step = step // self.frame_samples * self.frame_samples
+        return Segment(head.copy(), start, overlap=self._max_samples - step)
 
     def _possible_cuts(
         self, head: Samples, pauses: "Pauses", *, previous: Segment, has_more: bool
@@ -145,11 +147,6 @@ class Segmenter:
 
     def _segment_until(self, cut: "_Cut", head: Samples, start: int) -> Segment:
         return Segment(head[: cut.window * self._window_samples].copy(), start)
-
-    def _overlapping_segment(self, head: Samples, start: int) -> Segment:
-        step = self._max_samples - seconds_to_samples(OVERLAP_SECONDS, self.sample_rate)
-        step = step // self.frame_samples * self.frame_samples
-        return Segment(head.copy(), start, overlap=self._max_samples - step)
 
     @property
     def _window_samples(self) -> int:
@@ -194,7 +191,11 @@ class Pauses:
         if self._detector is None:
             return find_pauses(samples, window)
         end = samples_to_seconds(start + len(samples), self._rate)
-        self._drop_pauses_before(start, end)
+        while len(self._edges) >= 2:
+            pause_end = self._edges[1]
+            if pause_end.detected > end or pause_end.seconds * self._rate > start:
+                break
+            del self._edges[:2]
         times = [edge.seconds for edge in self._edges if edge.detected <= end]
         if len(times) % 2:
             times.append(end)  # the last pause has not ended
@@ -205,13 +206,6 @@ class Pauses:
             for first_window, end_window in pauses
             if end_window > first_window
         ]
-
-    def _drop_pauses_before(self, start: int, end: float) -> None:
-        while len(self._edges) >= 2:
-            pause_end = self._edges[1]
-            if pause_end.detected > end or pause_end.seconds * self._rate > start:
-                return
-            del self._edges[:2]
 
 
 def find_gap(log_probs: LogProbs, overlap: int, silent: Collection[int]) -> int:

@@ -7,16 +7,16 @@ from typing import Any
 
 import datasets
 
-from sbkit.audio.io import Samples
 from sbkit.base.messages import plural
+from sbkit.checkpoint.provenance import read_json
 from sbkit.data.report import encode_clips
-from sbkit.data.shard import read_clips
 from sbkit.distributed.ranks import gather_on_main_rank
-from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, KnownWords, write_report
-from sbkit.evaluate.run_results import SUMMARY, read_results, write_summary
+from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, write_summary
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import utterances_file
+from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import Ping, no_ping, progress_bar
 from sbkit.tasks.task import Labels, Task
@@ -112,7 +112,6 @@ class TestReport:
                 {column: rows[column][:] for column in present},
                 rows["samples"][:],
                 self._rate,
-                self._watched_clips(rows),
             )
             measure = scorer.slice_figures or self._measure
             slices = measure_slices(self._report_by, columns, results, measure)
@@ -128,11 +127,6 @@ class TestReport:
             self.entries[scored.name] = measured | self._task.scorer.figures(scored.results)
         return self.entries[scored.name]
 
-    def _watched_clips(self, rows: datasets.Dataset) -> Iterator[Samples]:
-        for id, clip in zip(rows["id"][:], read_clips(rows, range(len(rows))), strict=True):
-            self._ping("report", [id])
-            yield clip
-
     @property
     def notes(self) -> list[str]:
         """What is noted about each test set."""
@@ -142,7 +136,7 @@ class TestReport:
             for note in entry.get("notes", ())
         ]
 
-    def write(self, *, known_words: KnownWords | None, notes: Sequence[str], **facts: Any) -> None:
+    def write(self, *, notes: Sequence[str], **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
         notes: further lines of the page; facts: of the summary.
@@ -155,11 +149,16 @@ class TestReport:
         }
         write_report(
             folder / REPORT,
-            [read_results(folder, self.entries, utterances)],
+            title="/".join(folder.absolute().parts[-3:]),
+            test=self.entries,
+            utterances=utterances,
+            data=read_json(folder / DATA_REPORT),
             clips=self._encode_clips,
             metrics=self._metrics,
-            known_words=known_words,
-            pictures=[p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))],
+            pictures=[
+                *folder.glob(CURVES),
+                *(p for name in self.entries for p in sorted(folder.glob(f"*_{name}.png"))),
+            ],
             notes=[*self.notes, *notes],
         )
         write_summary(folder / SUMMARY, test=self.entries, **facts)

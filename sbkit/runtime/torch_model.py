@@ -246,7 +246,17 @@ class CompiledModel(TorchModel):
         )
         super().__init__(network, sample_rate=sample_rate, **options)
         chunks = None if compilation.streaming == "no" else self.chunks
-        self._compile_blocks(compilation, with_chunks=chunks is not None)
+        compile_options: Any = {"backend": compilation.backend, "dynamic": False}
+        if compilation.backend == "inductor":
+            own_cuda_graphs()
+            compile_options["mode"] = compilation.mode
+        keep_device_guard()
+        set_recompile_limit(1000)  # for a class of blocks; in effect the table is the limit
+        block: Any
+        for block in chain.from_iterable(map(find_blocks, self.network.model)):
+            block.compile(**compile_options)
+            if chunks is not None and hasattr(block, "forward_chunk"):
+                block.forward_chunk = torch.compile(block.forward_chunk, **compile_options)
         for _ in range(NUM_WARM_UPS):
             if chunks is not None:
                 for sessions in self._shapes.batch_sizes:
@@ -257,19 +267,6 @@ class CompiledModel(TorchModel):
                     self.encode([np.zeros(samples, np.int16)] * clips)
         self._stance = "fail_on_recompile"
         self.effective = replace(self.effective, compiled=compilation.mode)
-
-    def _compile_blocks(self, compilation: Compilation, *, with_chunks: bool) -> None:
-        options: Any = {"backend": compilation.backend, "dynamic": False}
-        if compilation.backend == "inductor":
-            own_cuda_graphs()
-            options["mode"] = compilation.mode
-        keep_device_guard()
-        set_recompile_limit(1000)  # for a class of blocks; in effect the table is the limit
-        block: Any
-        for block in chain.from_iterable(map(find_blocks, self.network.model)):
-            block.compile(**options)
-            if with_chunks and hasattr(block, "forward_chunk"):
-                block.forward_chunk = torch.compile(block.forward_chunk, **options)
 
     def _batch_of(self, clips: Sequence[Samples]) -> tuple[Tensor, Tensor]:
         """Pad clips to a shape of the table, with silent rows if there are fewer clips."""
@@ -450,7 +447,7 @@ def _assemble(
 ) -> tuple[Any, list[nn.Module]]:
     """Build the parts and the task's model from them; return the model and the parts."""
     config, task = contents.config, contents.task
-    model_class = task.require_export().import_model_class()
+    export = task.require_export()
     arguments = {} if task.labels is None else task.labels.arguments(contents.labels)
     try:
         parts = {
@@ -461,11 +458,12 @@ def _assemble(
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        return model_class(model=model, **parts, **arguments), [*parts.values()]
+        network = export.import_model_class()(model=model, **parts, **arguments)
+        return network, [*parts.values()]
     except SbkitError:
         raise
     except Exception as error:  # the user's parts may not fit
         raise BundleError(
-            f"The parts of this bundle do not fit {task.model_class}: {type(error).__name__} "
+            f"The parts of this bundle do not fit {export.model_class}: {type(error).__name__} "
             f"({str(error)[:200]}). Export it again."
         ) from error

@@ -77,21 +77,6 @@ class Transcript:
         }
 
 
-class BatchError(DataError):
-    """Some sources of a batch cannot be read; ``results`` has each source's transcript or error."""
-
-    def __init__(self, results: Sequence[Transcript | SbkitError]) -> None:
-        errors = [result for result in results if isinstance(result, SbkitError)]
-        super().__init__(
-            f"{len(errors)} of {len(results)} files or arrays cannot be read; `results` has the "
-            f"transcripts of the others. The first error: {errors[0]}"
-        )
-        self.results = tuple(results)
-
-    def __reduce__(self) -> tuple[type["BatchError"], tuple[object]]:
-        return type(self), (self.results,)
-
-
 @dataclass(frozen=True)
 class _SegmentResult:
     """A segment of a source, or the error that ends the source."""
@@ -223,20 +208,6 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         if isinstance(transcript, SbkitError):
             raise transcript
         return transcript
-
-    def transcribe_batch(
-        self, audios: Iterable[AudioSource], sample_rate: float | None = None
-    ) -> list[Transcript]:
-        """Transcribe sources as `transcribe` does, in batches of similar length.
-
-        Raises:
-            BatchError: some cannot be read.
-        """
-        results = list(self.stream(audios, sample_rate))
-        transcripts = [result for result in results if isinstance(result, Transcript)]
-        if len(transcripts) < len(results):
-            raise BatchError(results)
-        return transcripts
 
     def stream(
         self,

@@ -36,14 +36,7 @@ from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
-from sbkit.streaming.session import (
-    Event,
-    Final,
-    Session,
-    StreamingRecognizer,
-    decode_batch,
-    forward_batch,
-)
+from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, advance_batch
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
@@ -274,12 +267,11 @@ class SessionBatcher:
 def _advance(sessions: Sequence[Session]) -> list[list[Event] | Exception]:
     """Run sessions as one batch; a faulty session must not fail the others."""
     try:
-        outputs = forward_batch(sessions)
+        return advance_batch(sessions)
     except Exception as error:
         if len(sessions) == 1:
             return [error]
         return [result for session in sessions for result in _advance([session])]
-    return decode_batch(sessions, outputs)
 
 
 @dataclass

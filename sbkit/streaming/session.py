@@ -9,7 +9,6 @@ Legend: S samples, U frames, V vocabulary.
 from bisect import bisect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -180,18 +179,6 @@ class Final(Event):
         return {**super().plain(), "words": [word.plain() for word in self.words]}
 
 
-class SessionBatchError(SbkitError):
-    """Some sessions of a batch failed; ``results`` has each session's events or error."""
-
-    def __init__(self, results: Sequence[list[Event] | Exception]) -> None:
-        errors = [result for result in results if isinstance(result, Exception)]
-        super().__init__(
-            f"{len(errors)} of {len(results)} sessions failed; `results` has the events of the "
-            f"others. The first error: {errors[0]}"
-        )
-        self.results = tuple(results)
-
-
 @dataclass
 class Utterance:
     """The state of an utterance until it ends."""
@@ -247,14 +234,6 @@ class Session:
         self._num_samples = 0  # received
         self._num_chunks = 0  # decoded
         self.utterance = self._new_utterance(first_frame=0)
-
-    def copy(self) -> "Session":
-        """Return an independent session that continues from here."""
-        session = copy(self)
-        state = self._decoder.copy(self.utterance.decoder_state)
-        log_probs = [*self.utterance.log_probs]
-        session.utterance = replace(self.utterance, decoder_state=state, log_probs=log_probs)
-        return session
 
     def push(self, samples: Samples) -> list[Event]:
         """Take samples at the recognizer's rate, and return the new events; see `feed`."""
@@ -422,26 +401,14 @@ class Session:
         return self._to_seconds(self._offset + min(end, self._num_samples))
 
 
-def advance_batch(sessions: Sequence[Session]) -> list[list[Event]]:
-    """Run the samples fed to sessions of one recognizer as one batch; return their events.
+def advance_batch(sessions: Sequence[Session]) -> list[list[Event] | Exception]:
+    """Run the samples fed to sessions of one recognizer as one batch.
 
-    Raises:
-        SessionBatchError: the decoder of some sessions failed. Its `results` has the events of the
-            others, which go on. An error of the model changes no session.
+    Returns the events of each session, or the error of its decoder; the other sessions go on. An
+    error of the model changes no session, so the call may be repeated.
     """
-    results = decode_batch(sessions, forward_batch(sessions))
-    events = [result for result in results if not isinstance(result, Exception)]
-    if len(events) < len(results):
-        raise SessionBatchError(results)
-    return events
-
-
-def decode_batch(
-    sessions: Sequence[Session], outputs: Sequence[Sequence[LogProbs]]
-) -> list[list[Event] | Exception]:
-    """Decode what `forward_batch` returned; return the events of each session, or its error."""
     results: list[list[Event] | Exception] = []
-    for session, chunks in zip(sessions, outputs, strict=True):
+    for session, chunks in zip(sessions, forward_batch(sessions), strict=True):
         try:
             results.append(session.decode_chunks(chunks))
         except Exception as error:
@@ -450,11 +417,7 @@ def decode_batch(
 
 
 def forward_batch(sessions: Sequence[Session]) -> list[list[LogProbs]]:
-    """Run only the model, on the samples fed to sessions; return each session's chunks (U, V).
-
-    The chunks of all sessions run as one batch. An error changes no session, so the call may be
-    repeated.
-    """
+    """Run only the model, on the samples fed to sessions; return each session's chunks (U, V)."""
     if not sessions:
         return []
     recognizer = sessions[0].recognizer

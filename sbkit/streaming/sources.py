@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -124,7 +124,13 @@ def _read_pcm(read: Callable[[int], bytes], rate: int, *, channels: int) -> Iter
 
 def _microphone(sample_rate: int) -> Iterator[Samples]:
     """Record until Ctrl-C; yield all blocks recorded before it."""
-    sounddevice = _require_sounddevice()
+    try:
+        sounddevice = require_package("sounddevice", extra="mic")
+    except OSError as error:  # on Linux, the package does not contain PortAudio
+        raise DeviceError(
+            f"The microphone needs PortAudio, which is missing ({error}). Install it, on Debian: "
+            "apt-get install libportaudio2"
+        ) from error
     recorded: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None: the recording has ended
     is_interrupted = False
 
@@ -153,14 +159,3 @@ def _microphone(sample_rate: int) -> Iterator[Samples]:
         stack.enter_context(handle_signals((signal.SIGINT,), end_recording))
         while (block := recorded.get()) is not None:
             yield np.frombuffer(block, np.int16)
-
-
-def _require_sounddevice() -> Any:
-    """Import sounddevice; raise SbkitError if it or PortAudio is missing."""
-    try:
-        return require_package("sounddevice", extra="mic")
-    except OSError as error:  # on Linux, the package does not contain PortAudio
-        raise DeviceError(
-            f"The microphone needs PortAudio, which is missing ({error}). Install it, on Debian: "
-            "apt-get install libportaudio2"
-        ) from error

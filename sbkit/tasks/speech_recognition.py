@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from sbkit.audio.io import Samples
@@ -17,67 +16,8 @@ from sbkit.evaluate.wer_report import (
 )
 from sbkit.logs.metric import Metric
 from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
-from sbkit.text.normalization import Orthography
 from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
-
-
-def score_texts(
-    recognized: Sequence[Recognition],
-    *,
-    ids: Sequence[str],
-    texts: Sequence[str],
-    sentences: Sequence[str],
-    speakers: Sequence[str],
-    samples: Sequence[int],
-    sample_rate: int,
-    by_words: bool,
-    language: str,
-    table: Orthography,
-    normalizer: Normalizer | None = None,
-) -> list[ScoredUtterance]:
-    """Compare recognized utterances with their references.
-
-    recognized: the text of each utterance, and perhaps its words with times.
-    texts: the references, which ``table`` has normalized.
-    sentences: the references as the corpus writes them.
-    speakers: "" if unknown.
-    samples: the lengths of the utterances.
-    by_words: False for a language without spaces between words.
-    normalizer: normalizes both sides for a second comparison; None for the plain table of the
-        language, if ``table`` keeps case or punctuation.
-    """
-    if normalizer is None and not table.is_plain:
-        normalizer = table_normalizer(language, table.plain)
-    written_by = str(table_normalizer(language, table))
-    scored = [
-        ScoredUtterance(
-            id,
-            text,
-            result.text,
-            speaker=speaker,
-            seconds=samples_to_seconds(count, sample_rate),
-            words=result.words,
-            by_words=by_words,
-            normalizer=written_by,
-        )
-        for result, id, text, speaker, count in zip(
-            recognized, ids, texts, speakers, samples, strict=True
-        )
-    ]
-    if normalizer is None:
-        return scored
-    both_written: list[ScoredUtterance] = []
-    for utterance, sentence in zip(scored, sentences, strict=True):
-        normalized = replace(
-            utterance,
-            reference=normalizer.normalize(sentence),
-            hypothesis=normalizer.normalize(utterance.hypothesis),
-            words=(),  # their times are those of the other text
-            normalizer=str(normalizer),
-        )
-        both_written.append(replace(utterance, normalized=normalized))
-    return both_written
 
 
 def transcribe_rows(
@@ -92,20 +32,41 @@ def transcribe_rows(
     """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts.
 
     With another decoder than the greedy one, the greedy texts are compared, too.
+
+    normalizer: normalizes both sides for a second comparison; None for the plain table of the
+        language, if the model keeps case or punctuation.
     """
-    compare = partial(
-        score_texts,
-        ids=[row["id"] for row in rows],
-        texts=[row["text"] for row in rows],
-        sentences=[row["sentence"] for row in rows],
-        speakers=[str(row.get("speaker", "")) for row in rows],
-        samples=[row["samples"] for row in rows],
-        sample_rate=bundle.config.sample_rate,
-        by_words=bundle.config.has_words,
-        language=bundle.config.language or "und",
-        table=bundle.config.text_table,
-        normalizer=normalizer,
-    )
+    config = bundle.config
+    language = config.language or "und"
+    if normalizer is None and not config.text_table.is_plain:
+        normalizer = table_normalizer(language, config.text_table.plain)
+    written_by = str(table_normalizer(language, config.text_table))
+
+    def compare(recognized: Sequence[Recognition]) -> list[ScoredUtterance]:
+        scored: list[ScoredUtterance] = []
+        for row, result in zip(rows, recognized, strict=True):
+            utterance = ScoredUtterance(
+                row["id"],
+                row["text"],
+                result.text,
+                speaker=str(row.get("speaker", "")),
+                seconds=samples_to_seconds(row["samples"], config.sample_rate),
+                words=result.words,
+                by_words=config.has_words,
+                normalizer=written_by,
+            )
+            if normalizer is not None:
+                normalized = replace(
+                    utterance,
+                    reference=normalizer.normalize(row["sentence"]),
+                    hypothesis=normalizer.normalize(utterance.hypothesis),
+                    words=(),  # their times are those of the other text
+                    normalizer=str(normalizer),
+                )
+                utterance = replace(utterance, normalized=normalized)
+            scored.append(utterance)
+        return scored
+
     inputs = bundle.decoder_inputs(clips)
     scored = compare(bundle.decoder_pool.decode(inputs, with_times=times))
     if bundle.decoder is None:

@@ -1,61 +1,128 @@
 """The task of synthesis: text to speech. This module does not import torch.
 
-Legend: B utterances, S samples, L symbols.
+A synthesizer is scored on recordings: by distances of features, pitch and lengths.
+
+Legend: B utterances, S samples, L symbols, U frames, F features.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
 from sbkit.base.arrays import Array
-from sbkit.base.errors import BundleError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.tasks.synthesis_results import METRICS, measure_speech, report_speech
+from sbkit.logs.curves import write_picture
+from sbkit.logs.metric import Metric, Metrics
 from sbkit.tasks.task import Arrays, Command, Exportable, Graph, LabelFile, Scorer, Task
-from sbkit.text.symbols import SYMBOL_TYPES
 from sbkit.text.vocabulary import ClassLabels
 
-SHERPA_TOKENS_FILE = "tokens.txt"
+METRICS: Metrics = {
+    **dict.fromkeys(
+        ("distance", "mel_distance", "vocoder_distance", "pitch_error", "length_ratio"),
+        Metric(is_fraction=False),
+    ),
+    "misaligned": Metric(),
+}
+SEMITONES = 12  # in an octave
+NUM_EXAMPLES = 3  # utterances of a test set that are drawn
 EXAMPLE_SYMBOLS_PER_SECOND = 10
 EXAMPLE_SYMBOL_IDS = 3  # every voice has at least these
-MAX_EXAMPLE_SYMBOLS = 100  # with more, rounding decides which frame is the last symbol's
-VITS_SCALES = (0.667, 1.0, 0.8)  # sherpa-onnx's defaults: noise, lengths, noise of lengths
 
 
-def describe_as_vits(bundle: Any) -> tuple[Mapping[str, object], Mapping[str, str]]:
-    """Return the metadata and the list of characters that sherpa-onnx needs for `OfflineTts`.
+class SpeechExample(NamedTuple):
+    """An utterance that is drawn and written as audio."""
 
-    The model has the interface of a character-based VITS. sherpa-onnx splits a text into sentences
-    and characters, looks up the characters in `tokens.txt`, and runs the graph on one sentence at a
-    time (`offline-tts-character-frontend.cc`). It does not spell out numbers or abbreviations.
+    id: str
+    sample_rate: int  # Hz
+    symbols: list[str]
+    ends: list[int]  # the frame at which each symbol ends
+    recorded: Samples  # (S,)
+    synthesized: Samples  # (S,)
+    target: Array  # (U, F) normalized features
+    predicted: Array  # (U, F)
+    voiced: Array  # (U,)
+    octaves: Array  # (U,) the pitch
+    predicted_octaves: Array  # (U,)
 
-    Raises:
-        BundleError: the model reads phonemes; some phonemes have several characters.
+
+class SpokenUtterance(NamedTuple):
+    """The measurements of an utterance."""
+
+    frames: int
+    distance: float  # mean difference of log-mel features, summed over frames
+    voiced: int  # frames
+    squares: float  # squared error of the pitch in octaves, summed over voiced frames
+    predicted_frames: float  # by the predicted durations
+    vocoder_distance: float  # mean difference of features, after vocoding the recording's own
+    is_misaligned: bool  # the text does not match the audio
+    example: SpeechExample | None = None  # only in the first utterances of a test set
+
+
+def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
+    """Return the distances in nats, the error of the pitch in semitones, and two ratios.
+
+    distance: the sum of the other distances, which chooses the best checkpoint.
+    All are NaN without results.
     """
-    symbol_type = bundle.model.settings["symbol_type"]
-    if symbol_type != SYMBOL_TYPES[0]:
-        raise BundleError(
-            f"sherpa-onnx can only run a TTS model of {SYMBOL_TYPES[0]}, but this one reads "
-            f"{symbol_type}. Leave the format out."
-        )
-    metadata = {
-        "model_type": "vits",
-        "frontend": "characters",
-        "comment": "sbkit",
-        "language": bundle.config.language or "und",
-        "n_speakers": 1,
-        "add_blank": 0,
-        "use_eos_bos": 0,
+    if not results:
+        return dict.fromkeys(METRICS, math.nan)
+    frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
+        math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
+    )
+    return {
+        "distance": distance / frames + vocoder_distance / len(results),
+        "mel_distance": distance / frames,
+        "vocoder_distance": vocoder_distance / len(results),
+        "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
+        "length_ratio": predicted_frames / frames,
+        "misaligned": misaligned / len(results),
     }
-    return metadata, {SHERPA_TOKENS_FILE: list_characters(bundle.labels.names)}
 
 
-def list_characters(names: list[str]) -> str:
-    """List characters and their capitals with ids: sherpa-onnx lowercases only ASCII letters."""
-    ids = {name: id for id, name in enumerate(names) if len(name) == 1}
-    capitals = {name.upper(): id for name, id in ids.items() if len(name.upper()) == 1}
-    return "".join(f"{name} {id}\n" for name, id in (capitals | ids).items())
+def report_speech(folder: Path, split: str, results: Sequence[SpokenUtterance], *_: object) -> None:
+    """Draw a few utterances of a test set as `speech_SPLIT.png`.
+
+    Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
+    """
+    examples = [result.example for result in results if result.example is not None]
+    examples = examples[:NUM_EXAMPLES]
+    write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))
+    for number, example in enumerate(examples, 1):
+        for name in ("recorded", "synthesized"):
+            if example.sample_rate in MP3_RATES:
+                mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
+                write_bytes_atomically(mp3, encode_mp3(getattr(example, name), example.sample_rate))
+
+
+def draw_examples(examples: Sequence[SpeechExample]) -> bytes:
+    """Draw recordings beside their synthesis, with symbols and pitch, as PNG."""
+    from matplotlib.figure import Figure  # 0.7 s to import
+
+    figure = Figure(figsize=(14, 3 * len(examples)), layout="constrained")
+    rows = figure.subplots(len(examples), 2, squeeze=False)
+    for example, (recorded_axes, synthesized_axes) in zip(examples, rows, strict=True):
+        for axes, title, features, octaves in (
+            (recorded_axes, "recorded", example.target, example.octaves),
+            (synthesized_axes, "synthesized", example.predicted, example.predicted_octaves),
+        ):
+            hops = features.reshape(2 * len(features), -1)  # a frame is two hops
+            extent = (0, len(features), 0, hops.shape[1])
+            axes.imshow(hops.T, origin="lower", aspect="auto", extent=extent)
+            pitch = np.where(example.voiced, (octaves + 1.5) * hops.shape[1] / 3, np.nan)
+            axes.plot(np.arange(len(pitch)) + 0.5, pitch, "r", label="pitch")
+            starts = [0, *example.ends[:-1]]
+            axes.vlines(starts, 0, hops.shape[1], "w", lw=0.3)
+            middles = np.add(starts, example.ends) / 2
+            axes.set_xticks(middles, example.symbols, fontsize=6)
+            axes.set(title=f"{example.id}, {title}", yticks=[])
+    figure.savefig(png := io.BytesIO(), format="png", dpi=80)
+    return png.getvalue()
 
 
 def example_symbols(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
@@ -70,13 +137,6 @@ def example_states(run: Callable[..., Arrays], audio: Array, lengths: Array) -> 
     states, durations = run("encode", *example_symbols(run, audio, lengths))
     index = np.arange(durations.shape[1]).repeat(4)
     return states, np.tile(index, (len(states), 1))
-
-
-def example_sentence(run: Callable[..., Arrays], audio: Array, lengths: Array) -> Arrays:
-    """Return sherpa-onnx's inputs: a sentence (1, L), its length (1,) and three scales (1,)."""
-    symbols = example_symbols(run, audio, lengths)[0][:1, :MAX_EXAMPLE_SYMBOLS]
-    scales = (np.full(1, scale, np.float32) for scale in VITS_SCALES)
-    return symbols, np.array([symbols.shape[1]]), *scales
 
 
 SYNTHESIS = Task(
@@ -101,21 +161,11 @@ SYNTHESIS = Task(
             "decode": Graph(
                 inputs=("states", "index"), outputs=("audio",), arguments=example_states
             ),
-            "speak": Graph(
-                inputs=("x", "x_length", "noise_scale", "length_scale", "noise_scale_w"),
-                outputs=("audio",),
-                arguments=example_sentence,
-                format="sherpa-onnx",
-                companions=describe_as_vits,
-            ),
         },
         uses={
             "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
             "turns symbols into states and durations, `decode.onnx` turns the states of frames "
             "into audio.",
-            "sherpa-onnx": '`OfflineTts` with `OfflineTtsVitsModelConfig(model="speak.onnx", '
-            'tokens="tokens.txt")`; write numbers as words, and set `silence_scale` to 1 to keep '
-            "the pauses of the training data.",
         },
     ),
     commands={

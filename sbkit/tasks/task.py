@@ -90,7 +90,7 @@ class Scorer:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A method of a task's model that is exported as a graph: arrays in, arrays out.
+    """A method of a task's model that is exported as an ONNX graph: arrays in, arrays out.
 
     The first two dimensions of each array, such as batch and time, are dynamic, unless its example
     has size 1 there.
@@ -98,16 +98,11 @@ class Graph:
     inputs, outputs: the names of its arrays, in order.
     arguments: takes `run(name, *arrays)` of the trained model, audio (B, S) between -1 and 1, and
         lengths; returns example inputs, on which the exported graph is compared with the model.
-    format: the format that the graph belongs to; `--runtime onnx` runs the graphs of `onnx`.
-    companions: takes a bundle; returns the graph's metadata, and the texts of further files that
-        users of the graph need, by name.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     arguments: Callable[[Callable[..., Arrays], Array, Array], Arrays]
-    format: str = ONNX
-    companions: Callable[[Any], tuple[Mapping[str, object], Mapping[str, str]]] = lambda _: ({}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +190,6 @@ class Task:
     def label_file(self) -> str | None:
         """The name of the label file, if there is one."""
         return None if self.labels is None else self.labels.name
-
-    @property
-    def model_class(self) -> str | None:
-        """The dotted path of the class that a bundle is rebuilt as, if runs can be exported."""
-        return None if self.export is None else self.export.model_class
 
     @property
     def uses(self) -> tuple[str, ...]:

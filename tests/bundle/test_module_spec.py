@@ -68,7 +68,6 @@ LAYER = "part: !new:torch.nn.Linear"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{LAYER} {{a: {'[' * 32}{']' * 32}}}", "nests more than 32 lists and mappings"),
         (f"{LAYER} {{a: .nan}}", "it holds nan"),
         (f"{LAYER} {{a: 2024-01-01}}", "it holds datetime.date"),
         (f"{LAYER} {{a: {{new: 1}}}}", "has the key 'new'"),
@@ -78,16 +77,11 @@ LAYER = "part: !new:torch.nn.Linear"
         (
             "tokenizer: &t !new:some.Tokenizer {file: x}\n"
             f"{LAYER} {{a: !apply:getattr [*t, pieces]}}",
-            "the attribute `pieces` of the task's labels, which is not a public text or finite",
-        ),
-        (
-            "tokenizer: &t !new:some.Tokenizer {file: x}\n"
-            f"{LAYER} {{a: !apply:getattr [*t, threshold]}}",
-            "the attribute `threshold` of the task's labels, which is not a public text or finite",
+            "an attribute that is no public text or number of the task's labels",
         ),
         (
             f"other: &o !new:some.Other {{file: x}}\n{LAYER} {{a: !apply:getattr [*o, size]}}",
-            "an attribute of an object other than the task's labels",
+            "an attribute that is no public text or number of the task's labels",
         ),
     ],
 )

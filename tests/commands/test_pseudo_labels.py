@@ -17,7 +17,7 @@ from sbkit.commands import pseudo_labels
 from sbkit.commands.cli import run as sbkit
 from sbkit.commands.clip_table import ClipTable, Row
 from sbkit.data.cache import default_cache
-from sbkit.decoding import fit_weights
+from sbkit.decoding import fit
 from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import Confidence
 from sbkit.evaluate.wer import TextErrors, count_errors
@@ -234,7 +234,7 @@ def test_estimated_wer_is_true_and_rows_are_trained_on(
     The language model knows all sentences: otherwise a model of one minute has no right utterance.
     It is an ARPA file, because the sentences of dev and test are left out of a text.
     """
-    monkeypatch.setattr(fit_weights, "NUM_TRIALS", 16)
+    monkeypatch.setattr(fit, "NUM_TRIALS", 16)
     tables = write_tables(asterisk_english, tmp_path)
     manifests = [f"--manifest={split}={table}" for split, table in tables.items()]
     run, arpa = tmp_path / "run", tmp_path / "all.arpa"

@@ -22,10 +22,9 @@ from sbkit.decoding import clips as clip_module
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool
 from sbkit.decoding.declared import make_decoder
-from sbkit.decoding.decoder import DecoderWeights
+from sbkit.decoding.decoder import AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
-from sbkit.decoding.rescoring import AttentionScorer, rescore
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels

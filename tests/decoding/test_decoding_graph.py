@@ -16,7 +16,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.decoding_graph import GraphDecoder
-from sbkit.decoding.fit_weights import search_weights
+from sbkit.decoding.fit import fit_weights
 from sbkit.decoding.sample import ValidationUtterance
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
@@ -183,7 +183,7 @@ def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> 
     utterances = [
         ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
     ]
-    fitted = search_weights(decoder, utterances)
+    fitted = fit_weights(decoder, utterances)
     assert fitted.errors.wer == 0
     assert decoder.with_weights(fitted.weights).decoder_type == "graph"
 

@@ -1,20 +1,15 @@
 """Weights are chosen on a sample of the validation sets; confidences are calibrated or absent."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sbkit.decoding.beam import MAX_CANDIDATES, TOKEN_THRESHOLD, BeamDecoder
 from sbkit.decoding.decoder import DecoderWeights
-from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.fit import FittedWeights, count_all_errors, fit_decoder, fit_weights
 from sbkit.decoding.fit_confidence import LabeledWords, fit_confidence
-from sbkit.decoding.fit_weights import (
-    FittedWeights,
-    count_all_errors,
-    fit_weights,
-    search_weights,
-)
 from sbkit.decoding.greedy import REACH
 from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
 from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
@@ -39,14 +34,14 @@ def fitting(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> F
     train_models(file, tokenizer)
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=file)
     utterances = misheard(tokenizer)
-    return decoder, utterances, search_weights(decoder, utterances)
+    return decoder, utterances, fit_weights(decoder, utterances)
 
 
 def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
     decoder, utterances, fitted = fitting
 
     def errors_with(weights: DecoderWeights) -> TextErrors:
-        return count_all_errors([decoder.with_weights(weights)], utterances)[0]
+        return count_all_errors([decoder.with_weights(weights)], utterances, decoder.tokenizer)[0]
 
     assert (
         fitted.errors.wer < 0.5 * errors_with(DecoderWeights(word=0, token=0, unknown_word=0)).wer
@@ -126,7 +121,7 @@ def test_decoder_with_a_higher_cer_than_greedy_decoding_says_so(fitting: Fitting
 
 def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting) -> None:
     decoder, utterances, _ = fitting
-    fitted = search_weights(decoder, utterances[:2], by_words=False)
+    fitted = fit_weights(decoder, utterances[:2], by_words=False)
     assert "WER" not in fitted.plain()
     assert fitted.weights.word == 0
     assert set(decoder.with_weights(fitted.weights).used_weights) == {"token", "token_bonus"}
@@ -149,18 +144,18 @@ def test_ranks_that_share_a_set_choose_the_weights_of_the_whole_set(
     decoder, utterances, whole = fitting
     trials_of_other: list[TextErrors] = []
 
-    def gather(own: list[TextErrors]) -> list[list[TextErrors]]:
+    def gather(own: Any) -> list[Any]:
         """Store the trials of the first rank, and return them to the second."""
-        if len(own) == 1:  # the errors with the chosen weights
+        if isinstance(own, int) or len(own) == 1:  # utterances, or errors with the chosen weights
             return [own]
         if trials_of_other:
             return [trials_of_other, own]
         trials_of_other.extend(own)
         return [own]
 
-    monkeypatch.setattr("sbkit.decoding.fit_weights.gather_over_ranks", gather)
-    search_weights(decoder, utterances[1::2])
-    assert search_weights(decoder, utterances[::2]).weights == whole.weights
+    monkeypatch.setattr("sbkit.decoding.fit.gather_over_ranks", gather)
+    fit_weights(decoder, utterances[1::2])
+    assert fit_weights(decoder, utterances[::2]).weights == whole.weights
 
 
 # -- confidences

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
@@ -49,24 +48,6 @@ def test_slice_columns_groups_lengths_unless_the_data_has_them() -> None:
     lengths = ["00 to 02 s", "00 to 02 s", "02 to 05 s", "05 to 10 s", "20 s or more"]
     assert values == [*zip("abcde", lengths, strict=True)]
     assert slice_columns(["length"], {"length": ["short"]}, [1], 16_000) == [("short",)]
-    clips = iter([np.zeros(9, np.int16)])
-    slice_columns(["length"], {}, [9], 16_000, clips)
-    assert next(clips) is not None  # no clip is read
-
-
-def test_slice_columns_estimates_noise_from_clips() -> None:
-    """Half of the windows are speech, the others noise or digital silence; one clip is empty."""
-    random = np.random.default_rng(0)
-    speech = np.tile(np.repeat([10_000.0, 0.0], 16_000), 2)
-    clips = []
-    for level in (1500, 150, 15, 0):
-        voice, noise = random.standard_normal((2, len(speech)))
-        clip = speech * voice * 0.3 + level * noise
-        clips.append(clip.clip(-32768, 32767).astype(np.int16))
-    samples = [*map(len, clips), 0]
-    values = slice_columns(["noise"], {}, samples, 16_000, iter([*clips, clips[0][:0]]))
-    ratios = [ratio for (ratio,) in values]
-    assert ratios == ["00 to 10 dB", "20 to 30 dB", "40 to 50 dB", "50 dB or more", ""]
 
 
 @pytest.mark.parametrize(

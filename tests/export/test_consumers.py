@@ -1,17 +1,15 @@
 """Every written format recognizes the words of the trained model, in the library that loads it.
 
-The libraries are onnxruntime, torch, sherpa-onnx and SpeechBrain's EncoderASR; transformers is in
+The libraries are onnxruntime, sherpa-onnx and SpeechBrain's EncoderASR; transformers is in
 tests/export/test_huggingface.py.
 """
 
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -21,13 +19,10 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.decoding_graph import GraphDecoder
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
-from sbkit.export.sherpa_format import load_with_graph
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
-from tests.decoding.spoken import train_models
 from tests.runtime.bundles import ROOT, parity_report
 from tests.test_readme import blocks
 from tools import bench_transcribe
@@ -70,7 +65,7 @@ def test_onnxruntime_recognizes_the_same_words(
     short = np.zeros(10, np.int16)
     texts = [*expected, *bundle.transcribe([short])]
     for clip, text in zip([*clips, short], texts, strict=True):
-        log_probs, lengths = model.log_probs(clip[None], np.array([len(clip)]))
+        log_probs, lengths = model.log_probs(clip[None] / np.float32(32768), np.array([len(clip)]))
         best = log_probs[0, : lengths[0]].argmax(-1).tolist()
         merged = [id for id, _ in groupby(best) if id != tokenizer.vocabulary.blank]
         assert tokenizer.decode(merged) == text
@@ -107,30 +102,6 @@ def test_transcribe_with_onnx_imports_no_torch(
     )
     assert (process.returncode, process.stdout.strip()) == (0, bundle.transcribe(clips[-1:])[0])
     assert process.stderr.startswith("running on onnx, cpu, fp32, ")
-
-
-def test_sherpa_onnx_with_the_decoding_graph_recognizes_the_same_words(
-    exported: Path, bundle: Bundle, clips: Clips, expected: list[str], tmp_path: Path
-) -> None:
-    """The language model is trained on the words of an untrained model."""
-    tokenizer = bundle.tokenizer
-    models = tmp_path / "lm.safetensors"
-    train_models(models, tokenizer, expected[::2], tokens=0)
-    decoder = GraphDecoder(
-        tokenizer=tokenizer, language_models=models, weights={"word": 1.0, "unknown_word": 0.0}
-    )
-    decoder.graph.write(str(tmp_path / "HLG.fst"))
-    model, tokens = (str(exported / "sherpa-onnx" / name) for name in ("model.onnx", "tokens.txt"))
-    greedy = sherpa_onnx.OfflineRecognizer.from_fire_red_asr_ctc(model=model, tokens=tokens)
-    recognizer = load_with_graph(greedy, tmp_path / "HLG.fst")
-    decoding = replace(bundle, decoder=decoder)
-    texts = [decoding.transcribe([clip])[0] for clip in clips]
-    assert sum(map(str.__ne__, texts, expected)) > 10
-    for clip, text in zip(clips, texts, strict=True):
-        stream = recognizer.create_stream()
-        stream.accept_waveform(16_000, clip / np.float32(32768))
-        recognizer.decode_stream(stream)
-        assert stream.result.text.split() == text.split()
 
 
 def test_page_runs_formats_in_other_programs(
@@ -188,19 +159,9 @@ def test_every_side_of_bench_transcribe_recognizes_the_same_words(
         assert [text.split() for text in texts] == [text.split() for text in expected]
 
 
-def test_hub_folder_is_a_bundle_with_its_card(exported: Path, clips: Clips) -> None:
-    hub = load_bundle(exported / "hub")
-    assert hub.transcribe(clips[:3]) == load_bundle(exported).transcribe(clips[:3])
-    assert (exported / "hub/README.md").read_text() == (exported / "README.md").read_text()
-    assert "*.safetensors filter=lfs" in (exported / "hub/.gitattributes").read_text()
-
-
 def test_exported_formats_contain_no_local_path(exported: Path) -> None:
     root = str(Path(__file__).parents[2]).encode()
     for file in exported.rglob("*"):
-        if file.suffix == ".pt2":
-            with ZipFile(file) as archive:
-                assert not [name for name in archive.namelist() if root in archive.read(name)]
         assert not file.is_file() or root not in file.read_bytes(), file
 
 

@@ -24,12 +24,8 @@ from sbkit.base.errors import SbkitError
 from sbkit.decoding.greedy import best_tokens
 from sbkit.export.export import export_run
 from sbkit.export.huggingface_format import write_huggingface, write_tokenizer
-from sbkit.export.sherpa_format import (
-    SHERPA_EPS,
-    SherpaNormalizedModel,
-    require_normalized_audio,
-)
-from sbkit.export.traced import TrainedModel, trained_log_probs
+from sbkit.export.sherpa_format import SHERPA_EPS, SherpaNormalizedModel
+from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.models.pretrained.folders import FRAMES, tiny_config
@@ -121,7 +117,7 @@ def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
         assert find_damage(folder / name) is None
         if name == "sherpa-onnx" and folder.parent.name == "wavlm":
             (reason,) = parity_report(folder, name)["all"]["reasons"]
-            assert "trained with `do_normalize: false`" in reason
+            assert "or a normalized waveform. This model has others" in reason
             continue
         report = next(iter(parity_report(folder, name).values()))  # int8 of random weights may fail
         assert report["written"], report["reasons"]
@@ -178,7 +174,7 @@ def test_write_huggingface_refuses_further_parts(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", "wav2vec2", num_linear_layers=1)
     export_run(run, tmp_path / "bundle")
     with pytest.raises(SbkitError, match="has further layers after the encoder"):
-        write_huggingface(TrainedModel(load_bundle(tmp_path / "bundle")), tmp_path)
+        write_huggingface(load_bundle(tmp_path / "bundle"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -194,13 +190,14 @@ def test_write_huggingface_writes_other_encoders(
     model_type: str, knobs: dict[str, Any], tmp_path: Path
 ) -> None:
     export_run(run_of(tmp_path / "run", model_type, **knobs), tmp_path / "bundle")
-    trained = TrainedModel(load_bundle(tmp_path / "bundle"))
-    (candidate,) = write_huggingface(trained, tmp_path)
+    bundle = load_bundle(tmp_path / "bundle")
+    (candidate,) = write_huggingface(bundle, tmp_path)
+    trained = WaveformModel(bundle.model.network).eval()
     audio = np.random.default_rng(0).standard_normal((2, 16_400)).astype(np.float32) / 10
     lengths = np.array([16_400, 16_160])  # an even and an odd number of windows
     audio[1, 16_160:] = 0
     actual = candidate.log_probs(audio, lengths)
-    expected = trained_log_probs(trained.waveform, audio, lengths)
+    expected = trained_log_probs(trained, audio, lengths)
     np.testing.assert_array_equal(actual.lengths, expected.lengths)
     for row, frames in enumerate(expected.lengths):
         difference = actual.log_probs[row, :frames] - expected.log_probs[row, :frames]
@@ -218,7 +215,7 @@ def test_transformers_loads_whisper_without_sbkit(
     export_run(run, bundle, formats=["onnx", "sherpa-onnx", "huggingface"], grid=SMALL)
     for name in ("onnx", "huggingface"):
         assert next(iter(parity_report(bundle, name).values()))["written"]
-    assert "only compute the features of" in str(parity_report(bundle, "sherpa-onnx"))
+    assert "computes the features of a model itself" in str(parity_report(bundle, "sherpa-onnx"))
     assert "model=FOLDER, trust_remote_code=True" in (bundle / "huggingface/README.md").read_text()
     dice = np.random.default_rng(0)
     phase = np.repeat(dice.uniform(0.05, 1.5, 28), 1600).cumsum()[
@@ -244,13 +241,12 @@ def test_transformers_loads_whisper_without_sbkit(
 def test_normalized_model_undoes_the_normalization_of_sherpa_onnx(tmp_path: Path) -> None:
     """For a quiet clip, sherpa-onnx divides by little more than the root of the epsilon."""
     export_run(run_of(tmp_path / "run", "hubert"), tmp_path / "bundle")
-    trained = TrainedModel(load_bundle(tmp_path / "bundle"))
-    network = trained.bundle.model.network
-    require_normalized_audio(network.encoder.modules["compute_features"])
+    network = load_bundle(tmp_path / "bundle").model.network
+    trained = WaveformModel(network).eval()
     quiet = np.random.default_rng(0).standard_normal((1, 16_000)).astype(np.float32) / 2000
     normalized = (quiet - quiet.mean()) / np.sqrt(quiet.var() + SHERPA_EPS)
     actual = SherpaNormalizedModel(network).eval()(torch.from_numpy(normalized)).detach()
-    expected = trained_log_probs(trained.waveform, quiet, np.array([16_000])).log_probs
+    expected = trained_log_probs(trained, quiet, np.array([16_000])).log_probs
     np.testing.assert_allclose(actual.numpy(), expected, rtol=0, atol=1e-4)
 
 

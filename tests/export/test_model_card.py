@@ -82,5 +82,5 @@ def test_card_of_an_empty_run_folder_says_unknown(tmp_path: Path) -> None:
 
 
 def test_card_says_how_its_formats_are_loaded(run: Path) -> None:
-    card = card_of(run, ["speechbrain"])
-    assert "\n- speechbrain: `EncoderASR.from_hparams(" in card and "- onnx" not in card
+    card = card_of(run, ["sherpa-onnx"])
+    assert "\n- sherpa-onnx: `OfflineRecognizer.from_fire_red" in card and "- onnx" not in card

@@ -3,16 +3,14 @@
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
 
-from sbkit.evaluate.compare import ComparedRun, compare
-from sbkit.evaluate.report import KnownWords, write_report
-from sbkit.evaluate.run_results import RunResults
+from sbkit.evaluate.report import write_report
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import figures_of_test_set, slice_figures
-from sbkit.logs.run_log import EpochFigures, StepFigures
 from sbkit.text.word import Word
 
 HOSTILE = "</script><script>alert(1)</script><img/src=x/onerror=alert(1)>'\""
@@ -24,42 +22,22 @@ HEARD = (
     Word("now", 1.35, 1.6, 0.4),
     Word("please", 1.7, 2.0, 0.99),
 )
-RIGHT = tuple(Word(text, 0.2 + 0.4 * n, 0.5 + 0.4 * n) for n, text in enumerate(SAID.split()))
-RECORDS = [
-    *(
-        StepFigures(
-            epoch=1, step=step, loss=9 / step, learning_rate=1e-3, rtfx=9.0, data_wait_share=0.0
-        )
-        for step in range(1, 60)
-    ),
-    EpochFigures(epoch=1, step=59, loss=1.0, rtfx=9.0, valid_loss=1.2, metrics={"WER": 0.5}),
+HYPOTHESIS = " ".join(word.text for word in HEARD)
+UTTERANCES = [  # only the second can be heard
+    ScoredUtterance(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
+    ScoredUtterance("c", SAID, HYPOTHESIS, speaker="ann", seconds=2.0, words=HEARD),
+    ScoredUtterance("a", "=1+1", ""),
 ]
 
 
-def utterances(words: tuple[Word, ...]) -> list[ScoredUtterance]:
-    """Make three utterances; the audible one is recognized as the words."""
-    hypothesis = " ".join(word.text for word in words)
-    return [
-        ScoredUtterance(HOSTILE, f"{HOSTILE} two", f"{HOSTILE} two", speaker=HOSTILE),
-        ScoredUtterance("c", SAID, hypothesis, speaker="ann", seconds=2.0, words=words),
-        ScoredUtterance("a", "=1+1", ""),
-    ]
-
-
-A = utterances(HEARD)
-B = utterances(RIGHT)
-
-
-def results(name: str, scored: list[ScoredUtterance]) -> RunResults:
+def results(scored: list[ScoredUtterance]) -> dict[str, Any]:
     """Make the results of a run with one test set."""
     by = {"speaker": {HOSTILE: {"utterances": 1, **slice_figures(scored[:1])}}}
-    return RunResults(
-        name=name,
-        test={"test": {**figures_of_test_set(scored), "report_by": by}},
-        utterances={"test": scored},
-        log=[record.as_record() for record in RECORDS],
-        data=None,
-    )
+    return {
+        "title": HOSTILE,
+        "test": {"test": {**figures_of_test_set(scored), "report_by": by}},
+        "utterances": {"test": scored},
+    }
 
 
 def tone() -> str:
@@ -70,16 +48,12 @@ def tone() -> str:
     return base64.b64encode(content.getvalue()).decode()
 
 
-def write_example(folder: Path, *, runs: int = 1) -> Path:
-    """Write the page of one run, or of two."""
+def write_example(folder: Path) -> Path:
     page = folder / "report.html"
-    comparison = {"test": compare("test", [ComparedRun("a", A), ComparedRun("b", B)])}
     write_report(
         page,
-        [results(HOSTILE, A), results("b", B)][:runs],
+        **results(UTTERANCES),
         clips=lambda name, ids, most: {"c": tone()},
-        known_words=KnownWords({"two", "the"}, source="the words of the training transcripts"),
-        compared=comparison if runs == 2 else None,
         notes=[HOSTILE],
     )
     return page

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backend_bases import RendererBase
 
 from sbkit.base.files import to_json
-from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png, encode_curves
+from sbkit.logs.curves import AXES, curves_of, draw_curves, draw_png
 from sbkit.logs.metric import Metric
 from sbkit.logs.run_log import EpochFigures, SplitFigures, StepFigures
 
@@ -83,14 +83,6 @@ def test_negative_figures_are_drawn(labels: Labels, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Axes, "set_ylim", lambda axes, **limits: bottoms.append(axes.get_title()))
     epoch = replace(VALIDATED, loss=-4.0, metrics={"gain": -2.0})
     records = [figures.as_record() for figures in (replace(STEPS[0], loss=-4.0), epoch)]
-    draw_png([records], {"gain": Metric(lower_is_better=False, unit="dB")})
+    draw_png(records, {"gain": Metric(lower_is_better=False, unit="dB")})
     assert labels["Metrics"] == ["valid gain, best -2 dB"]
     assert bottoms == ["Learning rate"]
-
-
-def test_two_runs_are_drawn_in_same_panels(labels: Labels) -> None:
-    records = [figures.as_record() for figures in (*STEPS, VALIDATED)]
-    assert encode_curves([records, records], METRICS)
-    assert labels["Training loss"] == ["A running mean", "B running mean"]
-    assert labels["Metrics"][::2] == ["A valid CER, best 30 %", "B valid CER, best 30 %"]
-    assert encode_curves([[]], METRICS) == ""

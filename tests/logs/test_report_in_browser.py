@@ -123,7 +123,7 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
     words = (Word("今气", 0.2, 0.9), Word("好", 1.0, 1.5))
     scored = [ScoredUtterance("c", "今天 好", "今气 好", seconds=2.0, words=words, by_words=False)]
     page = tmp_path / "report.html"
-    write_report(page, [results("a", scored)], clips=lambda *_: {"c": tone()})
+    write_report(page, **results(scored), clips=lambda *_: {"c": tone()})
     visit(browser, page)
     assert [cell.text for cell in find(browser, "#table .text")] == ["今天气 好"]
     assert not [cell for cell in find(browser, "th") if "ord" in cell.text or "WER" in cell.text]
@@ -144,12 +144,11 @@ def test_without_words_characters_are_shown(browser: Any, tmp_path: Path, downlo
 
 @pytest.mark.parametrize("width", [1200, 390])
 def test_pages_fit_the_window(browser: Any, tmp_path: Path, width: int) -> None:
-    visit(browser, write_example(tmp_path, runs=2), width=width)
-    assert ids(browser)[0] == "c"  # its errors changed most
+    visit(browser, write_example(tmp_path), width=width)
     texts = [cell.text for cell in find(browser, "#table tbody tr:first-child .text")]
-    assert texts == ["A hold told the line now please", f"B {SAID}"]
+    assert texts == ["hold told the line now please"]
     click(browser, "#table .open")
-    wait(lambda: len(find(browser, ".lane")) == 2)
+    wait(lambda: find(browser, ".lane"))
     assert_no_faults(browser)
     _, page = write_data_report(make_splits(tmp_path), tmp_path, sample_rate=16_000, language="en")
     visit(browser, page, width=width)

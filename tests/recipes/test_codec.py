@@ -40,7 +40,7 @@ from sbkit.models.spectral_losses import (
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
 from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.codec_results import describe_codes, measure_codes, report_codes
+from sbkit.tasks.codec import describe_codes, measure_codes, report_codes
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
 

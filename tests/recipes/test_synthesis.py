@@ -8,19 +8,16 @@ import shutil
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, groupby, permutations, product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import openai
 import pytest
-import sherpa_onnx
 import soundfile
 import torch
 from speechbrain import Stage
@@ -46,7 +43,6 @@ from sbkit.models.synthesis import (
     mean_by_symbol,
 )
 from sbkit.runtime.synthesizer import MAX_TEXT_CHARACTERS, Synthesizer
-from sbkit.tasks.synthesis import describe_as_vits, list_characters
 from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import TINY_VOICE, Workplace, load_brain, read_json, with_sgd
@@ -273,16 +269,16 @@ def test_speed_divides_the_length_of_speech(voice: Synthesizer) -> None:
 
 
 @pytest.mark.slow(30)
-def test_onnx_and_sherpa_onnx_synthesize_the_same(
+def test_onnx_synthesizes_the_same(
     trained: Path, voice: Synthesizer, workplace: Workplace, tmp_path: Path
 ) -> None:
     grid = Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
-    formats, reasons = ["onnx", "sherpa-onnx"], {}
+    reasons = {}
     with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        parity = export_run(trained, tmp_path / "bundle", formats=formats, grid=grid)
+        parity = export_run(trained, tmp_path / "bundle", formats=["onnx"], grid=grid)
     for graphs in parity.values():
         reasons |= {name: report["reasons"] for name, report in graphs.items()}
-    assert reasons == {"encode": [], "decode": [], "speak": []}
+    assert reasons == {"encode": [], "decode": []}
     with Synthesizer.load(tmp_path / "bundle", device="cpu", runtime="onnx") as onnx:
         assert onnx.effective.runtime == "onnx"
         assert np.allclose(onnx.speak("Press one."), voice.speak("Press one."), atol=1e-4)
@@ -290,36 +286,6 @@ def test_onnx_and_sherpa_onnx_synthesize_the_same(
         first, second = onnx.synthesize(texts, [1.0, 0.7])
         assert np.allclose(first, voice.speak("Press one. Hold."), atol=1e-4)
         assert np.allclose(second, voice.speak("Please hold the line.", 0.7), atol=1e-4)
-    speech = synthesize_with_sherpa(tmp_path / "bundle" / "sherpa-onnx", "PRESS one.", speed=1.25)
-    assert np.allclose(speech, voice.speak("Press one.", speed=1.25), atol=1e-4)
-
-
-def synthesize_with_sherpa(folder: Path, text: str, speed: float) -> Any:
-    vits = sherpa_onnx.OfflineTtsVitsModelConfig(
-        model=str(folder / "speak.onnx"), tokens=str(folder / "tokens.txt")
-    )
-    config = sherpa_onnx.OfflineTtsConfig(model=sherpa_onnx.OfflineTtsModelConfig(vits=vits))
-    options = sherpa_onnx.GenerationConfig()
-    options.speed, options.silence_scale = speed, 1.0
-    speech = sherpa_onnx.OfflineTts(config).generate(text, options)
-    assert speech.sample_rate == RATE
-    return np.array(speech.samples, np.float32)
-
-
-def test_describe_as_vits_refuses_phonemes() -> None:
-    for symbol_type, is_refused in (("characters", False), ("phonemes", True)):
-        bundle = SimpleNamespace(
-            model=SimpleNamespace(settings={"symbol_type": symbol_type}),
-            config=SimpleNamespace(language="en"),
-            labels=SimpleNamespace(names=["a"]),
-        )
-        with pytest.raises(SbkitError, match="reads phonemes") if is_refused else nullcontext():
-            assert describe_as_vits(bundle)[1] == {"tokens.txt": "A 0\na 0\n"}
-
-
-def test_list_characters_adds_capitals() -> None:
-    lines = list_characters(["-", "?", "i", "ß", "ж", "e\N{COMBINING ACUTE ACCENT}"]).split("\n")
-    assert lines == ["- 0", "? 1", "I 2", "Ж 4", "i 2", "ß 3", "ж 4", ""]
 
 
 @pytest.mark.parametrize(

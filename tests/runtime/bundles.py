@@ -13,7 +13,7 @@ from sbkit.checkpoint.checkpointer import NORMALIZER, TASK
 from sbkit.checkpoint.run_config import RunConfig
 from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
 from sbkit.export.export import export_run
-from sbkit.export.formats import HUB, HUGGINGFACE, WRITERS
+from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalization import table_to_store, text_table
@@ -91,7 +91,7 @@ def export_all(folder: Path) -> None:
 
     The exporter compares them on the test sets, too.
     """
-    formats = [*(name for name in WRITERS if name != HUGGINGFACE), HUB]
+    formats = [name for name in WRITERS if name != HUGGINGFACE]
     run = make_run(folder / "run", change=louder)
     export_run(run, folder / "tiny", formats=formats, grid=SMALL)
 

@@ -18,7 +18,7 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.scoring import describe_decoding
-from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, BatchError, Transcriber, Transcript
+from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from tests.runtime.bundles import make_bundle
 from tests.runtime.scripted_speech import ScriptedSpeech
@@ -177,8 +177,8 @@ def test_transcriber_batches_similar_lengths_across_sources(
     monkeypatch.setattr("sbkit.runtime.model_thread.usable_cores", lambda: 2)
     transcriber, tokenizer, model = tone_transcriber(tmp_path)
     texts = ["a", "fox", "the quick brown dog", "lazy"] * 50
-    transcripts = transcriber.transcribe_batch([speak(tokenizer, text) for text in texts], RATE)
-    assert [transcript.text for transcript in transcripts] == texts
+    transcripts = transcriber.stream([speak(tokenizer, text) for text in texts], RATE)
+    assert [*map(str, transcripts)] == texts
     assert len(model.batches) < 25
     for batch in model.batches:
         assert len(batch) * max(batch) <= CPU_BATCH_SECONDS
@@ -192,7 +192,7 @@ def test_transcriber_does_not_split_gpu_batches_by_cpu_cores(
     bundle, tokenizer, model = tone_bundle(tmp_path)
     bundle.model.effective = replace(bundle.model.effective, device="cuda:0")
     transcriber = Transcriber(bundle=bundle)
-    transcriber.transcribe_batch([speak(tokenizer, "a fox")] * 64, RATE)
+    assert len([*transcriber.stream([speak(tokenizer, "a fox")] * 64, RATE)]) == 64
     assert [len(batch) for batch in model.batches] == [64]
 
 
@@ -212,22 +212,19 @@ def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
         transcriber.transcribe(tmp_path / "loud.wav")
 
 
-def test_transcribe_batch_keeps_the_results_beside_a_broken_file(tmp_path: Path) -> None:
+def test_stream_yields_the_results_beside_a_broken_file(tmp_path: Path) -> None:
     transcriber, tokenizer, _ = tone_transcriber(tmp_path)
     spoken = [speak(tokenizer, text) for text in SENTENCES[:2]]
-    with pytest.raises(
-        BatchError, match=r"1 of 3 files or arrays cannot .* error: .*gone.wav"
-    ) as failed:
-        transcriber.transcribe_batch([spoken[0], tmp_path / "gone.wav", spoken[1]], RATE)
-    first, missing, second = failed.value.results
+    sources = [spoken[0], tmp_path / "gone.wav", spoken[1]]
+    first, missing, second = transcriber.stream(sources, RATE)
     assert [str(first), str(second)] == [*SENTENCES[:2]]
     assert isinstance(missing, SbkitError)
 
 
-def test_transcribe_batch_refuses_a_single_file(tmp_path: Path) -> None:
+def test_stream_refuses_a_single_file(tmp_path: Path) -> None:
     transcriber, _, _ = tone_transcriber(tmp_path)
     with pytest.raises(SbkitError, match=r"`ab\.wav` is a single source\. Pass a list of sources"):
-        transcriber.transcribe_batch("ab.wav")
+        next(transcriber.stream("ab.wav"))
 
 
 def test_load_ends_the_model_if_the_detector_has_another_rate(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle import read_bundle
 from sbkit.runtime import load_bundle, open_model
-from sbkit.runtime.transcriber import BatchError
 from sbkit.streaming import Event, Session, StreamingRecognizer
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, noise
@@ -122,15 +121,6 @@ def test_bundle_travels_with_what_was_replaced_in_it(streaming: Path) -> None:
     copied = pickle.loads(pickle.dumps(bundle))
     assert copied.refused_hotwords == ("cheese",) and copied.labels is not bundle.labels
     assert pickle.loads(pickle.dumps(copied)).refused_hotwords == ("cheese",)
-
-
-def test_error_of_a_batch_returns_from_another_process(streaming: Path) -> None:
-    with Transcriber.load(streaming, device="cpu") as transcriber:
-        with pytest.raises(BatchError) as raised:
-            transcriber.transcribe_batch([(CLIP, RATE), "gone.wav"])
-        returned = pickle.loads(pickle.dumps(raised.value))
-    assert str(returned) == str(raised.value)
-    assert returned.results[0] == raised.value.results[0]
 
 
 def test_model_of_a_bundle_is_a_module_with_the_names_of_its_weights(streaming: Path) -> None:

@@ -78,7 +78,7 @@ def test_serve_answers_as_transcribe_does_and_stops_on_sigterm(
     random = np.random.default_rng(0)
     clips = [random.integers(-9000, 9000, RATE * n).astype(np.int16) for n in (1, 3, 4, 35)]
     with Transcriber.load(exported, runtime=runtime, device="cpu") as transcriber:
-        expected = [transcript.text for transcript in transcriber.transcribe_batch(clips, RATE)]
+        expected = [*map(str, transcriber.stream(clips, RATE))]
     with serving(exported, "--runtime", runtime) as (client, process):
         (ready,) = client.get("/health/ready").json()["models"]
         assert (ready["declared"]["runtime"], ready["effective"]["runtime"]) == (runtime, runtime)

@@ -67,6 +67,7 @@ def compare(bundle: Path, **options: Any) -> None:
             session.feed(clips[1])
             session.is_finished = True
         for events in advance_batch(sessions):
+            assert isinstance(events, list)
             assert [event.text for event in events if isinstance(event, Final)] == expected[1]
     assert counters["stats"]["unique_graphs"] == warm
 

@@ -27,14 +27,13 @@ from sbkit.streaming.session import (
     Final,
     Partial,
     Session,
-    SessionBatchError,
     StreamingRecognizer,
     advance_batch,
     forward_batch,
 )
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.tones import LETTER, RATE, STEP, silence, speak, tone_bundle
+from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.streaming.streaming_tones import CHUNK, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
@@ -215,35 +214,14 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert not session.has_work
     session.feed(silence(0.04)[:1])
     assert session.has_work
-    events = advance_batch([session])[0]
+    (events,) = advance_batch([session])
+    assert isinstance(events, list)
     assert [(event.text, event.stable) for event in events] == [("jumps", 0)]
     assert not session.has_work
     session.is_finished = True
     assert session.has_work
     session.finish()
     assert not session.has_work and session.finish() == []
-
-
-@pytest.mark.parametrize("decoder", [{}, BEAM], ids=["greedy", "beam"])
-def test_session_copies_are_independent(decoder: dict[str, Any], tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path, **decoder)
-    texts = ("the quick brown fox", "the quick dog")
-    shared = LETTER * STEP * len("the quick")
-    spoken = [np.append(speak(tokenizer, text), silence(2.0)) for text in texts]
-    begun = np.append(spoken[0][:shared], silence(0.2))
-    for detector in (None, VoiceDetector(SpeechUntil(1.5))):
-        session, expected = Session(recognizer, detector=detector), []
-        session.push(begun)
-        copies = [session.copy() for _ in texts]
-        for text, audio in zip(texts, spoken, strict=True):
-            original = Session(recognizer, detector=detector)
-            original.push(begun)
-            expected.append([*original.push(audio[shared:]), *original.finish()])
-            assert [final.text for final in finals(expected[-1])] == [text]
-        events = [copy.push(audio[shared:]) for copy, audio in zip(copies, spoken, strict=True)]
-        ends = [copy.finish() for copy in copies]
-        assert [[*begin, *end] for begin, end in zip(events, ends, strict=True)] == expected
-        assert finals(session.finish())[0].text == "the quick"
 
 
 def test_advance_batch_equals_single_sessions(tmp_path: Path) -> None:
@@ -257,6 +235,7 @@ def test_advance_batch_equals_single_sessions(tmp_path: Path) -> None:
             session.feed(np.array_split(clip, 5)[number])
             session.is_finished = number == 4
         for events, new_events in zip(results, advance_batch(sessions), strict=True):
+            assert isinstance(new_events, list)
             events += new_events
     assert [finals(events)[0].text for events in results] == expected
     assert max(map(len, model.batches)) == 3
@@ -270,9 +249,7 @@ def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path
         session.feed(speak(tokenizer, "the dog"))
         session.is_finished = True
     sessions[1].utterance.decoder_state = None
-    with pytest.raises(SessionBatchError, match="1 of 3 sessions failed") as failure:
-        advance_batch(sessions)
-    first, error, third = failure.value.results
+    first, error, third = advance_batch(sessions)
     assert isinstance(error, AttributeError)
     for events in (first, third):
         assert not isinstance(events, Exception)

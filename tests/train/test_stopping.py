@@ -214,7 +214,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     # Any mean is as good as the best checkpoint, so all are averaged.
     monkeypatch.setattr(AsrBrain, "_averaging_error", lambda brain: 0.0)
     options = ("--check=false", *two, "--export_formats=[huggingface]")
-    steps = ("write_bundle", "fit_bundle", "set_decoder", "add_formats", "BundleScorer")
+    steps = ("write_bundle", "fit_decoder", "set_decoder", "add_formats", "BundleScorer")
     steps += ("TestReport",)
     originals = {name: getattr(ending, name) for name in steps}
     taken: list[str] = []

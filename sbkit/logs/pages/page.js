@@ -9,11 +9,9 @@ const PIXELS_PER_SECOND = 160;
 const ROWS = 25; // shown at first
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const two = data.runs > 1;
 const SPACE = "\u2423", BETWEEN = data.byWords ? " " : ""; // as in `sbkit/evaluate/wer.py`
-const letter = (run) => (two ? "AB"[run] : "");
 const get = (id) => document.getElementById(id);
-const view = { sort: two ? "changed" : "errors0", down: true, pair: null, rows: ROWS, open: null };
+const view = { sort: "errors", down: true, pair: null, rows: ROWS, open: null };
 
 // ---- elements
 
@@ -31,26 +29,17 @@ const fixed = (value, digits) => (value === null ? "" : value.toFixed(digits));
 // ---- columns
 
 function columnsOf(rows) {
-  const runs = [...Array(data.runs).keys()];
-  const columns = [{ key: "id", title: "Utterance", value: (row) => row.id }];
-  for (const run of runs) {
-    columns.push({ key: `errors${run}`, title: `Errors ${letter(run)}`.trim(), value: (row) => row.runs[run].errors });
-  }
-  if (two) {
-    const difference = (row) => row.runs[0].errors - row.runs[1].errors;
-    columns.push({ key: "changed", title: "A − B", value: difference, order: (row) => Math.abs(difference(row)) });
-  }
-  columns.push(
+  const columns = [
+    { key: "id", title: "Utterance", value: (row) => row.id },
+    { key: "errors", title: "Errors", value: (row) => row.errors },
     data.byWords
       ? { key: "words", title: "Words", value: (row) => row.words }
       : { key: "characters", title: "Characters", value: (row) => row.characters },
-  );
-  if (!two) {
-    const wer = (row) => percent(row.runs[0].errors, row.words);
-    const cer = (row) => percent(row.runs[0].character_errors, row.characters);
-    if (data.byWords) columns.push({ key: "wer", title: "WER %", value: wer, digits: 0 });
-    columns.push({ key: "cer", title: "CER %", value: cer, digits: 0 });
-  }
+  ];
+  const wer = (row) => percent(row.errors, row.words);
+  const cer = (row) => percent(row.character_errors, row.characters);
+  if (data.byWords) columns.push({ key: "wer", title: "WER %", value: wer, digits: 0 });
+  columns.push({ key: "cer", title: "CER %", value: cer, digits: 0 });
   columns.push({ key: "seconds", title: "Seconds", value: (row) => row.seconds, digits: 1 });
   if (new Set(rows.map((row) => row.speaker)).size > 1) {
     columns.push({ key: "speaker", title: "Speaker", value: (row) => row.speaker });
@@ -66,17 +55,16 @@ const columnNow = () => columnsOf(allRows()).find((column) => column.key === vie
 function selectedRows() {
   const query = get("search").value.trim().toLowerCase();
   const rows = allRows().filter((row) => {
-    if (get("wrong").checked && !row.runs.some((run) => run.errors)) return false;
+    if (get("wrong").checked && !row.errors) return false;
     if (get("audible").checked && !row.clip) return false;
-    if (view.pair && !row.runs.some((run) => alignedWords(row, run).some(isPair))) return false;
-    const texts = [row.id, row.reference, row.speaker, ...row.runs.map((run) => run.hypothesis)];
+    if (view.pair && !alignedWords(row).some(isPair)) return false;
+    const texts = [row.id, row.reference, row.hypothesis, row.speaker];
     return !query || texts.some((text) => text.toLowerCase().includes(query));
   });
-  const column = columnNow();
-  const order = column.order ?? column.value;
+  const { value } = columnNow();
   const sign = view.down ? -1 : 1;
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
-  return rows.sort((a, b) => sign * compare(order(a) ?? -1, order(b) ?? -1));
+  return rows.sort((a, b) => sign * compare(value(a) ?? -1, value(b) ?? -1));
 }
 
 const isPair = (word) => word.mark !== "=" && word.said === view.pair.said && word.heard === view.pair.heard;
@@ -87,12 +75,12 @@ function split(text) {
   return data.byWords ? words : [...words.join(SPACE)];
 }
 
-// The aligned units of a run: {mark, said, heard, index}. The index is that of the word in the
+// The aligned units of a row: {mark, said, heard, index}. The index is that of the word in the
 // hypothesis, and so of its times; characters of one word share it.
-function alignedWords(row, run) {
-  const said = split(row.reference), heard = split(run.hypothesis);
+function alignedWords(row) {
+  const said = split(row.reference), heard = split(row.hypothesis);
   let i = 0, j = 0, spaces = 0;
-  return [...run.marks].map((mark) => {
+  return [...row.marks].map((mark) => {
     const word = { mark, said: mark === "I" ? "" : said[i++], heard: mark === "D" ? "" : heard[j] };
     word.index = mark === "D" ? null : data.byWords ? j : spaces;
     if (mark !== "D" && heard[j++] === SPACE) spaces++;
@@ -101,9 +89,9 @@ function alignedWords(row, run) {
 }
 
 // The words of the hypothesis; a word is right if all its aligned units are.
-function recognizedWords(row, run) {
+function recognizedWords(row) {
   const words = [];
-  for (const { mark, heard, index } of alignedWords(row, run)) {
+  for (const { mark, heard, index } of alignedWords(row)) {
     if (index === null || heard === SPACE) continue;
     words[index] ??= { heard: "", mark: "=", index };
     words[index].heard += heard;
@@ -142,11 +130,8 @@ function show() {
 }
 
 function rowElements(row) {
-  const texts = row.runs.map((run, number) => {
-    const words = alignedWords(row, run).flatMap((word) => [...wordElements(word, run, null), BETWEEN]);
-    return element("div", { className: "text" }, ...(two ? [element("span", { className: "run" }, letter(number)), " "] : []), isolate(words));
-  });
-  const button = element("button", { type: "button", className: "open" }, element("span", { className: "id" }, row.id), ...texts);
+  const words = alignedWords(row).flatMap((word) => [...wordElements(word, row, null), BETWEEN]);
+  const button = element("button", { type: "button", className: "open" }, element("span", { className: "id" }, row.id), element("div", { className: "text" }, isolate(words)));
   button.setAttribute("aria-expanded", view.open === row.id);
   const cells = columnsOf(allRows()).slice(1).map((column) => {
     const value = column.value(row);
@@ -164,11 +149,11 @@ function rowElements(row) {
 }
 
 // The reference of a wrong word, and the recognized word: a button if `play` is a function.
-function wordElements(word, run, play) {
+function wordElements(word, row, play) {
   const nodes = [];
   if (word.said && word.mark !== "=") nodes.push(element("del", {}, word.said));
   if (!word.heard) return nodes;
-  const time = run.heard?.[word.index];
+  const time = row.heard?.[word.index];
   const inner = element(play && time ? "button" : "span", {}, word.mark === "=" ? word.heard.replace(SPACE, " ") : word.heard);
   markConfidence(inner, time);
   if (play && time) {
@@ -196,10 +181,8 @@ function details(row, columns) {
   const cell = element("td", { colSpan: columns });
   const player = row.clip ? addPlayer(cell, row) : null;
   if (!row.clip) cell.append(element("p", { className: "quiet" }, "The audio of this utterance is not in the page."));
-  const say = (label, ...words) => cell.append(element("div", { className: "spoken" }, element("span", { className: "run" }, label), ...words));
-  row.runs.forEach((run, number) => {
-    say(letter(number), isolate(alignedWords(row, run).flatMap((word) => [...wordElements(word, run, player), BETWEEN])));
-  });
+  const words = alignedWords(row).flatMap((word) => [...wordElements(word, row, player), BETWEEN]);
+  cell.append(element("div", { className: "spoken" }, isolate(words)));
   const facts = [row.speaker && `speaker ${row.speaker}`, row.seconds !== null && `${row.seconds.toFixed(2)} s`];
   cell.append(element("div", { className: "quiet" }, "reference: ", isolate([row.reference]), ...facts.filter(Boolean).map((fact) => " · " + fact)));
   return element("tr", { className: "details" }, cell);
@@ -229,17 +212,17 @@ function addPlayer(cell, row) {
   drawSpectrogram(canvas, row.clip).then((seconds) => {
     stage.style.width = `${seconds * PIXELS_PER_SECOND}px`;
     canvas.addEventListener("click", (event) => play((event.offsetX / canvas.clientWidth) * seconds, Infinity));
-    row.runs.forEach((run, number) => run.heard && stage.append(lane(row, run, number, seconds, play)));
+    if (row.heard) stage.append(lane(row, seconds, play));
     stage.append(playhead);
     if (row.seconds > seconds + 0.1) cell.append(element("p", { className: "quiet" }, `The page has its first ${Math.round(seconds)} seconds.`));
   }).catch(() => stage.replaceWith("This browser cannot draw the audio."));
   return play;
 }
 
-function lane(row, run, number, seconds, play) {
+function lane(row, seconds, play) {
   const node = element("div", { className: "lane" });
-  for (const word of recognizedWords(row, run)) {
-    const time = run.heard[word.index];
+  for (const word of recognizedWords(row)) {
+    const time = row.heard[word.index];
     if (!time || time[0] >= seconds) continue;
     const button = element("button", { type: "button", title: `${word.heard}: ${describeTime(time)}` }, word.heard);
     if (word.mark !== "=") button.classList.add("error");
@@ -249,7 +232,6 @@ function lane(row, run, number, seconds, play) {
     button.addEventListener("click", () => play(time[0], time[1]));
     node.append(button);
   }
-  if (two) node.append(element("span", { className: "run" }, letter(number)));
   return node;
 }
 
@@ -322,12 +304,10 @@ function transform(real, imaginary) {
 // ---- CSV
 
 function toCsv(rows) {
-  const heads = ["id", "reference"];
-  data.sets[get("set").value][0]?.runs.forEach((_, run) => heads.push(...["hypothesis", ...(data.byWords ? ["word_errors"] : []), "character_errors"].map((head) => head + (two ? `_${letter(run).toLowerCase()}` : ""))));
+  const heads = ["id", "reference", "hypothesis", ...(data.byWords ? ["word_errors"] : []), "character_errors"];
   heads.push(...(data.byWords ? ["words"] : []), "characters", "seconds", "speaker");
   const lines = rows.map((row) => [
-    row.id, row.reference,
-    ...row.runs.flatMap((run) => [run.hypothesis, ...(data.byWords ? [run.errors] : []), run.character_errors]),
+    row.id, row.reference, row.hypothesis, ...(data.byWords ? [row.errors] : []), row.character_errors,
     ...(data.byWords ? [row.words] : []), row.characters, row.seconds ?? "", row.speaker,
   ]);
   return [heads, ...lines].map((line) => line.map(csvCell).join(",") + "\r\n").join("");

@@ -165,12 +165,6 @@ RUN_FOLDER = [
         options=("--export_formats=[onnx]",),
         checks=(check_export, check_formats),
     ),
-    mutation(
-        "a format that only `sbkit export` writes",
-        error("formats", "export_formats", "formats of onnx, torch", "'hub'", "--formats hub"),
-        options=("--export_formats=[onnx, hub]",),
-        checks=(check_formats,),
-    ),
 ]
 
 MUTATIONS = [*RANGES, *UNREAD, *MACHINE, *RUN_FOLDER]
