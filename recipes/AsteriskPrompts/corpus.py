@@ -69,7 +69,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         language: prepare_prompts(language=language, cache_folder=default_cache())
         for language in language_tags(knobs["language"])
     }
-    return read_releases(releases, split, TableOptions.from_knobs(knobs))
+    return Manifest.join(read_releases(releases, split, TableOptions.from_knobs(knobs)))
 
 
 def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:

@@ -59,6 +59,7 @@ from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
     ShardWriter,
+    has_mix_faults,
     read_shard_table,
     remove_leftovers,
     share_work,
@@ -117,7 +118,8 @@ class ClipKey(NamedTuple):
 class StoredAudio(NamedTuple):
     """Where the audio of clips is."""
 
-    table: pa.Table  # the columns samples, digest, mix_fault and audio of the readable clips
+    # The columns samples, digest and audio of the readable clips, and mix_fault if there is any
+    table: pa.Table
     errors: dict[int, AudioError]  # of the unreadable clips, by row
 
 
@@ -130,7 +132,7 @@ def cache_audio(
     decoded. All clips share one folder of the cache, named after the folder that contains them all.
     """
     if not len(manifest):
-        return StoredAudio(NO_AUDIO, {})
+        return StoredAudio(NO_AUDIO.drop_columns([MIX_FAULT]), {})
     parents = {path[: path.rfind("/") + 1] for path in manifest.paths}  # "/" for the root
     corpus = Path(os.path.commonpath([Path(os.path.abspath(path)) for path in parents]))  # noqa: PTH100
     identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
@@ -175,9 +177,9 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     if len(unknown):
         raise ConfigError(
             f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
-            f"in clip_durations.tsv of a Common Voice release, but {plural(len(unknown), 'clip')} "
-            f"of {len(rows):,} ({listed(rows['id'].take(unknown).to_pylist())}) have none. Choose "
-            "pcm or flac, which decode all clips first."
+            "in clip_durations.tsv of a Common Voice release, but "
+            f"{listed(rows['id'].take(unknown).to_pylist())} have none. Choose pcm or flac, which "
+            "decode all clips first."
         )
     sizes = np.zeros(len(rows), np.int64)
     errors: dict[int, AudioError] = {}
@@ -206,7 +208,6 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     columns = {
         "samples": samples,
         "digest": pc.binary_join_element_wise(facts[0], " bytes, ", facts[1], " samples", ""),
-        MIX_FAULT: pa.repeat("", count),
         AUDIO: pa.table(locations, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
     return StoredAudio(pa.table(columns), errors)
@@ -365,6 +366,8 @@ class _CorpusShards:
             audio = str(file.with_suffix(".arrow"))
             tables.append(to_located_audio(table, audio, shard=0, sample_rate=self._sample_rate))
         stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
+        if not has_mix_faults(stored):
+            stored = stored.drop_columns([MIX_FAULT])
         return StoredAudio(stored, all_errors)
 
 
