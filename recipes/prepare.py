@@ -230,7 +230,7 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
     if mix:
         counts = [len(split.dataset) for split in train_splits]
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
-    inside, outside, out_of_range = within_limits(
+    inside, out_of_range = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
         max_seconds=knobs["max_seconds"],
@@ -242,7 +242,6 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
         {name: splits[name].dataset for name in roles["test"]},
         excluded=[row for split in splits.values() for row in split.excluded],
         out_of_range=out_of_range,
-        unused=outside,
         fingerprints={name: split.fingerprint for name, split in splits.items()},
         mix=mix,
         filtered={name: split.filtered for name, split in splits.items()},

@@ -42,6 +42,7 @@ import soundfile
 from datasets import Dataset
 from pyarrow import csv
 
+from recipes.debian_release import ReleaseRow
 from recipes.prepare import collate_clips, prepare_transcripts
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import SbkitError
@@ -51,7 +52,6 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import make_loader
 from sbkit.data.clips import encode_audio
-from sbkit.data.debian_release import ReleaseRow
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts

@@ -15,12 +15,7 @@ import G722
 import numpy as np
 import soundfile
 
-from sbkit.base.errors import ConfigError
-from sbkit.base.process import run_main
-from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.cache import default_cache
-from sbkit.data.corpus import KnobValues
-from sbkit.data.debian_release import (
+from recipes.debian_release import (
     PASS_A_RELEASE,
     ReleaseRow,
     ensure_release,
@@ -28,7 +23,12 @@ from sbkit.data.debian_release import (
     print_release,
     write_tsvs,
 )
-from sbkit.data.debian_release import splits as splits
+from recipes.debian_release import splits as splits
+from sbkit.base.errors import ConfigError
+from sbkit.base.process import run_main
+from sbkit.base.units import SAMPLE_RATE
+from sbkit.data.cache import default_cache
+from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_releases
 from sbkit.text.languages import language_tags

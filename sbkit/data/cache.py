@@ -142,7 +142,10 @@ def cache_audio(
     shards.read_new()
     missing = {key for key in keys.values() if not shards.has(key)}
     if missing:
-        _log_durations(manifest, title)
+        if DURATION_COLUMN in manifest.rows.column_names:
+            hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
+            clips = plural(len(manifest), "clip")
+            logger.info(f"{title}: {clips}, {hours:.2f} h by the durations that the corpus states")
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
@@ -211,14 +214,6 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
         AUDIO: pa.table(locations, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
     return StoredAudio(pa.table(columns), errors)
-
-
-def _log_durations(manifest: Manifest, title: str) -> None:
-    """Log how much audio will be decoded, if the corpus states it."""
-    if DURATION_COLUMN in manifest.rows.column_names:
-        hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
-        clips = plural(len(manifest), "clip")
-        logger.info(f"{title}: {clips}, {hours:.2f} h by the durations that the corpus states")
 
 
 def _short_digest(identity: str) -> str:
@@ -443,26 +438,20 @@ def _extract_member(
             f"{name!r}. Get it from a source that you trust."
         )
     target = folder / path
-    try:
-        if member.islnk():
-            linked = PurePosixPath(member.linkname)
-            # A hard link follows the file that it names.
-            if _is_outside(linked) or not (folder / linked).is_file():
-                return False
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / linked, target)
-            return True
-        content = tar.extractfile(member) if member.isfile() else None
-        if content is None:
+    if member.islnk():
+        linked = PurePosixPath(member.linkname)
+        # A hard link follows the file that it names.
+        if _is_outside(linked) or not (folder / linked).is_file():
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
-        with content, target.open("wb") as file:
-            shutil.copyfileobj(content, file, COPY_BYTES)
-    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise DataError(
-            f"{archive} cannot be unpacked, because it has a file and a folder of the same name, "
-            f"at {name!r}. Unpack it by hand, and name the folder as `data_folder`."
-        ) from error
+        shutil.copyfile(folder / linked, target)
+        return True
+    content = tar.extractfile(member) if member.isfile() else None
+    if content is None:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with content, target.open("wb") as file:
+        shutil.copyfileobj(content, file, COPY_BYTES)
     return True
 
 

@@ -133,10 +133,12 @@ class Manifest:
         rows = manifest.rows
         if len(pc.unique(rows["id"])) < len(manifest):
             counts = Counter(manifest.ids)
-            ids = [
-                id if counts[id] == 1 else part_name(_relative_name(Path(part.path), bases), part)
-                for id, part in zip(manifest.ids, manifest.parts, strict=True)
-            ]
+            ids = manifest.ids
+            for row, part in enumerate(manifest.parts):
+                if counts[ids[row]] > 1:
+                    path = Path(part.path)
+                    inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
+                    ids[row] = part_name(next(inside, path).as_posix(), part)
             rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
         return replace(manifest, rows=rows)
 
@@ -174,7 +176,8 @@ class Manifest:
 
     @property
     def paths(self) -> Iterator[str]:
-        return decode_paths(self.rows["audio"])
+        for start in range(0, len(self), BATCH_ROWS):
+            yield from map(os.fsdecode, self.rows["audio"].slice(start, BATCH_ROWS).to_pylist())
 
     @property
     def has_parts(self) -> bool:
@@ -289,22 +292,11 @@ def to_texts(column: pa.ChunkedArray) -> list[str]:
     return texts
 
 
-def decode_paths(column: pa.ChunkedArray) -> Iterator[str]:
-    """Yield the paths of a column of bytes as strings."""
-    for start in range(0, len(column), BATCH_ROWS):
-        yield from map(os.fsdecode, column.slice(start, BATCH_ROWS).to_pylist())
-
-
 def parse_durations(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     """Return the column ``duration_ms`` as seconds, NaN where it is not a number above 0."""
     numbers = pc.if_else(pc.match_substring_regex(texts, r"^\d+(\.\d+)?$"), texts, None)
     seconds: npt.NDArray[np.float64] = numbers.cast(pa.float64()).to_numpy() / 1000
     return np.where(seconds > 0, seconds, np.nan)
-
-
-def _relative_name(path: Path, bases: Sequence[Path]) -> str:
-    inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
-    return next(inside, path).as_posix()
 
 
 def unreserved_name(name: str) -> str:

@@ -26,16 +26,15 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.changes import find_changes
-from sbkit.data.manifest import DURATION_COLUMN, Excluded
+from sbkit.data.manifest import DURATION_COLUMN, Excluded, parse_durations
 from sbkit.data.mix import sources_of
 from sbkit.data.prepared import measure_once
-from sbkit.data.shard import AUDIO, read_clips
+from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     Splits,
     batch_columns,
     count_characters,
     read_texts,
-    rows_of_other_durations,
     sample_counts,
     spread_rows,
     take_columns,
@@ -57,7 +56,6 @@ MIN_COMPARED_CLIPS = 20
 MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
-MAX_PLAYED_SECONDS = 20  # of an example
 
 Facts = dict[str, Any]  # plain data
 
@@ -65,10 +63,7 @@ Facts = dict[str, Any]  # plain data
 def write_data_report(
     splits: Splits, folder: Path, *, sample_rate: int, language: object, corpus: object = None
 ) -> tuple[Path, Path]:
-    """Write ``data_report.json`` and ``data_report.html``; return both paths.
-
-    The page plays examples of the utterances that are too short or too long for training.
-    """
+    """Write ``data_report.json`` and ``data_report.html``; return both paths."""
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
     for name, split in splits.named().items():
         facts["splits"][name] |= _measure_levels(split)
@@ -76,19 +71,8 @@ def write_data_report(
     data = folder / f"{REPORT_NAME}.json"
     page = folder / f"{REPORT_NAME}.html"
     write_text_atomically(data, to_json(facts, indent=2) + "\n")
-    players = {}
-    if splits.unused is not None:
-        ids = [
-            example["id"]
-            for group in facts["left_out"]
-            if group["split"] == "train"
-            for example in group["examples"]
-        ]
-        limits = {"sample_rate": sample_rate, "max_seconds": MAX_PLAYED_SECONDS}
-        clips = encode_clips(splits.unused, ids, **limits)
-        players = {("train", id): clip for id, clip in clips.items()}
     title = f"Data of this run: {', '.join(facts['splits'])}"
-    write_text_atomically(page, render_page(title=title, facts=facts, players=players))
+    write_text_atomically(page, render_page(title=title, facts=facts))
     return data, page
 
 
@@ -197,11 +181,14 @@ def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
 
 def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
     """List the clips whose decoded length differs from the duration that their corpus states."""
-    rows = rows_of_other_durations(split, sample_rate)
-    if not len(rows):
+    if DURATION_COLUMN not in split.column_names:
         return []
-    columns = take_columns(split.select(rows), "id", DURATION_COLUMN, "samples")
-    clips: list[Facts] = columns.to_pylist()
+    stated = parse_durations(take_columns(split, DURATION_COLUMN)[DURATION_COLUMN])
+    differences = np.abs(stated - sample_counts(split) / sample_rate)  # NaN if none is stated
+    rows = np.flatnonzero(differences > MAX_DURATION_ERROR)
+    clips: list[Facts] = take_columns(
+        split.select(rows), "id", DURATION_COLUMN, "samples"
+    ).to_pylist()
     return clips
 
 

@@ -37,15 +37,13 @@ from sbkit.data.cache import (
     plan_audio,
 )
 from sbkit.data.manifest import (
-    DURATION_COLUMN,
     RESERVED_COLUMNS,
     STORED,
     Excluded,
     Manifest,
-    parse_durations,
     to_texts,
 )
-from sbkit.data.shard import AUDIO, LAZY, MAX_DURATION_ERROR
+from sbkit.data.shard import AUDIO, LAZY
 from sbkit.decoding.words import frames_needed
 from sbkit.models.parts import Subsampling
 from sbkit.text.tokenizer import Tokenizer
@@ -67,7 +65,6 @@ class Splits:
     excluded: list[Excluded] = field(default_factory=list)  # unusable rows of all splits
     out_of_range: list[Excluded] = field(default_factory=list)  # by min_seconds and max_seconds
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # hashes of the contents
-    unused: datasets.Dataset | None = None  # the rows of ``out_of_range``, which are of train
     # Counts of the rows that the run's filters leave out, by split and reason.
     filtered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # The share of each training source in an epoch (`sbkit.data.mix`); empty without a mix. The
@@ -269,8 +266,8 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
 
 def within_limits(
     train: datasets.Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
-) -> tuple[datasets.Dataset, datasets.Dataset, list[Excluded]]:
-    """Return the rows from ``min_seconds`` to ``max_seconds``, the other rows, and their list."""
+) -> tuple[datasets.Dataset, list[Excluded]]:
+    """Return the rows from ``min_seconds`` to ``max_seconds``, and the list of the others."""
     samples = sample_counts(train)
     is_short = samples < seconds_to_samples(min_seconds, sample_rate)
     is_long = samples > seconds_to_samples(max_seconds, sample_rate)
@@ -289,7 +286,7 @@ def within_limits(
             f"None of the {len(train)} training utterances is between `min_seconds` "
             f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
         )
-    return select_rows(train, ~is_outside), select_rows(train, is_outside), out_of_range
+    return select_rows(train, ~is_outside), out_of_range
 
 
 def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
@@ -358,15 +355,6 @@ def sample_counts(split: datasets.Dataset) -> Counts:
     """Return the number of samples of every row."""
     counts: Counts = take_columns(split, "samples")["samples"].to_numpy()
     return counts
-
-
-def rows_of_other_durations(split: datasets.Dataset, sample_rate: int) -> Counts:
-    """Return the rows whose decoded length differs from the duration that the corpus states."""
-    if DURATION_COLUMN not in split.column_names:
-        return np.empty(0, np.int64)
-    stated = parse_durations(take_columns(split, DURATION_COLUMN)[DURATION_COLUMN])
-    differences = np.abs(stated - sample_counts(split) / sample_rate)  # NaN if none is stated
-    return np.flatnonzero(differences > MAX_DURATION_ERROR)
 
 
 def shard_numbers(split: datasets.Dataset) -> Counts:

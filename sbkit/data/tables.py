@@ -34,14 +34,15 @@ from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, plural
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
+    CHANNELS,
     ID_COLUMNS,
     INVALID_PART,
     PATH_COLUMNS,
     SPEAKER_COLUMNS,
     TEXT_COLUMNS,
+    TIME_VALUE,
     PartColumns,
-    are_channels,
-    are_times,
+    find_channel,
     find_column,
     find_columns,
     find_part_columns,
@@ -654,12 +655,14 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     """Return the columns of the part and of the channel; name those that cannot be used."""
     names = table.rows.column_names
     part = find_part_columns(names)
-    if part.start and not are_times(read_text_column(table, part.start)):
+    starts = read_text_column(table, part.start) if part.start else ()
+    if not any(TIME_VALUE.fullmatch(start.strip()) for start in starts):  # but dates, for example
         part = PartColumns()
     channel = find_column(names, None, CHANNEL_COLUMNS) or ""
     unused = unused_time_columns(names, part)
     values = [value for value in read_text_column(table, channel) if value.strip()]
-    if not are_channels(values):
+    # Also invalid ones and lists, whose rows are excluded; other values are those of a platform.
+    if not any(find_channel(v) is not None or CHANNELS.fullmatch(v.strip()) for v in values):
         unused += [channel] if values else []
         channel = ""
     if unused:

@@ -24,7 +24,6 @@ EMPTY_SECTIONS = {  # the contents of sections that a page leaves out
     "known": None,
     "compared": None,
     "facts": None,
-    "players": {},
     "data": {"sets": {}, "runs": 0, "byWords": True},
 }
 
