@@ -142,7 +142,7 @@ def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
     for name in names:
         table, facts = read_table(name)
         sizes[f"{name}.arrow"] = facts.bytes
-        schemas.append(table.slice(0, 0))
+        schemas.append(table.schema.empty_table())  # a slice would keep the whole table
         hashes.append(hash_texts(table["id"]))
         has_faults = has_faults or has_mix_faults(table)
     _check_sizes(storage, sizes)

@@ -81,6 +81,8 @@ DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips withou
 
 logger = logging.getLogger(__name__)
 
+_file_rate = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
+
 LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 Row = dict[str, str]  # the text of each column
 WriteAudio = Callable[[bytes, str], Path]  # writes the bytes of an audio file under a name
@@ -740,18 +742,13 @@ def _find_clips(
 def _parse_samples(path: str, start: str, _: str, stop: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
     try:
-        rate = _rate_of(path) if start.strip() else 1
+        rate = _file_rate(path) if start.strip() else 1
         times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
     except AudioError as error:
         return Excluded("", error.reason, str(error))
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
     return parse_part(path, times[0], "", times[1], channel)
-
-
-@lru_cache(maxsize=1 << 16)
-def _rate_of(path: str) -> int:
-    return file_rate(path)
 
 
 def read_text_column(table: Table, name: str) -> list[str]:
@@ -816,7 +813,7 @@ def read_releases(
     }
     if is_plain:
         first_blocks = [next(part) for part in parts.values()]
-        columns = [block.rows.slice(0, 0) for block in first_blocks]
+        columns = [block.rows.schema.empty_table() for block in first_blocks]
         for first, part in zip(first_blocks, parts.values(), strict=True):
             for block in chain([first], part):
                 rows = pa.concat_tables([*columns, block.rows], promote_options="default")
