@@ -38,7 +38,7 @@ import soundfile
 from datasets import Dataset
 from pyarrow import csv
 
-from recipes.debian_release import ReleaseRow
+from recipes.debian.release import ReleaseRow
 from recipes.prepare import collate_clips, prepare_transcripts
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import SbkitError

@@ -18,7 +18,7 @@ from pathlib import Path
 import soundfile
 
 from recipes.AsteriskPrompts.corpus import LICENSES, prepare_prompts
-from recipes.debian_release import ReleaseRow
+from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds, read_audio
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main

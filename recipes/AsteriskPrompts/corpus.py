@@ -15,7 +15,7 @@ import G722
 import numpy as np
 import soundfile
 
-from recipes.debian_release import (
+from recipes.debian.release import (
     PASS_A_RELEASE,
     ReleaseRow,
     ensure_release,
@@ -23,7 +23,7 @@ from recipes.debian_release import (
     print_release,
     write_tsvs,
 )
-from recipes.debian_release import splits as splits
+from recipes.debian.release import splits as splits
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.base.units import SAMPLE_RATE

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import soundfile
 
-from recipes.debian_release import (
+from recipes.debian.release import (
     ReleaseRow,
     ensure_release,
     find_one,
     print_release,
     write_tsvs,
 )
-from recipes.debian_release import splits as splits
+from recipes.debian.release import splits as splits
 from recipes.FestvoxRu.phones import read_labels, time_words
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main

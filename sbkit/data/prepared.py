@@ -182,7 +182,7 @@ def _write_rows(folder: Path, split: str, blocks: Iterator[pa.Table]) -> Table:
     first = next(blocks)
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, first.schema) as writer:
         for block in chain([first], blocks):
-            writer.write_table(block)
+            writer.write_table(block.combine_chunks())  # also empty chunks would be written
     return MemoryMappedTable.from_file(str(file))
 
 

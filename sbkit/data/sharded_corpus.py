@@ -135,18 +135,18 @@ def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
     read_table: Callable[[str], tuple[pa.Table, ShardFacts]] = partial(_read_table, storage)
     if storage.folder is None:
         read_table = lru_cache(maxsize=None)(read_table)  # each table is fetched once
-    schemas: list[pa.Table] = []
+    schemas: list[pa.Schema] = []
     hashes: list[Counts] = []
     sizes: dict[str, int] = {}
     has_faults = False
     for name in names:
         table, facts = read_table(name)
         sizes[f"{name}.arrow"] = facts.bytes
-        schemas.append(table.schema.empty_table())  # a slice would keep the whole table
+        schemas.append(table.schema)
         hashes.append(hash_texts(table["id"]))
         has_faults = has_faults or has_mix_faults(table)
     _check_sizes(storage, sizes)
-    columns = pa.concat_tables(schemas, promote_options="default")
+    columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
     columns = columns.drop_columns(["samples", MIX_FAULT, AUDIO])
     seen: set[str] | None = None if are_distinct(hashes) else set()
     first_row = 0

@@ -17,7 +17,7 @@ from recipes.AsteriskPrompts.corpus import (
     spell_digits,
     write_release,
 )
-from recipes.debian_release import choose_split
+from recipes.debian.release import choose_split
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Clip
 from sbkit.data.tables import TableOptions, read_release

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from recipes.debian_release import RELEASE_VERSION
+from recipes.debian.release import RELEASE_VERSION
 from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.corpus import read_sentences, write_release
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
