@@ -258,9 +258,10 @@ def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
         shared: dict[str, tuple[pa.Array, int]] = {}  # values of the second split, and its total
         for column in columns:
             values = _distinct_values(second, column)
-            is_shared = pc.is_in(values, value_set=_distinct_values(first, column))
-            shared[column] = values.filter(is_shared), len(values)
-        is_shared = pc.is_in(_audio_keys(second), value_set=_audio_keys(first))
+            blocks = (block[column] for block in batch_columns(first, column))
+            shared[column] = values.filter(_occur_in(blocks, values)), len(values)
+        keys = _audio_keys(take_columns(second, AUDIO))
+        is_shared = _occur_in(map(_audio_keys, batch_columns(first, AUDIO)), keys)
         shared["audio"] = take_columns(second, "id")["id"].filter(is_shared), len(second)
         for column, (values, total) in shared.items():
             yield {
@@ -279,9 +280,15 @@ def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
     return values.filter(pc.not_equal(values, ""))
 
 
-def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
+def _occur_in(blocks: Iterable[pa.ChunkedArray], values: pa.Array) -> pa.Array:
+    """Return which values, of a small split, occur in the blocks of a column of a large one."""
+    found = [pc.unique(block.filter(pc.is_in(block, value_set=values))) for block in blocks]
+    return pc.is_in(values, value_set=pa.concat_arrays([pa.array([], pa.string()), *found]))
+
+
+def _audio_keys(columns: pa.Table) -> pa.ChunkedArray:
     """Return a key of each row's audio: its size and checksum, or the path of its own file."""
-    audio = take_columns(split, AUDIO)[AUDIO]
+    audio = columns[AUDIO]
     size, checksum, file = (pc.struct_field(audio, name) for name in ("size", "crc32", "file"))
     fields = (size.cast(pa.string()), checksum.cast(pa.string()), "-")
     return pc.coalesce(pc.binary_join_element_wise(*fields), file)
