@@ -5,7 +5,7 @@ import importlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -28,16 +28,16 @@ from sbkit.config.ranges import DAY, Range, TextValue
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
-from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, splits_of
+from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, iter_blocks, splits_of
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
 from sbkit.data.mix import read_shares, sources_of
 from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
-from sbkit.data.sources import TableFolders
 from sbkit.data.splits import (
     EMPTY,
+    Keep,
     PreparedSplit,
     Splits,
     prepare_split,
@@ -160,14 +160,20 @@ def prepare_audio(knobs: KnobValues) -> Splits:
 
 def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
     """Return the manifest of one split, which must not be in table folders."""
-    manifest = corpus.read(knobs, split)
-    if isinstance(manifest, TableFolders):
-        raise DataError(
-            f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
-            "shards of it first, sbkit prepare YAML --shards FOLDER, and name "
-            "FOLDER as `data_folder`."
-        )
-    return manifest
+    return Manifest.join(iter_blocks(corpus, knobs, split))
+
+
+def _read_sources(
+    corpus: Corpus, knobs: KnobValues, names: Sequence[str]
+) -> dict[str, Iterator[Manifest]]:
+    """Return the blocks of splits, without the rows that filters leave out."""
+    # A filter needs all splits at once: a tag is wrong if no row of any has it.
+    blocks = {name: iter_blocks(corpus, knobs, name) for name in names}
+    if not (knobs.get("where") or knobs.get("skip_quality_tags")):
+        return blocks
+    manifests = {name: Manifest.join(blocks[name]) for name in names}
+    filtered = filter_manifests(manifests, knobs)
+    return {name: manifest.blocks() for name, manifest in filtered.items()}
 
 
 def _prepare(
@@ -175,25 +181,26 @@ def _prepare(
 ) -> Splits:
     corpus = corpus_of(knobs)
 
-    def make(own_knobs: KnobValues) -> PreparedData:
+    def make(own_knobs: KnobValues, keep: Keep) -> PreparedData:
         roles = splits_of(corpus, own_knobs)
         read_shares(knobs.get("mix"), roles["train"])  # before audio is decoded
         store = require_store(own_knobs.get("audio_store", "pcm"))
         names = [*chain(*roles.values())]
-        manifests = {name: read_manifest(corpus, own_knobs, name) for name in names}
-        manifests = filter_manifests(manifests, own_knobs)
+        sources = _read_sources(corpus, own_knobs, names)
         splits: dict[str, PreparedSplit] = {}
         for name in names:
+            blocks = sources.pop(name)
             if not keep_empty:
-                check_locale(manifests[name], own_knobs["language"])
+                blocks = check_locale(blocks, own_knobs["language"])
             splits[name] = prepare_split(
-                manifests.pop(name),
+                blocks,
                 split=name,
                 normalize=normalize,
                 sample_rate=own_knobs["sample_rate"],
                 cache_folder=default_cache(),
                 keep_empty=keep_empty or name not in roles["train"],
                 store=store,
+                keep=keep,
             )
         return PreparedData(roles, splits)
 
@@ -222,7 +229,7 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
     if mix:
         counts = [len(split.dataset) for split in train_splits]
         train = train.add_column(MIX_SOURCE, np.repeat(np.arange(len(counts)), counts))
-    inside, outside, out_of_range = within_limits(
+    inside, out_of_range = within_limits(
         train,
         min_seconds=knobs["min_seconds"],
         max_seconds=knobs["max_seconds"],
@@ -234,7 +241,6 @@ def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
         {name: splits[name].dataset for name in roles["test"]},
         excluded=[row for split in splits.values() for row in split.excluded],
         out_of_range=out_of_range,
-        unused=outside,
         fingerprints={name: split.fingerprint for name, split in splits.items()},
         mix=mix,
         filtered={name: split.filtered for name, split in splits.items()},

@@ -4,22 +4,18 @@ python -m tools.bench_data start --rows 1000000       (beside lhotse, `datasets`
 python -m tools.bench_data start --rows 8000000 --shards   (sbkit on shards of 10,000 hours)
 python -m tools.bench_data loader --workers 1         (the default corpus, local, pcm and flac)
 python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
-python -m tools.bench_data results --utterances 100000   (of a test, without audio)
 
 `start` writes a release with Common Voice's columns, or shards, whose clips are a few hundred files
 of noise. Each side then starts in new processes, up to its first batch: sbkit with lazy audio and a
 small model, the others up to the paths of the clips. Their tables are written before, because their
 users have them. `--folder` keeps the release for the next call; `--ranks 1` leaves out the start
-under torchrun. `results` makes utterances with about 10 % wrong words, and prints what it takes to
-report them.
+under torchrun.
 """
 
 import argparse
 import hashlib
 import json
 import os
-import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +38,7 @@ import soundfile
 from datasets import Dataset
 from pyarrow import csv
 
+from recipes.debian.release import ReleaseRow
 from recipes.prepare import collate_clips, prepare_transcripts
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import SbkitError
@@ -51,18 +48,11 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import make_loader
 from sbkit.data.clips import encode_audio
-from sbkit.data.debian_release import ReleaseRow
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
 from sbkit.data.splits import sample_counts
-from sbkit.evaluate.slices import measure_slices, write_slices
-from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import slice_figures
-from sbkit.runtime.test_report import ScoredSet, TestReport
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.text.word import Word
 from tools.bench import Figures, measure_once
 from tools.bench_sides import convert
 
@@ -72,7 +62,6 @@ MAX_LINKS = 50_000  # to a file; ext4 allows 65,000
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
-SPEAKERS = 3_000  # of a test
 LARGEST = {"wall s", "peak"}  # of these the largest of all ranks is shown, of others the sum
 SMALL = (
     *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
@@ -90,8 +79,6 @@ def main() -> None:
     loader.add_argument("--workers", type=int, default=1)
     loader.add_argument("--seconds", type=float, default=10.0)
     loader.add_argument("--url")
-    results = commands.add_parser("results")
-    results.add_argument("--utterances", type=int, default=100_000)
     start = commands.add_parser("start")
     start.add_argument("--rows", type=int, default=1_000_000)
     start.add_argument("--ranks", type=int, default=4)
@@ -101,10 +88,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         if options.command == "start":
             measure_start(Path(folder), options)
-        elif options.command == "loader":
-            measure_loader(Path(folder), options)
         else:
-            measure_results(Path(folder), options.utterances)
+            measure_loader(Path(folder), options)
 
 
 def measure_start(folder: Path, options: argparse.Namespace) -> None:
@@ -290,56 +275,6 @@ def _to_cut(row: Mapping[str, Any]) -> dict[str, Any]:
         "channel_ids": [0],
     }
     return {**span, "supervisions": [span | texts], "recording": recording, "type": "MonoCut"}
-
-
-def measure_results(folder: Path, count: int) -> None:
-    """Print the CPU seconds and the peak memory of each part of a test's report."""
-    results = _make_results(count)
-    speakers = [utterance.speaker for utterance in results]
-    ids = [utterance.id for utterance in results]
-    rows = Dataset.from_dict({"id": ids, "samples": [0] * count, "speaker": speakers})
-    scored = ScoredSet(name="test", rows=rows, results=results)
-    no_mp3 = 1  # Hz: no clip is read
-    report = TestReport(folder, SPEECH_RECOGNITION, sample_rate=no_mp3, quiet=True)
-    columns = [(speaker,) for speaker in speakers]
-    parts: dict[str, Callable[[], object]] = {
-        "results": lambda: report.add(scored),
-        "slices by speaker": lambda: write_slices(
-            folder / "slices.tsv", measure_slices(["speaker"], columns, results, slice_figures)
-        ),
-        "report": lambda: report.write(notes=(), device="cpu"),
-        "described": lambda: report.describe(scored),
-    }
-
-    def cost_of(part: Callable[[], object]) -> Figures:
-        Path("/proc/self/clear_refs").write_text("5")  # begin a new peak
-        start = time.process_time()
-        part()
-        seconds = time.process_time() - start
-        (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-        return {"CPU s": seconds, "peak GB": int(peak) * 1024 / 1e9}
-
-    size = len(pickle.dumps(results))
-    print(f"{count:,} utterances, which a rank sends as {size / 1e6:.0f} MB\n")
-    measure_once({name: partial(cost_of, part) for name, part in parts.items()})
-
-
-def _make_results(count: int) -> list[ScoredUtterance]:
-    random = np.random.default_rng(0)
-    vocabulary = _make_words(random)
-    shape = (count, WORDS_PER_SENTENCE)
-    references = random.choice(vocabulary, shape)
-    hypotheses = np.where(random.random(shape) < 0.1, random.choice(vocabulary, shape), references)
-    confidences = random.beta(6, 1, shape).tolist()
-    results: list[ScoredUtterance] = []
-    for number, (reference, hypothesis) in enumerate(zip(references, hypotheses, strict=True)):
-        timed = enumerate(zip(hypothesis.tolist(), confidences[number], strict=True))
-        words = tuple(Word(text, 0.5 * n, 0.5 * n + 0.4, sure) for n, (text, sure) in timed)
-        texts = (" ".join(reference), " ".join(hypothesis))
-        id, speaker = f"common_voice_xx_{number:08d}", f"speaker-{number % SPEAKERS}"
-        utterance = ScoredUtterance(id, *texts, speaker=speaker, seconds=4.0, words=words)
-        results.append(utterance)
-    return results
 
 
 def measure_loader(folder: Path, options: argparse.Namespace) -> None:

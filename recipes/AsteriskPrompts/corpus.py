@@ -15,12 +15,7 @@ import G722
 import numpy as np
 import soundfile
 
-from sbkit.base.errors import ConfigError
-from sbkit.base.process import run_main
-from sbkit.base.units import SAMPLE_RATE
-from sbkit.data.cache import default_cache
-from sbkit.data.corpus import KnobValues
-from sbkit.data.debian_release import (
+from recipes.debian.release import (
     PASS_A_RELEASE,
     ReleaseRow,
     ensure_release,
@@ -28,7 +23,12 @@ from sbkit.data.debian_release import (
     print_release,
     write_tsvs,
 )
-from sbkit.data.debian_release import splits as splits
+from recipes.debian.release import splits as splits
+from sbkit.base.errors import ConfigError
+from sbkit.base.process import run_main
+from sbkit.base.units import SAMPLE_RATE
+from sbkit.data.cache import default_cache
+from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_releases
 from sbkit.text.languages import language_tags
@@ -69,7 +69,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         language: prepare_prompts(language=language, cache_folder=default_cache())
         for language in language_tags(knobs["language"])
     }
-    return read_releases(releases, split, TableOptions.from_knobs(knobs))
+    return Manifest.join(read_releases(releases, split, TableOptions.from_knobs(knobs)))
 
 
 def prepare_prompts(*, language: str = "en", cache_folder: str | Path) -> Path:

@@ -9,12 +9,11 @@ Spontaneous Speech: see `sbkit.data.spontaneous`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -72,6 +71,11 @@ def read(knobs: KnobValues, split: str) -> Manifest:
 
     Training on ``validated`` leaves out its rows that are in dev or test.
     """
+    return Manifest.join(read_blocks(knobs, split))
+
+
+def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
+    """Return the blocks of `read`."""
     options = TableOptions.from_knobs(knobs)
     if tables := _find_spontaneous(knobs):
         folders = knobs.get(JOINED_FOLDERS) or [knobs["data_folder"]]
@@ -85,28 +89,32 @@ def read(knobs: KnobValues, split: str) -> Manifest:
             beside = [other for other in run_tables if other != table]
             own_options = replace(options, language=tag)
             parts.append((tag, read_spontaneous(table, split, own_options, beside)))
-        return Manifest.join_named(parts, *(table.parent for table in tables.values()))
+        manifest = Manifest.join_named(parts, *(table.parent for table in tables.values()))
+        return manifest.blocks()
     releases = _find_releases(knobs, split)
-    manifest = read_releases(releases, split, options)
+    blocks = read_releases(releases, split, options)
     if split == VALIDATED and split in to_names((knobs.get("splits") or {}).get("train")):
-        return _without_evaluation(manifest, releases, options)
-    return manifest
+        return _without_evaluation(blocks, releases, options)
+    return blocks
 
 
 def _without_evaluation(
-    manifest: Manifest, releases: Mapping[str, Path], options: TableOptions
-) -> Manifest:
+    blocks: Iterator[Manifest], releases: Mapping[str, Path], options: TableOptions
+) -> Iterator[Manifest]:
     """Leave out the rows whose clips are in dev or test, and count them."""
-    evaluated = [
-        read_releases({tag: release}, name, options).rows["audio"]
+    paths = [
+        chunk
         for tag, release in releases.items()
         for name in ("dev", "test")
         if (release / f"{name}.tsv").is_file()
+        for block in read_releases({tag: release}, name, options)
+        for chunk in block.rows["audio"].chunks
     ]
-    paths = pa.chunked_array([chunk for column in evaluated for chunk in column.chunks], "binary")
-    is_evaluated = pc.is_in(manifest.rows["audio"], value_set=paths).to_numpy()
-    rows = np.flatnonzero(~is_evaluated)
-    return replace(manifest.take(rows), filtered={"also in dev or test": int(is_evaluated.sum())})
+    evaluated = pa.chunked_array(paths, "binary")
+    for block in blocks:
+        is_evaluated = pc.is_in(block.rows["audio"], value_set=evaluated).to_numpy()
+        filtered = {"also in dev or test": int(is_evaluated.sum())}
+        yield replace(block.filter(~is_evaluated), filtered=filtered)
 
 
 def about(knobs: KnobValues) -> Mapping[str, str]:

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import soundfile
 
-from recipes.FestvoxRu.phones import read_labels, time_words
-from sbkit.base.errors import ConfigError
-from sbkit.base.process import run_main
-from sbkit.data.cache import default_cache
-from sbkit.data.corpus import KnobValues
-from sbkit.data.debian_release import (
+from recipes.debian.release import (
     ReleaseRow,
     ensure_release,
     find_one,
     print_release,
     write_tsvs,
 )
-from sbkit.data.debian_release import splits as splits
+from recipes.debian.release import splits as splits
+from recipes.FestvoxRu.phones import read_labels, time_words
+from sbkit.base.errors import ConfigError
+from sbkit.base.process import run_main
+from sbkit.data.cache import default_cache
+from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.languages import language_tags

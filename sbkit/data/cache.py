@@ -59,6 +59,7 @@ from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
     ShardWriter,
+    has_mix_faults,
     read_shard_table,
     remove_leftovers,
     share_work,
@@ -117,7 +118,8 @@ class ClipKey(NamedTuple):
 class StoredAudio(NamedTuple):
     """Where the audio of clips is."""
 
-    table: pa.Table  # the columns samples, digest, mix_fault and audio of the readable clips
+    # The columns samples, digest and audio of the readable clips, and mix_fault if there is any
+    table: pa.Table
     errors: dict[int, AudioError]  # of the unreadable clips, by row
 
 
@@ -130,7 +132,7 @@ def cache_audio(
     decoded. All clips share one folder of the cache, named after the folder that contains them all.
     """
     if not len(manifest):
-        return StoredAudio(NO_AUDIO, {})
+        return StoredAudio(NO_AUDIO.drop_columns([MIX_FAULT]), {})
     parents = {path[: path.rfind("/") + 1] for path in manifest.paths}  # "/" for the root
     corpus = Path(os.path.commonpath([Path(os.path.abspath(path)) for path in parents]))  # noqa: PTH100
     identity = f"{CACHE_VERSION}\n{corpus}\n{sample_rate}\n{store}"
@@ -140,7 +142,10 @@ def cache_audio(
     shards.read_new()
     missing = {key for key in keys.values() if not shards.has(key)}
     if missing:
-        _log_durations(manifest, title)
+        if DURATION_COLUMN in manifest.rows.column_names:
+            hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
+            clips = plural(len(manifest), "clip")
+            logger.info(f"{title}: {clips}, {hours:.2f} h by the durations that the corpus states")
         with _write_access(shards.folder), progress_bar(title, len(missing)) as advance:
             describe_folder(shards.folder, corpus)
             tasks = [
@@ -175,9 +180,9 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     if len(unknown):
         raise ConfigError(
             f"`audio_store: lazy` needs the length of every clip in a column {DURATION_COLUMN}, or "
-            f"in clip_durations.tsv of a Common Voice release, but {plural(len(unknown), 'clip')} "
-            f"of {len(rows):,} ({listed(rows['id'].take(unknown).to_pylist())}) have none. Choose "
-            "pcm or flac, which decode all clips first."
+            "in clip_durations.tsv of a Common Voice release, but "
+            f"{listed(rows['id'].take(unknown).to_pylist())} have none. Choose pcm or flac, which "
+            "decode all clips first."
         )
     sizes = np.zeros(len(rows), np.int64)
     errors: dict[int, AudioError] = {}
@@ -206,18 +211,9 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
     columns = {
         "samples": samples,
         "digest": pc.binary_join_element_wise(facts[0], " bytes, ", facts[1], " samples", ""),
-        MIX_FAULT: pa.repeat("", count),
         AUDIO: pa.table(locations, pa.schema(list(AUDIO_TYPE))).to_struct_array(),
     }
     return StoredAudio(pa.table(columns), errors)
-
-
-def _log_durations(manifest: Manifest, title: str) -> None:
-    """Log how much audio will be decoded, if the corpus states it."""
-    if DURATION_COLUMN in manifest.rows.column_names:
-        hours = np.nansum(parse_durations(manifest.rows[DURATION_COLUMN])) / 3600
-        clips = plural(len(manifest), "clip")
-        logger.info(f"{title}: {clips}, {hours:.2f} h by the durations that the corpus states")
 
 
 def _short_digest(identity: str) -> str:
@@ -365,6 +361,8 @@ class _CorpusShards:
             audio = str(file.with_suffix(".arrow"))
             tables.append(to_located_audio(table, audio, shard=0, sample_rate=self._sample_rate))
         stored = pa.concat_tables(tables).take(pa.array(stored_rows, pa.int64()))
+        if not has_mix_faults(stored):
+            stored = stored.drop_columns([MIX_FAULT])
         return StoredAudio(stored, all_errors)
 
 
@@ -440,26 +438,20 @@ def _extract_member(
             f"{name!r}. Get it from a source that you trust."
         )
     target = folder / path
-    try:
-        if member.islnk():
-            linked = PurePosixPath(member.linkname)
-            # A hard link follows the file that it names.
-            if _is_outside(linked) or not (folder / linked).is_file():
-                return False
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / linked, target)
-            return True
-        content = tar.extractfile(member) if member.isfile() else None
-        if content is None:
+    if member.islnk():
+        linked = PurePosixPath(member.linkname)
+        # A hard link follows the file that it names.
+        if _is_outside(linked) or not (folder / linked).is_file():
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
-        with content, target.open("wb") as file:
-            shutil.copyfileobj(content, file, COPY_BYTES)
-    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise DataError(
-            f"{archive} cannot be unpacked, because it has a file and a folder of the same name, "
-            f"at {name!r}. Unpack it by hand, and name the folder as `data_folder`."
-        ) from error
+        shutil.copyfile(folder / linked, target)
+        return True
+    content = tar.extractfile(member) if member.isfile() else None
+    if content is None:
+        return False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with content, target.open("wb") as file:
+        shutil.copyfileobj(content, file, COPY_BYTES)
     return True
 
 

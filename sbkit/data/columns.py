@@ -130,23 +130,6 @@ def find_channel(value: str) -> int | None:
     return int(match[1]) if match else CHANNEL_WORDS.get(value)
 
 
-def parse_channel(text: str) -> int | Excluded | None:
-    """Return a channel; None for all, if the text is empty."""
-    if not text.strip():
-        return None
-    channel = find_channel(text)
-    if channel is None:
-        return Excluded("", INVALID_CHANNEL, f"{text} is not one channel, counted from 0")
-    return channel
-
-
-def are_channels(values: Iterable[str]) -> bool:
-    """Return whether a column has channels, or lists of them; others are data, as of a platform."""
-    return any(
-        find_channel(value) is not None or CHANNELS.fullmatch(value.strip()) for value in values
-    )
-
-
 # ---- parts of files
 
 
@@ -216,10 +199,7 @@ def is_span(name: str, value: Sequence[object]) -> bool:
     return (
         len(value) == 2
         and all(type(time) in (int, float) for time in value)
-        and (
-            re.fullmatch(r"(.*_)?(segment|span|interval|timestamps?|times?)", plain_name(name))
-            is not None
-        )
+        and SPAN.fullmatch(plain_name(name)) is not None
     )
 
 
@@ -230,11 +210,6 @@ def unused_time_columns(columns: Sequence[str], used: PartColumns) -> list[str]:
         for column in columns
         if column not in used and TimeColumn.parse(column).word in TIME_WORDS
     ]
-
-
-def are_times(values: Iterable[str]) -> bool:
-    """Return whether a column has times, also invalid ones; dates of recordings are none."""
-    return any(TIME_VALUE.fullmatch(value.strip()) for value in values)
 
 
 def to_seconds(texts: Sequence[str], column: str) -> Sequence[str]:
@@ -257,29 +232,20 @@ def parse_part(path: str, start: str, length: str, end: str, channel: str) -> Au
     As in NeMo, a part without a start begins with its file, and one without a length or end lasts
     to the end. Without a channel, all are mixed.
     """
-    number = parse_channel(channel)
-    if isinstance(number, Excluded):
-        return number
+    number = find_channel(channel)
+    if channel.strip() and number is None:
+        return Excluded("", INVALID_CHANNEL, f"{channel} is not one channel, counted from 0")
     if not (start.strip() or length.strip() or end.strip()):
         return AudioPart(path, channel=number)
+    name = path.rpartition("/")[2]
     try:
-        first, last = float(start.strip() or 0), None
-        if length.strip():
-            last = first + float(length)
-        elif end.strip():
-            last = float(end)
-        return to_part(path, first, last, number)
+        first = float(start.strip() or 0)
+        last = first + float(length) if length.strip() else float(end.strip() or MAX_PART_SECONDS)
     except ValueError as error:
-        return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
-
-
-def to_part(
-    path: str, start: float, end: float | None, channel: int | None = None
-) -> AudioPart | Excluded:
-    """Return the part between two times in seconds; an end of None is the end of the file."""
-    last = MAX_PART_SECONDS if end is None else end
-    if not (start >= 0 and start + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
-        times = f"{start:g} to " + ("the end" if end is None else f"{end:g} s")
-        return Excluded("", INVALID_PART, f"{times} of {path.rpartition('/')[2]}")
-    microseconds = None if end is None else round(end * MICROSECONDS)
-    return AudioPart(path, round(start * MICROSECONDS), microseconds, channel)
+        return Excluded("", INVALID_PART, f"{name}: {error}")
+    is_open = not (length.strip() or end.strip())
+    if not (first >= 0 and first + MIN_PART_SECONDS <= last <= MAX_PART_SECONDS):
+        times = f"{first:g} to " + ("the end" if is_open else f"{last:g} s")
+        return Excluded("", INVALID_PART, f"{times} of {name}")
+    microseconds = None if is_open else round(last * MICROSECONDS)
+    return AudioPart(path, round(first * MICROSECONDS), microseconds, number)

@@ -1,6 +1,6 @@
 """Corpora: they name the splits of each role, and read the manifest of a split."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,25 @@ def list_files(corpus: Corpus, knobs: KnobValues) -> Sequence[Path] | None:
     return paths
 
 
+def iter_blocks(corpus: Corpus, knobs: KnobValues, split: str) -> Iterator[Manifest]:
+    """Return the manifest of one split in blocks, by the corpus's optional ``read_blocks``.
+
+    A manifest of other corpora is in memory as a whole. Raises DataError for table folders.
+    """
+    read_blocks = getattr(corpus, "read_blocks", None)
+    if read_blocks is not None:
+        blocks: Iterator[Manifest] = read_blocks(knobs, split)
+        return blocks
+    manifest = corpus.read(knobs, split)
+    if isinstance(manifest, TableFolders):
+        raise DataError(
+            f"{split} is in a table folder ({manifest.files[0]}), which cannot be trained on. Make "
+            "shards of it first, sbkit prepare YAML --shards FOLDER, and name "
+            "FOLDER as `data_folder`."
+        )
+    return manifest.blocks()
+
+
 JOINED_FOLDERS = "joined_folders"  # a knob of a corpus: its folders, if there are several
 
 
@@ -99,6 +118,15 @@ class JoinedCorpora:
 
     def read(self, knobs: KnobValues, split: str) -> Manifest | TableFolders:
         """Return the manifest of one split of one of the corpora."""
+        corpus, own_knobs, own_split = self._find(knobs, split)
+        return corpus.read(own_knobs, own_split)
+
+    def read_blocks(self, knobs: KnobValues, split: str) -> Iterator[Manifest]:
+        """Return the blocks of one split of one of the corpora."""
+        return iter_blocks(*self._find(knobs, split))
+
+    def _find(self, knobs: KnobValues, split: str) -> tuple[Corpus, KnobValues, str]:
+        """Return the corpus of a split, its values, and its own name of the split."""
         # The name of one folder may be the end of another name: fr and sps-fr.
         matching = [c for c in self._corpora if split.endswith(f"-{c[0]}")]
         name, folder, corpus = max(matching, key=lambda c: len(c[0]))
@@ -107,7 +135,7 @@ class JoinedCorpora:
         folders = [other for _, other, other_corpus in self._corpora if other_corpus is corpus]
         own_knobs = {**knobs, "data_folder": folder, JOINED_FOLDERS: folders}
         own_knobs["splits"] = {"train": own_split} if own_split in train else None
-        return corpus.read(own_knobs, own_split)
+        return corpus, own_knobs, own_split
 
     def about(self, knobs: KnobValues) -> Mapping[str, str | None]:
         """Return the names and the licenses of all corpora."""

@@ -11,7 +11,6 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -81,18 +80,18 @@ def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:
                 f"{', '.join(names)}."
             )
         fields = manifest.rows[column].fill_null("")
-        rows = np.flatnonzero(reduce(or_, (_has_value(fields, value) for value in values)))
+        is_chosen = reduce(or_, (_has_value(fields, value) for value in values))
         choices = " or ".join(value or "(empty)" for value in values)
-        if not len(rows):
+        if not is_chosen.any():
             counts = sorted(fields.value_counts().to_pylist(), key=lambda entry: -entry["counts"])
             present = (f"{entry['values'] or '(empty)'} ({entry['counts']:,})" for entry in counts)
             raise DataError(
                 f"`where` keeps rows whose {column} is {choices}, but {split} has none among its "
                 f"{len(manifest):,} rows. There are {listed(present, max_names=MAX_LISTED_VALUES)}."
             )
-        if num_filtered := len(manifest) - len(rows):
+        if num_filtered := int((~is_chosen).sum()):
             filtered = {**manifest.filtered, f"{column} is not {choices}": num_filtered}
-            manifest = replace(manifest.take(rows), filtered=filtered)
+            manifest = replace(manifest.filter(is_chosen), filtered=filtered)
     return manifest
 
 
@@ -134,7 +133,7 @@ def skip_rows(manifests: Mapping[str, Manifest], skipped: object) -> dict[str, M
             is_skipped = _has_value(manifest.rows[QUALITY_COLUMN].fill_null(""), tag)
             if count := int(is_skipped.sum()):
                 filtered = {**manifest.filtered, f"quality tag {tag}": count}
-                used[split] = replace(manifest.take(np.flatnonzero(~is_skipped)), filtered=filtered)
+                used[split] = replace(manifest.filter(~is_skipped), filtered=filtered)
             num_skipped += count
         if not num_skipped and tag not in QUALITY_TAGS:
             raise ConfigError(

@@ -15,23 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sbkit.audio.io import AudioPart
-from sbkit.base.arrays import Bools
+from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import DataError
 from sbkit.text.languages import primary_language
 
 MIX_FAULT = "mix_fault"  # of a clip whose channels are mixed: what is lost, see `ChannelMixer`
 MIX_SOURCE = "mix_source"  # of a training set with a `mix`: the index of the row's source
+STORED = "stored"  # of audio that is in shards already: its samples, digest and location
 # Of a manifest with parts or channels of files: microseconds, and the channel, counted from 0.
 PART_COLUMNS = ("part_start", "part_end", "part_channel")
 # The columns of a prepared split, the two that a batch adds, and those of mixes and parts.
 RESERVED_COLUMNS = (
     *("id", "text", "sentence", "samples", "audio", "percent", "weight", MIX_SOURCE),
-    MIX_FAULT,
+    *(MIX_FAULT, STORED),
     *PART_COLUMNS,
 )
 MAX_OVERLAP = 10_000  # microseconds that two parts may share, because tools round
 DURATION_COLUMN = "duration_ms"  # of a clip, as its corpus states it: text
 BATCH_ROWS = 50_000  # rows that are Python objects at the same time
+BLOCK_ROWS = 100_000  # of a split, in memory at the same time
 # Of every manifest; ``audio`` is the path. They are reserved names, so no other column has them.
 _SCHEMA = pa.schema({"id": pa.string(), "audio": pa.binary(), "sentence": pa.string()})
 
@@ -72,7 +74,6 @@ class Manifest:
 
     rows: pa.Table  # id, audio (a path), sentence, and other columns, null where a clip has none
     excluded: tuple[Excluded, ...] = ()  # rows of the corpus that name no usable clip
-    stored: pa.Table | None = None  # of audio that is in shards: samples, digest and location
     filtered: Mapping[str, int] = field(default_factory=dict)  # rows left out by choice: why, count
 
     @classmethod
@@ -132,10 +133,12 @@ class Manifest:
         rows = manifest.rows
         if len(pc.unique(rows["id"])) < len(manifest):
             counts = Counter(manifest.ids)
-            ids = [
-                id if counts[id] == 1 else part_name(_relative_name(Path(part.path), bases), part)
-                for id, part in zip(manifest.ids, manifest.parts, strict=True)
-            ]
+            ids = manifest.ids
+            for row, part in enumerate(manifest.parts):
+                if counts[ids[row]] > 1:
+                    path = Path(part.path)
+                    inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
+                    ids[row] = part_name(next(inside, path).as_posix(), part)
             rows = rows.set_column(0, "id", pa.array(ids, pa.string()))
         return replace(manifest, rows=rows)
 
@@ -161,13 +164,20 @@ class Manifest:
                 del first_rows[part]
         return replace(self.take(sorted(first_rows.values())), excluded=tuple(excluded))
 
+    def blocks(self) -> Iterator[Self]:
+        """Yield the rows in blocks of `BLOCK_ROWS`; what is left out is in the first one."""
+        yield replace(self, rows=self.rows.slice(0, BLOCK_ROWS))
+        for start in range(BLOCK_ROWS, len(self), BLOCK_ROWS):
+            yield type(self)(self.rows.slice(start, BLOCK_ROWS))
+
     @property
     def ids(self) -> list[str]:
         return to_texts(self.rows["id"])
 
     @property
     def paths(self) -> Iterator[str]:
-        return decode_paths(self.rows["audio"])
+        for start in range(0, len(self), BATCH_ROWS):
+            yield from map(os.fsdecode, self.rows["audio"].slice(start, BATCH_ROWS).to_pylist())
 
     @property
     def has_parts(self) -> bool:
@@ -190,19 +200,13 @@ class Manifest:
 
     def filter(self, mask: Bools) -> Self:
         """Return the clips that a mask chooses, whose texts may have any number of bytes."""
-        if mask.all():
-            return self
-        chosen = pa.array(mask)
-        stored = self.stored and self.stored.filter(chosen)
-        return replace(self, rows=self.rows.filter(chosen), stored=stored)
+        return self if mask.all() else replace(self, rows=self.rows.filter(pa.array(mask)))
 
     def take(self, rows: Sequence[int] | npt.NDArray[np.int64]) -> Self:
         """Return the clips with these indices, in this order; copy nothing if these are all."""
         if np.array_equal(rows, np.arange(len(self))):
             return self
-        indices = pa.array(rows, pa.int64())
-        stored = self.stored and self.stored.take(indices)
-        return replace(self, rows=self.rows.take(indices), stored=stored)
+        return replace(self, rows=self.rows.take(pa.array(rows, pa.int64())))
 
     def __getitem__(self, index: int) -> Clip:
         return next(self._clips(range(len(self))[index], 1))
@@ -217,6 +221,7 @@ class Manifest:
     def _clips(self, start: int, count: int) -> Iterator[Clip]:
         for row in self.rows.slice(start, count).to_pylist():
             id, path, sentence = map(row.pop, _SCHEMA.names)
+            row.pop(STORED, None)
             part_start, part_end, channel = (row.pop(name, None) for name in PART_COLUMNS)
             columns = {name: value for name, value in row.items() if value is not None}
             file = Path(os.fsdecode(path))
@@ -270,16 +275,21 @@ def _find_overlapping(rows: Mapping[AudioPart, int], has_text: Sequence[bool]) -
     return overlapping
 
 
+def hash_texts(texts: pa.ChunkedArray) -> Counts:
+    """Return hashes of 64 bits, to find repeated texts of a split without keeping them."""
+    return np.fromiter(map(hash, texts.to_pylist()), np.int64, len(texts))
+
+
+def are_distinct(hashes: Sequence[Counts]) -> bool:
+    """Return whether no text of a split is repeated, by the hashes of its blocks."""
+    of_all = np.concatenate(hashes)
+    return len(np.unique(of_all)) == len(of_all)
+
+
 def to_texts(column: pa.ChunkedArray) -> list[str]:
     """Return a column of text as strings."""
     texts: list[str] = column.to_pylist()
     return texts
-
-
-def decode_paths(column: pa.ChunkedArray) -> Iterator[str]:
-    """Yield the paths of a column of bytes as strings."""
-    for start in range(0, len(column), BATCH_ROWS):
-        yield from map(os.fsdecode, column.slice(start, BATCH_ROWS).to_pylist())
 
 
 def parse_durations(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
@@ -289,23 +299,22 @@ def parse_durations(texts: pa.ChunkedArray) -> npt.NDArray[np.float64]:
     return np.where(seconds > 0, seconds, np.nan)
 
 
-def _relative_name(path: Path, bases: Sequence[Path]) -> str:
-    inside = (path.relative_to(base) for base in bases if path.is_relative_to(base))
-    return next(inside, path).as_posix()
-
-
 def unreserved_name(name: str) -> str:
     """Return the name of a corpus's column, with the prefix ``manifest_`` if it is reserved."""
     return f"manifest_{name}" if name in RESERVED_COLUMNS else name
 
 
-def check_locale(manifest: Manifest, language: str) -> None:
-    """Check that at least half of the rows with a locale have this language, in any region."""
-    if "locale" not in manifest.rows.column_names:
-        return
+def check_locale(blocks: Iterable[Manifest], language: str) -> Iterator[Manifest]:
+    """Yield the blocks of a split, and check their locales at its end.
+
+    Raises DataError if over half of the rows with a locale have another language, in any region.
+    """
     counts = Counter[str]()
-    for entry in manifest.rows["locale"].value_counts().to_pylist():
-        counts[(entry["values"] or "").strip()] += entry["counts"]
+    for block in blocks:
+        if "locale" in block.rows.column_names:
+            for entry in block.rows["locale"].value_counts().to_pylist():
+                counts[(entry["values"] or "").strip()] += entry["counts"]
+        yield block
     del counts[""]
     foreign = {
         tag: n for tag, n in counts.items() if primary_language(tag) != primary_language(language)

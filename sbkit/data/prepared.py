@@ -17,27 +17,34 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets.table import MemoryMappedTable
+from datasets.table import MemoryMappedTable, Table
 
-from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.files import atomic_folder, fsync_tree, to_json, write_text_atomically
+from sbkit.base.errors import ConfigError
+from sbkit.base.files import (
+    atomic_folder,
+    fsync_tree,
+    task_lock,
+    to_json,
+    write_text_atomically,
+)
 from sbkit.base.versions import code_identity
 from sbkit.config.hparams import Knobs
 from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder
 from sbkit.data.corpus import Corpus, KnobValues, list_files
 from sbkit.data.manifest import Excluded
-from sbkit.data.shard import AUDIO
-from sbkit.data.splits import PreparedSplit
+from sbkit.data.shard import AUDIO, LAZY
+from sbkit.data.splits import Keep, PreparedSplit, keep_in_memory
 
 RECORD_FILE = "splits.json"
 MEASURED_FOLDER = "measured"  # of the prepared data: facts about splits
-BATCH_ROWS = 100_000  # in a record batch; Arrow's 32-bit offsets allow up to 2 GB of text
 PATH_ENCODING: Any = {"encoding": "utf-8", "errors": "surrogateescape"}  # names may be any bytes
 # All that the corpora of this package, the filters and `prepare_split` read
 DATA_KEYS = (
@@ -83,18 +90,20 @@ class PreparedData(NamedTuple):
 
 
 def prepare_once(
-    corpus: Corpus, knobs: KnobValues, kind: str, make: Callable[[KnobValues], PreparedData]
+    corpus: Corpus, knobs: KnobValues, kind: str, make: Callable[[KnobValues, Keep], PreparedData]
 ) -> PreparedData:
     """Return the splits that an earlier call has stored, or make and store them.
 
-    A corpus without the function ``files(knobs)`` is made at each call.
+    One process writes the rows, block by block; others meanwhile decode their share of the clips.
+    A corpus without the function ``files(knobs)`` is made at each call, and kept in memory.
 
     kind: what ``make`` makes of these values.
-    make: is given the values of `DATA_KEYS`; for a corpus without ``files``, all values.
+    make: is given the values of `DATA_KEYS`, and what keeps the rows of a split; for a corpus
+        without ``files``, all values.
     """
     files = list_files(corpus, knobs)
     if files is None:
-        return make(knobs)
+        return make(knobs, keep_in_memory)
     knobs = DataKnobs(knobs)
     source = files[0]
     settings = _hash([kind, {**knobs}, [*map(str, files)]])
@@ -104,17 +113,28 @@ def prepare_once(
     folder = default_cache() / PREPARED_FOLDER / name
     if not _is_verifying and (data := _read(folder)) is not None:
         return data
-    data = make(knobs)  # several processes may share the decoding; the first one stores the rows
-    if not _is_verifying and (stored := _read(folder)) is not None:
-        return stored
-    try:
+
+    def write() -> None:
         shutil.rmtree(folder, ignore_errors=True)  # an incomplete or earlier one
         with atomic_folder(folder) as unfinished:
-            _write(unfinished, data, source)
-    except (OSError, SbkitError) as error:  # a cache may be read-only, or full
+            _describe(unfinished, make(knobs, partial(_write_rows, unfinished)), source)
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with task_lock(folder.parent, name, wait=False) as is_writer:
+            if is_writer:
+                write()
+            elif knobs.get("audio_store") != LAZY:
+                make(knobs, _leave_to_others)
+        if not is_writer:
+            with task_lock(folder.parent, name, wait=True):
+                if _read(folder) is None:  # the other process has failed
+                    write()
+        stored = _read(folder)
+    except OSError as error:  # a cache may be read-only, or full
         logger.info(f"note: All tables are read again at the next start, because {error}")
-        return data
-    return _read(folder) or data
+        stored = None
+    return stored or make(knobs, keep_in_memory)
 
 
 def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
@@ -157,32 +177,42 @@ def _describe_file(path: Path) -> list[Any]:
     return [(name, status.st_size, status.st_mtime_ns) for name, status in statuses]
 
 
-def _write(folder: Path, data: PreparedData, source: Path) -> None:
-    records = {}
-    for name, split in data.splits.items():
-        with (
-            pa.OSFile(str(folder / f"{name}.arrow"), "wb") as file,
-            pa.ipc.new_stream(file, split.dataset.data.schema) as writer,
-        ):
-            writer.write_table(split.dataset.data.table, max_chunksize=BATCH_ROWS)
-        records[name] = {
+def _write_rows(folder: Path, split: str, blocks: Iterator[pa.Table]) -> Table:
+    file = folder / f"{split}.arrow"
+    first = next(blocks)
+    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_stream(stream, first.schema) as writer:
+        for block in chain([first], blocks):
+            writer.write_table(block.combine_chunks())  # also empty chunks would be written
+    return MemoryMappedTable.from_file(str(file))
+
+
+def _leave_to_others(split: str, blocks: Iterator[pa.Table]) -> None:
+    next(blocks)  # before which the clips of a split are decoded
+
+
+def _describe(folder: Path, data: PreparedData, source: Path) -> None:
+    records = {
+        name: {
             "excluded": [asdict(row) for row in split.excluded],
             "fingerprint": split.fingerprint,
             "filtered": split.filtered,
             "missing": split.missing,
-            "shards": _list_shards(split.dataset),
+            "shards": [*_list_shards(split.dataset)],
         }
+        for name, split in data.splits.items()
+    }
     describe_folder(folder, source)
     record = {"roles": data.roles, "splits": records}
     (folder / RECORD_FILE).write_text(to_json(record), **PATH_ENCODING)
     fsync_tree(folder)
 
 
-def _list_shards(rows: datasets.Dataset) -> list[str]:
+def _list_shards(rows: datasets.Dataset) -> set[str]:
     """Return the shards that hold the audio of rows; none for clips that are files."""
-    audio = rows.data.table[AUDIO]
-    in_shards = pc.is_valid(pc.struct_field(audio, "start"))
-    shards: list[str] = pc.unique(pc.struct_field(audio, "file").filter(in_shards)).to_pylist()
+    shards: set[str] = set()
+    for audio in rows.data.table[AUDIO].chunks:
+        files = audio.field("file").filter(audio.field("start").is_valid())
+        shards.update(pc.unique(files).to_pylist())
     return shards
 
 

@@ -25,16 +25,15 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.changes import find_changes
-from sbkit.data.manifest import DURATION_COLUMN, Excluded
+from sbkit.data.manifest import DURATION_COLUMN, Excluded, parse_durations
 from sbkit.data.mix import sources_of
 from sbkit.data.prepared import measure_once
-from sbkit.data.shard import AUDIO, read_clips
+from sbkit.data.shard import AUDIO, MAX_DURATION_ERROR, read_clips
 from sbkit.data.splits import (
     Splits,
     batch_columns,
     count_characters,
     read_texts,
-    rows_of_other_durations,
     sample_counts,
     spread_rows,
     take_columns,
@@ -56,7 +55,6 @@ MIN_COMPARED_CLIPS = 20
 MAX_LEVEL_CLIPS = 200  # whose levels are measured, evenly spread over a split
 CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
-MAX_PLAYED_SECONDS = 20  # of an example
 
 Facts = dict[str, Any]  # plain data
 
@@ -64,10 +62,7 @@ Facts = dict[str, Any]  # plain data
 def write_data_report(
     splits: Splits, folder: Path, *, sample_rate: int, language: object, corpus: object = None
 ) -> tuple[Path, Path]:
-    """Write ``data_report.json`` and ``data_report.html``; return both paths.
-
-    The page plays examples of the utterances that are too short or too long for training.
-    """
+    """Write ``data_report.json`` and ``data_report.html``; return both paths."""
     facts = measure_data(splits, sample_rate=sample_rate, language=language, corpus=corpus)
     for name, split in splits.named().items():
         facts["splits"][name] |= _measure_levels(split)
@@ -75,19 +70,8 @@ def write_data_report(
     data = folder / f"{REPORT_NAME}.json"
     page = folder / f"{REPORT_NAME}.html"
     write_text_atomically(data, to_json(facts, indent=2) + "\n")
-    players = {}
-    if splits.unused is not None:
-        ids = [
-            example["id"]
-            for group in facts["left_out"]
-            if group["split"] == "train"
-            for example in group["examples"]
-        ]
-        limits = {"sample_rate": sample_rate, "max_seconds": MAX_PLAYED_SECONDS}
-        clips = encode_clips(splits.unused, ids, **limits)
-        players = {("train", id): clip for id, clip in clips.items()}
     title = f"Data of this run: {', '.join(facts['splits'])}"
-    write_text_atomically(page, render_page(title=title, facts=facts, players=players))
+    write_text_atomically(page, render_page(title=title, facts=facts))
     return data, page
 
 
@@ -196,11 +180,14 @@ def implausible_rows(split: datasets.Dataset, sample_rate: int) -> list[int]:
 
 def _list_other_durations(split: datasets.Dataset, sample_rate: int) -> list[Facts]:
     """List the clips whose decoded length differs from the duration that their corpus states."""
-    rows = rows_of_other_durations(split, sample_rate)
-    if not len(rows):
+    if DURATION_COLUMN not in split.column_names:
         return []
-    columns = take_columns(split.select(rows), "id", DURATION_COLUMN, "samples")
-    clips: list[Facts] = columns.to_pylist()
+    stated = parse_durations(take_columns(split, DURATION_COLUMN)[DURATION_COLUMN])
+    differences = np.abs(stated - sample_counts(split) / sample_rate)  # NaN if none is stated
+    rows = np.flatnonzero(differences > MAX_DURATION_ERROR)
+    clips: list[Facts] = take_columns(
+        split.select(rows), "id", DURATION_COLUMN, "samples"
+    ).to_pylist()
     return clips
 
 
@@ -270,9 +257,10 @@ def _compare_splits(named: Mapping[str, datasets.Dataset]) -> Iterator[Facts]:
         shared: dict[str, tuple[pa.Array, int]] = {}  # values of the second split, and its total
         for column in columns:
             values = _distinct_values(second, column)
-            is_shared = pc.is_in(values, value_set=_distinct_values(first, column))
-            shared[column] = values.filter(is_shared), len(values)
-        is_shared = pc.is_in(_audio_keys(second), value_set=_audio_keys(first))
+            blocks = (block[column] for block in batch_columns(first, column))
+            shared[column] = values.filter(_occur_in(blocks, values)), len(values)
+        keys = _audio_keys(take_columns(second, AUDIO))
+        is_shared = _occur_in(map(_audio_keys, batch_columns(first, AUDIO)), keys)
         shared["audio"] = take_columns(second, "id")["id"].filter(is_shared), len(second)
         for column, (values, total) in shared.items():
             yield {
@@ -291,9 +279,15 @@ def _distinct_values(split: datasets.Dataset, column: str) -> pa.Array:
     return values.filter(pc.not_equal(values, ""))
 
 
-def _audio_keys(split: datasets.Dataset) -> pa.ChunkedArray:
+def _occur_in(blocks: Iterable[pa.ChunkedArray], values: pa.Array) -> pa.Array:
+    """Return which values, of a small split, occur in the blocks of a column of a large one."""
+    found = [pc.unique(block.filter(pc.is_in(block, value_set=values))) for block in blocks]
+    return pc.is_in(values, value_set=pa.concat_arrays([pa.array([], pa.string()), *found]))
+
+
+def _audio_keys(columns: pa.Table) -> pa.ChunkedArray:
     """Return a key of each row's audio: its size and checksum, or the path of its own file."""
-    audio = take_columns(split, AUDIO)[AUDIO]
+    audio = columns[AUDIO]
     size, checksum, file = (pc.struct_field(audio, name) for name in ("size", "crc32", "file"))
     fields = (size.cast(pa.string()), checksum.cast(pa.string()), "-")
     return pc.coalesce(pc.binary_join_element_wise(*fields), file)

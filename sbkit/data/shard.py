@@ -30,6 +30,7 @@ from uuid import uuid4
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import soundfile
 from datasets import Audio, Features
@@ -322,6 +323,11 @@ def to_located_audio(table: pa.Table, file: str, *, shard: int, sample_rate: int
             AUDIO: locations,
         }
     )
+
+
+def has_mix_faults(table: pa.Table) -> bool:
+    """Return whether the mix of any clip's channels loses something."""
+    return bool(pc.any(pc.not_equal(table[MIX_FAULT], "")).as_py())
 
 
 # Sharing the work between processes

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import task_lock
 from sbkit.base.messages import plural
@@ -39,11 +40,20 @@ from sbkit.base.units import MICROSECONDS
 from sbkit.data.clips import by_file, decode_clips
 from sbkit.data.corpus import KnobValues
 from sbkit.data.filesystem import Storage, disk_errors_as_data_errors
-from sbkit.data.manifest import MIX_FAULT, PART_COLUMNS, Excluded, Manifest
+from sbkit.data.manifest import (
+    MIX_FAULT,
+    PART_COLUMNS,
+    STORED,
+    Excluded,
+    Manifest,
+    are_distinct,
+    hash_texts,
+)
 from sbkit.data.shard import (
     AUDIO,
     ShardFacts,
     ShardWriter,
+    has_mix_faults,
     read_shard_table,
     remove_leftovers,
     share_work,
@@ -105,6 +115,11 @@ def files(knobs: KnobValues) -> list[Path] | None:
 
 def read(knobs: KnobValues, split: str) -> Manifest:
     """Return the manifest of one split; the audio is not read yet."""
+    return Manifest.join(read_blocks(knobs, split))
+
+
+def read_blocks(knobs: KnobValues, split: str) -> Iterator[Manifest]:
+    """Yield the rows of one split, shard by shard."""
     storage = Storage(knobs["data_folder"])
     index = read_index(storage)
     if index.sample_rate != knobs["sample_rate"]:
@@ -115,27 +130,43 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         )
     names = index.splits[split]
     first = 1 + list(chain.from_iterable(index.splits.values())).index(names[0])
-    tables: list[pa.Table] = []
-    stored: list[pa.Table] = []
+    # Of all shards, only the names of columns, the hashes of ids and whether there is a fault are
+    # kept: repeated ids get another name, and all blocks have the same columns.
+    read_table: Callable[[str], tuple[pa.Table, ShardFacts]] = partial(_read_table, storage)
+    if storage.folder is None:
+        read_table = lru_cache(maxsize=None)(read_table)  # each table is fetched once
+    schemas: list[pa.Schema] = []
+    hashes: list[Counts] = []
     sizes: dict[str, int] = {}
-    excluded: list[Excluded] = []
+    has_faults = False
+    for name in names:
+        table, facts = read_table(name)
+        sizes[f"{name}.arrow"] = facts.bytes
+        schemas.append(table.schema)
+        hashes.append(hash_texts(table["id"]))
+        has_faults = has_faults or has_mix_faults(table)
+    _check_sizes(storage, sizes)
+    columns = pa.unify_schemas(schemas, promote_options="default").empty_table()
+    columns = columns.drop_columns(["samples", MIX_FAULT, AUDIO])
+    seen: set[str] | None = None if are_distinct(hashes) else set()
+    first_row = 0
     for number, name in enumerate(names):
-        table, facts = _read_table(storage, name)
-        excluded.extend(Excluded(*row) for row in facts.left_out)
+        table, facts = read_table(name)
         file = storage.url_of(f"{name}.arrow")
         audio = to_located_audio(table, file, shard=first + number, sample_rate=index.sample_rate)
         # The plan of an epoch depends on the number of the shard, so the fingerprint must, too.
         digests = pc.binary_join_element_wise(audio["digest"], str(number), "@")
-        stored.append(audio.set_column(1, "digest", digests))
-        tables.append(table.drop_columns(["samples", MIX_FAULT, AUDIO]))
-        sizes[f"{name}.arrow"] = facts.bytes
-    _check_sizes(storage, sizes)
-    # Shards have the columns of their own clips, which differ in JSON Lines.
-    rows = pa.concat_tables(tables, promote_options="default")
-    ids = _unique(rows["id"])
-    rows = rows.drop_columns(["id"]).append_column("id", ids)
-    rows = rows.append_column(AUDIO, ids.cast(pa.binary()))  # unique like a path
-    return Manifest(rows, tuple(excluded), pa.concat_tables(stored))
+        audio = audio.set_column(1, "digest", digests)
+        if not has_faults:
+            audio = audio.drop_columns([MIX_FAULT])
+        rows = pa.concat_tables([columns, table], promote_options="default")
+        rows = rows.select(columns.column_names)
+        ids = rows["id"] if seen is None else _rename_repeated(rows["id"], seen, first_row)
+        rows = rows.set_column(rows.column_names.index("id"), "id", ids)
+        rows = rows.append_column(AUDIO, ids.cast(pa.binary()))  # unique like a path
+        rows = rows.append_column(STORED, audio.to_struct_array())
+        yield Manifest(rows, tuple(Excluded(*row) for row in facts.left_out))
+        first_row += len(rows)
 
 
 def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
@@ -149,13 +180,10 @@ def _check_sizes(storage: Storage, expected: Mapping[str, int]) -> None:
             )
 
 
-def _unique(ids: pa.ChunkedArray) -> pa.ChunkedArray:
+def _rename_repeated(ids: pa.ChunkedArray, seen: set[str], first_row: int) -> pa.ChunkedArray:
     """Append the row to repeated ids: table folders may have clips of the same name."""
-    if len(pc.unique(ids)) == len(ids):
-        return ids
-    seen: set[str] = set()
     names: list[str] = []
-    for row, id in enumerate(ids.to_pylist()):
+    for row, id in enumerate(ids.to_pylist(), start=first_row):
         names.append(f"{id}-{row}" if id in seen else id)
         seen.add(id)
     return pa.chunked_array([pa.array(names, pa.string())])

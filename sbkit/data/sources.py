@@ -331,8 +331,10 @@ class TableFolders:
             tables = self._read_tables(file, partial(_write_audio, audio_folder))
             for index, table in enumerate(tables):
                 if index >= start_batch:
-                    manifest = self._to_manifest(table, file, audio_folder)
-                    yield _name_excluded(manifest.without_repeats(), file)
+                    manifest = self._to_manifest(table, file, audio_folder).without_repeats()
+                    name = Path(file).name
+                    excluded = [replace(r, id=f"{name} {r.id}") for r in manifest.excluded]
+                    yield replace(manifest, excluded=tuple(excluded))
                 shutil.rmtree(audio_folder, ignore_errors=True)
 
     def _read_tables(self, file: str, write_audio: WriteAudio) -> Iterator[Table]:
@@ -362,13 +364,6 @@ class TableFolders:
         # A recording is fetched once for all of its parts.
         find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
         return to_manifest(table, options, find_audio)
-
-
-def _name_excluded(manifest: Manifest, file: str) -> Manifest:
-    """Start the ids of excluded rows with the name of their file."""
-    name = Path(file).name
-    excluded = (replace(row, id=f"{name} {row.id}") for row in manifest.excluded)
-    return replace(manifest, excluded=tuple(excluded))
 
 
 def list_tables(source: str) -> list[str]:

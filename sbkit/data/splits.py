@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Protocol, Self, runtime_checkable
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets.table import InMemoryTable
+from datasets.table import InMemoryTable, Table
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import BEYOND_END
@@ -37,15 +38,13 @@ from sbkit.data.cache import (
     plan_audio,
 )
 from sbkit.data.manifest import (
-    DURATION_COLUMN,
-    MIX_FAULT,
     RESERVED_COLUMNS,
+    STORED,
     Excluded,
     Manifest,
-    parse_durations,
     to_texts,
 )
-from sbkit.data.shard import AUDIO, LAZY, MAX_DURATION_ERROR
+from sbkit.data.shard import AUDIO, LAZY
 from sbkit.decoding.words import frames_needed
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.vocabulary import Vocabulary
@@ -66,7 +65,6 @@ class Splits:
     excluded: list[Excluded] = field(default_factory=list)  # unusable rows of all splits
     out_of_range: list[Excluded] = field(default_factory=list)  # by min_seconds and max_seconds
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # hashes of the contents
-    unused: datasets.Dataset | None = None  # the rows of ``out_of_range``, which are of train
     # Counts of the rows that the run's filters leave out, by split and reason.
     filtered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # The share of each training source in an epoch (`sbkit.data.mix`); empty without a mix. The
@@ -107,8 +105,17 @@ class PreparedSplit:
     missing: Sequence[str] = ()  # audio files that were not there
 
 
+# Keeps the rows of a split, which has this name; None if another process does so.
+Keep = Callable[[str, Iterator[pa.Table]], Table | None]
+
+
+def keep_in_memory(split: str, blocks: Iterator[pa.Table]) -> Table:
+    """Return the rows of all blocks."""
+    return InMemoryTable(pa.concat_tables(blocks))
+
+
 def prepare_split(
-    manifest: Manifest,
+    source: Manifest | Iterable[Manifest],
     *,
     split: str,
     normalize: Callable[[str], str],
@@ -116,57 +123,127 @@ def prepare_split(
     cache_folder: Path,
     keep_empty: bool,
     store: str = "pcm",
+    keep: Keep = keep_in_memory,
 ) -> PreparedSplit:
     """Normalize the texts of a split, and decode the clips that are not in the cache yet.
 
-    The decoded audio has ``sample_rate`` (Hz) and the form ``store``. ``keep_empty`` keeps clips
-    with an empty transcript. Only training can do without them: elsewhere, words recognized in
-    silence are errors to be counted.
+    Rows are prepared block by block, unless clips are decoded: whether a clip is in the cache, and
+    in which folder, takes the paths of all.
+
+    source: the manifest, or its blocks.
+    sample_rate: Hz, of the decoded audio.
+    keep_empty: keep clips with an empty transcript. Only training can do without them: elsewhere,
+        words recognized in silence are errors to be counted.
+    store: the form of the decoded audio.
+    keep: keeps the rows.
     """
-    sentences = manifest.rows["sentence"]
-    blocks = (sentences.slice(start, TEXT_ROWS) for start in range(0, len(sentences), TEXT_ROWS))
-    texts = [pa.array(map(normalize, to_texts(block)), pa.string()) for block in blocks]
-    rows = manifest.rows.append_column("text", pa.chunked_array(texts, pa.string()))
-    manifest = replace(manifest, rows=rows)
-    is_empty = np.zeros(len(manifest), bool)
-    if not keep_empty:
-        is_empty = pc.equal(pc.utf8_trim_whitespace(rows["text"]), "").to_numpy()
-    usable = manifest.filter(~is_empty)
-    if usable.stored is not None:
-        stored, errors = StoredAudio(usable.stored, {})
-    elif store == LAZY:
-        stored, errors = plan_audio(usable, sample_rate)
-    else:
-        stored, errors = cache_audio(
-            usable,
-            sample_rate=sample_rate,
-            cache_folder=cache_folder,
-            store=store,
-            title=f"Decoding {split}",
+    preparation = _Preparation(split, normalize, sample_rate, keep_empty)
+    blocks = source.blocks() if isinstance(source, Manifest) else iter(source)
+    blocks = map(preparation.add_texts, blocks)
+    if store != LAZY:
+        blocks = preparation.decode(blocks, cache_folder, store)
+    rows = keep(split, map(preparation.finish, blocks))
+    return preparation.result(rows)
+
+
+class _Preparation:
+    """What the blocks of a split have in common."""
+
+    def __init__(
+        self, split: str, normalize: Callable[[str], str], sample_rate: int, keep_empty: bool
+    ) -> None:
+        self._split = split
+        self._normalize = normalize
+        self._sample_rate = sample_rate
+        self._keep_empty = keep_empty
+        self._num_rows = 0
+        self._unusable: list[Excluded] = []
+        self._unreadable: list[Excluded] = []
+        self._empty: list[Excluded] = []
+        self._missing: list[str] = []
+        self._filtered: dict[str, int] = {}
+        self._hash = hashlib.sha256(f"{sample_rate}\n".encode())
+
+    def add_texts(self, block: Manifest) -> Manifest:
+        """Add the normalized texts; leave out rows whose text is empty."""
+        self._num_rows += len(block) + len(block.excluded)
+        self._unusable += [replace(row, split=self._split) for row in block.excluded]
+        for reason, count in block.filtered.items():
+            self._filtered[reason] = self._filtered.get(reason, 0) + count
+        texts = pa.array(map(self._normalize, block.sentences), pa.string())
+        block = Manifest(block.rows.append_column("text", texts))
+        if self._keep_empty:
+            return block
+        is_empty = pc.equal(pc.utf8_trim_whitespace(texts), "").to_numpy(zero_copy_only=False)
+        for clip in block.filter(is_empty) if is_empty.any() else ():
+            self._empty.append(Excluded(clip.id, EMPTY, clip.sentence, self._split))
+        return block.filter(~is_empty)
+
+    def decode(
+        self, blocks: Iterator[Manifest], cache_folder: Path, store: str
+    ) -> Iterator[Manifest]:
+        """Add the location of the audio, once all clips that are not in shards are in the cache."""
+        first = next(blocks)
+        if STORED in first.rows.column_names:
+            yield first
+            yield from blocks
+        else:
+            title = f"Decoding {self._split}"
+            find = partial(
+                cache_audio,
+                sample_rate=self._sample_rate,
+                cache_folder=cache_folder,
+                store=store,
+                title=title,
+            )
+            yield from self.locate(Manifest.join(chain([first], blocks)), find).blocks()
+
+    def locate(self, manifest: Manifest, find: Callable[[Manifest], StoredAudio]) -> Manifest:
+        """Add the location of the audio; leave out rows whose audio cannot be read."""
+        stored, errors = find(manifest)
+        for row, error in errors.items():
+            clip = manifest[row]
+            reason = reason_of(error)
+            self._unreadable.append(Excluded(clip.id, reason, str(error), self._split))
+            if error.reason in TEMPORARY_REASONS:
+                self._missing.append(str(clip.path))
+        is_readable = np.ones(len(manifest), bool)
+        is_readable[[*errors]] = False
+        rows = manifest.filter(is_readable).rows
+        return Manifest(rows.append_column(STORED, stored.to_struct_array()))
+
+    def finish(self, block: Manifest) -> pa.Table:
+        """Return the columns of a prepared split."""
+        if STORED not in block.rows.column_names:
+            block = self.locate(block, partial(plan_audio, sample_rate=self._sample_rate))
+        rows = block.rows
+        stored = pa.Table.from_struct_array(rows[STORED])
+        others = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
+        located = [name for name in stored.column_names if name not in ("digest", AUDIO)]
+        table = pa.table(
+            {name: rows[name] for name in ("id", "text", "sentence")}
+            | {name: stored[name] for name in located}
+            | {name: rows[name].fill_null("") for name in others}
+            | {AUDIO: stored[AUDIO]}
         )
-    excluded = [replace(row, split=split) for row in manifest.excluded]
-    for row, error in errors.items():
-        excluded.append(Excluded(usable[row].id, reason_of(error), str(error), split))
-    check_loss(split, excluded, len(manifest) + len(manifest.excluded))
-    for clip in manifest.filter(is_empty):
-        excluded.append(Excluded(clip.id, EMPTY, clip.sentence, split))
-    is_readable = np.ones(len(usable), bool)
-    is_readable[[*errors]] = False
-    readable = usable.filter(is_readable).rows
-    other_names = [name for name in readable.column_names if name not in RESERVED_COLUMNS]
-    columns = {name: readable[name] for name in ("id", "text", "sentence")}
-    columns["samples"] = stored["samples"]
-    if pc.any(pc.not_equal(stored[MIX_FAULT], "")).as_py():
-        columns[MIX_FAULT] = stored[MIX_FAULT]
-    columns |= {name: readable[name].fill_null("") for name in other_names}
-    table = pa.table({**columns, AUDIO: stored[AUDIO]})
-    fingerprint = _fingerprint(table, stored, sample_rate)
-    datasets.disable_progress_bars()
-    dataset = datasets.Dataset(InMemoryTable(table), fingerprint=fingerprint[:16])
-    missing = [
-        str(usable[row].path) for row, error in errors.items() if error.reason in TEMPORARY_REASONS
-    ]
-    return PreparedSplit(dataset, excluded, fingerprint, manifest.filtered, missing)
+        # The contents of a split, but not where or when they were stored
+        columns = (table["id"], table["text"], table["samples"].cast("string"), stored["digest"])
+        lines = pc.binary_join_element_wise(*columns, "\0").to_pylist()
+        self._hash.update("".join(f"{line}\n" for line in lines).encode())
+        return table
+
+    def result(self, rows: Table | None) -> PreparedSplit:
+        """Return the split of the kept rows; raise DataError if too many are unusable."""
+        excluded = [*self._unusable, *self._unreadable]
+        if rows is None:
+            rows = InMemoryTable(pa.table({}))
+        else:
+            check_loss(self._split, excluded, self._num_rows)
+        excluded += self._empty
+        fingerprint = self._hash.hexdigest()
+        datasets.disable_progress_bars()
+        dataset = datasets.Dataset(rows, fingerprint=fingerprint[:16])
+        return PreparedSplit(dataset, excluded, fingerprint, self._filtered, self._missing)
 
 
 def reason_of(error: AudioError) -> str:
@@ -187,21 +264,10 @@ def check_loss(split: str, lost: Sequence[Excluded], total: int) -> None:
     )
 
 
-def _fingerprint(table: pa.Table, stored: pa.Table, sample_rate: int) -> str:
-    """Hash the contents of a split, but not where or when they were stored."""
-    hash = hashlib.sha256(f"{sample_rate}\n".encode())
-    columns = [table["id"], table["text"], stored["samples"].cast(pa.string()), stored["digest"]]
-    for start in range(0, len(table), TEXT_ROWS):
-        block = [column.slice(start, TEXT_ROWS) for column in columns]
-        lines = pc.binary_join_element_wise(*block, "\0")
-        hash.update("".join(f"{line}\n" for line in lines.to_pylist()).encode())
-    return hash.hexdigest()
-
-
 def within_limits(
     train: datasets.Dataset, *, min_seconds: float, max_seconds: float, sample_rate: int
-) -> tuple[datasets.Dataset, datasets.Dataset, list[Excluded]]:
-    """Return the rows from ``min_seconds`` to ``max_seconds``, the other rows, and their list."""
+) -> tuple[datasets.Dataset, list[Excluded]]:
+    """Return the rows from ``min_seconds`` to ``max_seconds``, and the list of the others."""
     samples = sample_counts(train)
     is_short = samples < seconds_to_samples(min_seconds, sample_rate)
     is_long = samples > seconds_to_samples(max_seconds, sample_rate)
@@ -220,7 +286,7 @@ def within_limits(
             f"None of the {len(train)} training utterances is between `min_seconds` "
             f"({min_seconds:g} s) and `max_seconds` ({max_seconds:g} s) long. Widen the limits."
         )
-    return select_rows(train, ~is_outside), select_rows(train, is_outside), out_of_range
+    return select_rows(train, ~is_outside), out_of_range
 
 
 def write_excluded(file: Path, excluded: Iterable[Excluded]) -> None:
@@ -289,15 +355,6 @@ def sample_counts(split: datasets.Dataset) -> Counts:
     """Return the number of samples of every row."""
     counts: Counts = take_columns(split, "samples")["samples"].to_numpy()
     return counts
-
-
-def rows_of_other_durations(split: datasets.Dataset, sample_rate: int) -> Counts:
-    """Return the rows whose decoded length differs from the duration that the corpus states."""
-    if DURATION_COLUMN not in split.column_names:
-        return np.empty(0, np.int64)
-    stated = parse_durations(take_columns(split, DURATION_COLUMN)[DURATION_COLUMN])
-    differences = np.abs(stated - sample_counts(split) / sample_rate)  # NaN if none is stated
-    return np.flatnonzero(differences > MAX_DURATION_ERROR)
 
 
 def shard_numbers(split: datasets.Dataset) -> Counts:

@@ -72,7 +72,10 @@ def read_spontaneous(
         splits = choose_splits(own, others, file)
         split_rows = [row for row, name in enumerate(splits) if name == split]
         if split == "train":
-            _log_chosen(file, own, splits)
+            pairs = zip(splits, own.splits, strict=True)
+            if count := sum(name in RELEASE_SPLITS and name != stated for name, stated in pairs):
+                rows_chosen = plural(count, "row")
+                logger.info(f"{file.name}: the splits of {rows_chosen} are chosen by speaker")
         elif not split_rows and split not in RELEASE_SPLITS:
             names = ", ".join(sorted({*RELEASE_SPLITS, *splits}))
             raise ConfigError(f"{file} has no split {split!r}. Choose among: {names}.")
@@ -116,15 +119,6 @@ def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
         [name.strip() for name in read_text_column(table, "split")],
         is_filled,
     )
-
-
-def _log_chosen(file: Path, rows: TableSpeakers, splits: Sequence[str]) -> None:
-    """Log how many rows belong to a split that the table does not name."""
-    pairs = zip(splits, rows.splits, strict=True)
-    count = sum(split in RELEASE_SPLITS and split != name for split, name in pairs)
-    if count:
-        rows_chosen = plural(count, "row")
-        logger.info(f"{file.name}: the splits of {rows_chosen} are chosen by speaker")
 
 
 def choose_splits(own: TableSpeakers, others: Sequence[TableSpeakers], source: object) -> list[str]:

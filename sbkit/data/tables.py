@@ -29,18 +29,20 @@ from pyarrow import csv as arrow_csv
 
 from sbkit.audio.containers import AudioError
 from sbkit.audio.io import SUFFIXES, AudioPart, file_rate
+from sbkit.base.arrays import Counts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import listed, plural
 from sbkit.data.columns import (
     CHANNEL_COLUMNS,
+    CHANNELS,
     ID_COLUMNS,
     INVALID_PART,
     PATH_COLUMNS,
     SPEAKER_COLUMNS,
     TEXT_COLUMNS,
+    TIME_VALUE,
     PartColumns,
-    are_channels,
-    are_times,
+    find_channel,
     find_column,
     find_columns,
     find_part_columns,
@@ -55,6 +57,8 @@ from sbkit.data.manifest import (
     DURATION_COLUMN,
     Excluded,
     Manifest,
+    are_distinct,
+    hash_texts,
     part_columns,
     part_name,
     text_columns,
@@ -72,9 +76,12 @@ NOT_STEM = r"^.*/|\.\w+$"  # the folder and the extension of such a path
 COLUMN_KEYS = ("path_column", "text_column")  # of a YAML
 RELEASE_SPLITS = ("train", "dev", "test")  # of Common Voice
 DURATIONS_FILE = "clip_durations.tsv"  # of a release of Common Voice
+PLAIN_CLIP = r"^\w[\w-]*\.mp3$"  # a name of a clip of such a release
 DEFAULT_SUFFIX = ".mp3"  # the first releases of Common Voice named clips without an extension
 
 logger = logging.getLogger(__name__)
+
+_file_rate = lru_cache(maxsize=1 << 16)(file_rate)  # many rows are parts of a file
 
 LineNumbers = npt.NDArray[np.int64] | Sequence[int]
 Row = dict[str, str]  # the text of each column
@@ -311,12 +318,12 @@ class _Delimited:
         self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
         # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
         has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
-        self._is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
+        self.is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
         fields = first.split(self._delimiter)
-        if self._is_quoted:
+        if self.is_quoted:
             (fields,) = csv.reader([first], delimiter=self._delimiter)
-        self._names = [name.strip() for name in fields]
-        counts = Counter(name.lower() for name in self._names if name)
+        self.names = [name.strip() for name in fields]
+        counts = Counter(name.lower() for name in self.names if name)
         if counts.total() > len(counts):
             name = counts.most_common(1)[0][0]
             raise DataError(
@@ -328,7 +335,7 @@ class _Delimited:
     def read(self) -> Table:
         try:
             table, invalid = self._parse()
-            if invalid and self._delimiter == "\t" and not self._is_quoted:
+            if invalid and self._delimiter == "\t" and not self.is_quoted:
                 self._check_line_breaks(table, {row.number for row in invalid})
             breaks = (pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns)
             if any(breaks) or any("\n" in row.text for row in invalid):
@@ -336,7 +343,7 @@ class _Delimited:
         except pa.ArrowInvalid as error:
             if "UTF8" in str(error):
                 raise _wrong_encoding(self._file, self._encoding) from error
-            if self._is_quoted:
+            if self.is_quoted:
                 self._check_quotes()
             raise DataError(
                 f"{self._file} cannot be read as a table: {error}. Correct it.",
@@ -360,7 +367,7 @@ class _Delimited:
         lines = np.arange(first, first + len(table) + len(invalid))
         if invalid:
             lines = np.setdiff1d(lines, [row.number for row in invalid])
-        rows = pa.table({name: table[index] for index, name in enumerate(self._names) if name})
+        rows = pa.table({name: table[index] for index, name in enumerate(self.names) if name})
         return Table(self._file, rows, lines, excluded)
 
     def _parse(self) -> tuple[pa.Table, list[arrow_csv.InvalidRow]]:
@@ -371,20 +378,7 @@ class _Delimited:
             invalid.append(row)
             return "skip"
 
-        names = [str(index) for index in range(len(self._names))]
-        read = arrow_csv.ReadOptions(
-            column_names=names,
-            skip_rows=self._header,
-            block_size=BLOCK_BYTES,
-            encoding=self._encoding.removesuffix("-sig"),
-        )
-        parse = arrow_csv.ParseOptions(
-            delimiter=self._delimiter,
-            quote_char='"' if self._is_quoted else False,
-            newlines_in_values=self._is_quoted,
-        )
-        text = dict.fromkeys(names, pa.string())
-        convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
+        read, parse, convert = self._options()
         try:
             return arrow_csv.read_csv(self._source(), read, parse, convert), []
         except pa.ArrowInvalid:
@@ -393,6 +387,41 @@ class _Delimited:
             read.use_threads = False
             parse.invalid_row_handler = skip
             return arrow_csv.read_csv(self._source(), read, parse, convert), invalid
+
+    def read_blocks(self) -> Iterator[Table]:
+        """Yield the rows in blocks; raises ArrowInvalid if a line is not a row."""
+        first = self._header + 1
+        for rows in self.blocks():
+            yield Table(self._file, rows, range(first, first + len(rows)))
+            first += len(rows)
+
+    def blocks(self, *columns: str) -> Iterator[pa.Table]:
+        """Yield some columns block by block, or all; raises ArrowInvalid if a line is no row."""
+        read, parse, convert = self._options()
+        convert.include_columns = [str(self.names.index(name)) for name in columns]
+        names = columns or self.names
+        with arrow_csv.open_csv(self._source(), read, parse, convert) as reader:
+            for batch in reader:
+                yield pa.table({name: batch[index] for index, name in enumerate(names) if name})
+
+    def _options(
+        self,
+    ) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
+        names = [str(index) for index in range(len(self.names))]
+        read = arrow_csv.ReadOptions(
+            column_names=names,
+            skip_rows=self._header,
+            block_size=BLOCK_BYTES,
+            encoding=self._encoding.removesuffix("-sig"),
+        )
+        parse = arrow_csv.ParseOptions(
+            delimiter=self._delimiter,
+            quote_char='"' if self.is_quoted else False,
+            newlines_in_values=self.is_quoted,
+        )
+        text = dict.fromkeys(names, pa.string())
+        convert = arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False)
+        return read, parse, convert
 
     def _source(self) -> Any:
         """Return the file for Arrow; if it is compressed, its decompressed stream."""
@@ -455,7 +484,7 @@ class _Delimited:
         has_file = any(field.strip(' "').lower().endswith(SUFFIXES) for field in fields)
         shape = _shape(fields[0])
         is_alike = not shape.isalpha() and shape == _shape(first.split(self._delimiter)[0])
-        return (has_file or is_alike) and len(fields) == len(self._names)
+        return (has_file or is_alike) and len(fields) == len(self.names)
 
 
 def _shape(name: str) -> str:
@@ -605,9 +634,14 @@ def _relative_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]
     """Return the ids and paths of files below a folder, or {} unless all names are simple."""
     if not pc.all(pc.match_substring_regex(names, RELATIVE_PATH)).as_py():
         return {}
+    ids = pc.replace_substring_regex(names, NOT_STEM, "")
+    return {"id": ids, "audio": _join_path(folder, names)}
+
+
+def _join_path(folder: Path, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return the paths of files in a folder, as bytes."""
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
-    paths = pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
-    return {"id": pc.replace_substring_regex(names, NOT_STEM, ""), "audio": paths}
+    return pc.binary_join_element_wise(base, names.cast(pa.binary()), slash)
 
 
 class ClipColumns(NamedTuple):
@@ -623,12 +657,14 @@ def _find_position(table: Table) -> tuple[PartColumns, str]:
     """Return the columns of the part and of the channel; name those that cannot be used."""
     names = table.rows.column_names
     part = find_part_columns(names)
-    if part.start and not are_times(read_text_column(table, part.start)):
+    starts = read_text_column(table, part.start) if part.start else ()
+    if not any(TIME_VALUE.fullmatch(start.strip()) for start in starts):  # but dates, for example
         part = PartColumns()
     channel = find_column(names, None, CHANNEL_COLUMNS) or ""
     unused = unused_time_columns(names, part)
     values = [value for value in read_text_column(table, channel) if value.strip()]
-    if not are_channels(values):
+    # Also invalid ones and lists, whose rows are excluded; other values are those of a platform.
+    if not any(find_channel(v) is not None or CHANNELS.fullmatch(v.strip()) for v in values):
         unused += [channel] if values else []
         channel = ""
     if unused:
@@ -706,18 +742,13 @@ def _find_clips(
 def _parse_samples(path: str, start: str, _: str, stop: str, channel: str) -> AudioPart | Excluded:
     """Return the part of a file from a sample of it to another, as SpeechBrain counts them."""
     try:
-        rate = _rate_of(path) if start.strip() else 1
+        rate = _file_rate(path) if start.strip() else 1
         times = [repr(int(sample) / rate) if sample.strip() else "" for sample in (start, stop)]
     except AudioError as error:
         return Excluded("", error.reason, str(error))
     except ValueError as error:
         return Excluded("", INVALID_PART, f"{path.rpartition('/')[2]}: {error}")
     return parse_part(path, times[0], "", times[1], channel)
-
-
-@lru_cache(maxsize=1 << 16)
-def _rate_of(path: str) -> int:
-    return file_rate(path)
 
 
 def read_text_column(table: Table, name: str) -> list[str]:
@@ -764,30 +795,100 @@ def is_release(tsv: Path, encoding: str | None = None) -> bool:
 
 def read_release(tsv: Path, options: TableOptions) -> Manifest:
     """Read one TSV of a release; ``clips/`` is in the same folder."""
-    return read_releases({options.language: tsv.parent}, tsv.stem, options)
+    return Manifest.join(read_releases({options.language: tsv.parent}, tsv.stem, options))
 
 
-def read_releases(releases: Mapping[str, Path], split: str, options: TableOptions) -> Manifest:
-    """Read one split, a TSV in the release folder of each language, as one manifest."""
-    parts = []
-    for language, release in releases.items():
-        clips = release / "clips"
-        columns = replace(options, language=language)
-        table = read_table(release / f"{split}.tsv", options.encoding)
-        manifest = to_manifest(table, columns, partial(locate_clip, clips), clips)
-        parts.append((language, _add_durations(manifest, release / DURATIONS_FILE, clips)))
-    first = next(iter(releases.values()))
-    return Manifest.join_named(parts, first.parent if len(parts) > 1 else first / "clips")
+def read_releases(
+    releases: Mapping[str, Path], split: str, options: TableOptions
+) -> Iterator[Manifest]:
+    """Yield one split, a TSV in the release folder of each language, in blocks.
 
-
-def _add_durations(manifest: Manifest, file: Path, clips: Path) -> Manifest:
-    """Add the column ``duration_ms`` from the file of a release since 16.1, if there is one.
-
-    The file has two columns: names of clips, and milliseconds.
+    A split with faults, repeated clips or other names than those of Mozilla is one block.
     """
-    rows = manifest.rows
-    if not file.is_file() or DURATION_COLUMN in rows.column_names:
-        return manifest
+    tsvs = {language: release / f"{split}.tsv" for language, release in releases.items()}
+    is_plain = _has_plain_clips(tsvs.values(), options)
+    parts = {
+        language: _read_release(tsv, replace(options, language=language), is_plain)
+        for language, tsv in tsvs.items()
+    }
+    if is_plain:
+        first_blocks = [next(part) for part in parts.values()]
+        columns = [block.rows.schema.empty_table() for block in first_blocks]
+        for first, part in zip(first_blocks, parts.values(), strict=True):
+            for block in chain([first], part):
+                rows = pa.concat_tables([*columns, block.rows], promote_options="default")
+                yield replace(block, rows=rows)
+    else:
+        named = [(language, Manifest.join(part)) for language, part in parts.items()]
+        first_release = next(iter(releases.values()))
+        base = first_release.parent if len(parts) > 1 else first_release / "clips"
+        yield Manifest.join_named(named, base)
+
+
+def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
+    """Return whether each row of some tables is a whole file, which no other row names.
+
+    Only hashes of the names are kept.
+    """
+    hashes: list[Counts] = []
+    for tsv in tsvs:
+        table = _open_tabs(tsv, options.encoding)
+        names = [] if table is None else table.names
+        path = find_column(names, options.path_column, PATH_COLUMNS)
+        other = find_column(names, None, (*ID_COLUMNS, *CHANNEL_COLUMNS))
+        if table is None or path is None or other or any(find_part_columns(names)):
+            return False
+        num_blocks = len(hashes)
+        try:
+            for block in table.blocks(path):
+                if not pc.all(pc.match_substring_regex(block[path], PLAIN_CLIP)).as_py():
+                    return False
+                hashes.append(hash_texts(block[path]))
+        except pa.ArrowInvalid:
+            return False
+        if len(hashes) == num_blocks:  # the table has a header only
+            return False
+    return are_distinct(hashes)
+
+
+def _open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
+    """Open a table whose first line names its columns, with tabs and no quotes."""
+    with _open_text(tsv, encoding) as (lines, encoding):
+        header = next(lines, "")
+    table = None
+    if "\t" in header:
+        table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
+    return None if table is None or table.is_quoted else table
+
+
+def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[Manifest]:
+    """Yield the blocks of a TSV, with a column ``duration_ms``; one block if it is not plain."""
+    clips = tsv.parent / "clips"
+    durations = _read_durations(tsv.parent / DURATIONS_FILE, clips)
+    opened = _open_tabs(tsv, options.encoding) if is_plain else None
+    tables = [read_table(tsv, options.encoding)] if opened is None else opened.read_blocks()
+    for table in tables:
+        manifest = to_manifest(table, options, partial(locate_clip, clips), clips)
+        rows = manifest.rows
+        if durations and DURATION_COLUMN not in rows.column_names:
+            hashes, milliseconds = durations
+            own_hashes = hash_texts(rows["audio"])
+            indices = np.searchsorted(hashes, own_hashes)
+            indices[indices == len(hashes)] = 0
+            is_missing = hashes[indices] != own_hashes
+            column = milliseconds.take(pa.array(indices, mask=is_missing))
+            manifest = replace(manifest, rows=rows.append_column(DURATION_COLUMN, column))
+        yield manifest
+
+
+def _read_durations(file: Path, clips: Path) -> tuple[Counts, pa.ChunkedArray] | None:
+    """Return the file of durations of a release since 16.1: hashes of paths, and milliseconds.
+
+    Of the names, which are joined with those of all tables, only hashes of 64 bits are kept: two of
+    40 million are equal in one of 20,000 releases.
+    """
+    if not file.is_file():
+        return None
     columns: list[pa.ChunkedArray] = read_table(file).rows.columns
     if len(columns) < 2:
         raise DataError(
@@ -795,12 +896,9 @@ def _add_durations(manifest: Manifest, file: Path, clips: Path) -> Manifest:
             "again, or remove it: then clips are decoded to measure them.",
             where=f"{file}:1",
         )
-    folder, slash = (pa.scalar(part, pa.large_binary()) for part in (os.fsencode(clips), b"/"))
-    names = columns[0].cast(pa.large_binary())  # with 64-bit offsets, for more than 2 GB
-    paths = pc.binary_join_element_wise(folder, names, slash)
-    indices = pc.index_in(rows["audio"].cast(pa.large_binary()), value_set=paths.combine_chunks())
-    durations = columns[1].take(indices)
-    return replace(manifest, rows=rows.append_column(DURATION_COLUMN, durations))
+    hashes = np.concatenate([hash_texts(_join_path(clips, names)) for names in columns[0].chunks])
+    order = np.argsort(hashes, kind="stable")
+    return hashes[order], columns[1].take(pa.array(order))
 
 
 def locate_clip(clips: Path, name: str) -> str | Excluded:

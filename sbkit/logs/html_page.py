@@ -20,7 +20,6 @@ EMPTY_SECTIONS = {  # the contents of sections that a page leaves out
     "slices": {},
     "pictures": {},
     "facts": None,
-    "players": {},
     "data": {"sets": {}, "byWords": True},
 }
 

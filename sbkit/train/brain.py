@@ -832,8 +832,11 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     def _open_metrics(self, epochs: Iterable[int], train_set: Batches) -> None:
         num_epochs = getattr(epochs, "limit", None) or length_of(epochs) or 0
-        num_steps = num_epochs * -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
         next_epoch = getattr(epochs, "current", 0) + 1
+        sampler = getattr(train_set, "batch_sampler", None)
+        if isinstance(sampler, TrainSampler):  # whose plan of this epoch is needed anyway
+            sampler.set_epoch(next_epoch)
+        num_steps = num_epochs * -(-(length_of(train_set) or 0) // self.grad_accumulation_factor)
         if self.optimizer_step and (self.step or next_epoch <= num_epochs):
             logger.info(f"Resuming after step {self.optimizer_step}, in epoch {next_epoch}.")
         self.training_metrics.open(

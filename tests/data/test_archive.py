@@ -100,15 +100,6 @@ def test_archive_cannot_write_outside_its_folder(name: str, tmp_path: Path, cach
     assert not [*tmp_path.rglob("outside.tsv")]
 
 
-@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
-def test_archive_with_a_file_and_a_folder_of_one_name_is_refused(
-    names: tuple[str, str], tmp_path: Path
-) -> None:
-    archive = write_tar(tmp_path / "odd.tar", *((name, b"audio") for name in names))
-    with pytest.raises(SbkitError, match="a file and a folder of the same name"):
-        unpack_corpus(archive)
-
-
 def test_archive_links_and_devices_are_not_unpacked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

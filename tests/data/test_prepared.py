@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from datasets.table import MemoryMappedTable
 
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import prepare_transcripts
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
+from sbkit.data import sharded_corpus, tables
 from sbkit.data.shard import read_rows
 from sbkit.data.splits import Splits, read_column
 
@@ -50,13 +52,13 @@ def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Return the names of the splits whose tables are read."""
     names: list[str] = []
-    read = common_voice.read
+    read = common_voice.read_blocks
 
     def record(knobs: Any, split: str) -> Any:
         names.append(split)
         return read(knobs, split)
 
-    monkeypatch.setattr(common_voice, "read", record)
+    monkeypatch.setattr(common_voice, "read_blocks", record)
     yield names
 
 
@@ -74,6 +76,31 @@ def test_later_start_maps_the_same_rows_and_reads_no_table(
     assert later.train[:] == first.train[:]
     assert read_column(later.train, "text") == ["words of train 0", "words of train 1"]
     assert later.train.cache_files[0]["filename"].endswith("train.arrow")
+
+
+@pytest.mark.parametrize("form", ["release", "shards"])
+def test_rows_prepared_in_blocks_are_those_of_one_block(
+    form: str, release: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        write_clip(release / "clips" / f"cv_{number}.mp3")
+    rows = [f"speaker {number % 3}\tcv_{number}.mp3\tWords {number}.\n" for number in range(8)]
+    (release / "train.tsv").write_text(HEADER + "".join(rows))
+    with (release / "clip_durations.tsv").open("a") as durations:
+        durations.writelines(f"cv_{7 - number}.mp3\t{1000 + number}\n" for number in range(8))
+    source = release
+    if form == "shards":
+        source = tmp_path / "shards"
+        folders = (f"--data_folder={release}", "--shards", str(source), "--shard-size", "100 kB")
+        assert sbkit(["prepare", str(YAML), *folders]) == 0
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 100)
+    in_blocks = prepare(source).train
+    table = MemoryMappedTable.from_file(in_blocks.cache_files[0]["filename"])
+    assert len(sizes := [*map(len, table.to_batches())]) > 2 and all(sizes)
+    shutil.rmtree(tmp_path / "cache" / "prepared")
+    monkeypatch.setattr(tables, "PLAIN_CLIP", "^$")  # so the release is one block
+    monkeypatch.setattr(sharded_corpus, "are_distinct", lambda hashes: False)
+    assert prepare(source).train[:] == in_blocks[:]
 
 
 @pytest.mark.parametrize(

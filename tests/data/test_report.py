@@ -46,10 +46,10 @@ def make_splits(folder: Path) -> Splits:
     train = [("a", "One two", "ann", 1.0), ("b", "two", "bob", 2.5), ("c", HOSTILE, "ann", 2.5)]
     train += [("d", "é", "", 1.5), (f"long{HOSTILE}", "four", "ann", 9.0)]
     limits = {"min_seconds": 0.1, "max_seconds": 5.0, "sample_rate": 16_000}
-    inside, unused, out_of_range = within_limits(prepared("train", train), **limits)
+    inside, out_of_range = within_limits(prepared("train", train), **limits)
     test = prepared("test", [("x", "One two", "eve", 1.0), ("y", "new", "bob", 1.0)])
     excluded = [Excluded("bad", "unreadable audio", "it is empty", "train")]
-    return Splits(inside, {}, {"test": test}, excluded, out_of_range, unused=unused)
+    return Splits(inside, {}, {"test": test}, excluded, out_of_range)
 
 
 def write(folder: Path) -> tuple[dict, str]:  # type: ignore[type-arg]
@@ -91,9 +91,7 @@ def test_data_report_figures_match_the_data(tmp_path: Path) -> None:
     assert (train["measured_clips"], train["clipped"]) == (4, 0)
 
 
-def test_data_report_page_loads_nothing_escapes_text_and_plays_excluded_examples(
-    tmp_path: Path,
-) -> None:
+def test_data_report_page_loads_nothing_and_escapes_text(tmp_path: Path) -> None:
     _, page = write(tmp_path)
     tags: list[str] = []
 
@@ -103,15 +101,13 @@ def test_data_report_page_loads_nothing_escapes_text_and_plays_excluded_examples
             for name, value in attrs:
                 assert name not in ("onload", "onerror")
                 assert name != "href" or value == "data:,"
-                assert name != "src" or str(value).startswith("data:audio/mpeg;base64,")
+                assert name != "src"
 
     Tags().feed(page)
     assert tags.count("script") == 2  # the page's own, and its data
     assert "alert(1)" in page
     assert re.findall(r"https?://", page) == []
     assert "default-src &#39;none&#39;; " in page
-    (clip,) = re.findall(r"data:audio/mpeg;base64,([\w+/=]+)", page)
-    assert seconds_of(clip) == pytest.approx(9.0, abs=0.2)
 
 
 @pytest.mark.parametrize("rate", MP3_RATES)

@@ -152,7 +152,4 @@ def test_pages_fit_the_window(browser: Any, tmp_path: Path, width: int) -> None:
     assert_no_faults(browser)
     _, page = write_data_report(make_splits(tmp_path), tmp_path, sample_rate=16_000, language="en")
     visit(browser, page, width=width)
-    (audio,) = find(browser, "audio")
-    browser.execute_script("arguments[0].load()", audio)
-    assert wait(lambda: browser.execute_script("return arguments[0].duration", audio)) > 8
     assert_no_faults(browser)

@@ -17,8 +17,8 @@ from recipes.AsteriskPrompts.corpus import (
     spell_digits,
     write_release,
 )
+from recipes.debian.release import choose_split
 from sbkit.base.errors import SbkitError
-from sbkit.data.debian_release import choose_split
 from sbkit.data.manifest import Clip
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import normalize

@@ -115,7 +115,7 @@ def test_within_limits_excludes_by_length() -> None:
     rows = (Utterance(f"{s}", "a", "A", "", round(16_000 * s), b"") for s in seconds)
     dataset = make_store(rows)
     limits = {"min_seconds": 0.3, "max_seconds": 15.0}
-    inside, _, left_out = within_limits(dataset, **limits, sample_rate=16_000)
+    inside, left_out = within_limits(dataset, **limits, sample_rate=16_000)
     assert inside["id"][:] == ["0.3", "5.0", "15.0"]
     assert left_out == [
         Excluded("0.2", "shorter than 0.3 s", "0.20 s", "train"),

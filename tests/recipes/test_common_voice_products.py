@@ -205,7 +205,7 @@ def test_durations_plan_and_report_without_decoding(
         sbkit(["prepare", *options])
     assert "h by the durations that the corpus states" in capsys.readouterr().out
     fake.write_tsv(scripted / "en/clip_durations.tsv", durations[9:])
-    with pytest.raises(SbkitError, match=r"`audio_store: lazy` needs .* but 8 clips of 43"):
+    with pytest.raises(SbkitError, match=r"`audio_store: lazy` needs .* and 5 more have none"):
         sbkit(["prepare", *options, "--audio_store=lazy"])
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import soundfile
 
+from recipes.debian.release import RELEASE_VERSION
 from recipes.FestvoxRu import corpus
 from recipes.FestvoxRu.corpus import read_sentences, write_release
 from recipes.FestvoxRu.phones import SOUNDS, Phone, read_labels, time_words
 from sbkit.base.errors import SbkitError
-from sbkit.data.debian_release import RELEASE_VERSION
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.export.export import exported_bundle
 from sbkit.runtime.synthesizer import Synthesizer
