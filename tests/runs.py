@@ -116,11 +116,11 @@ def train_here(command: list[str], cache: Path) -> int:
     return int(exit_info.value.code or 0)
 
 
-def draw_png_once(runs: Sequence[Sequence[Record]], metrics: Metrics) -> bytes:
+def draw_png_once(records: Sequence[Record], metrics: Metrics) -> bytes:
     """Draw each set of panels only once: drawing takes a fifth of a run this small."""
-    panels = repr([[(c.panel, c.style, c.color) for c in curves_of(run, metrics)] for run in runs])
+    panels = repr([(c.panel, c.style, c.color) for c in curves_of(records, metrics)])
     if panels not in _png_by_panels:
-        _png_by_panels[panels] = draw_png(runs, metrics)
+        _png_by_panels[panels] = draw_png(records, metrics)
     return _png_by_panels[panels]
 
 

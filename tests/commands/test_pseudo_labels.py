@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections import Counter
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,20 +12,22 @@ import numpy as np
 import pytest
 import soundfile
 
+from sbkit.audio.io import Samples
+from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
+from sbkit.bundle.config import FORMAT, parse_config
 from sbkit.commands import pseudo_labels
 from sbkit.commands.cli import run as sbkit
 from sbkit.commands.clip_table import ClipTable, Row
-from sbkit.data.cache import default_cache
-from sbkit.decoding import fit
+from sbkit.decoding.fit import fit_decoder
+from sbkit.decoding.sample import ValidationUtterance
 from sbkit.decoding.utterances import UtteranceConfidence
-from sbkit.decoding.words import Confidence
+from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.transcriber import Transcriber
-from sbkit.text.normalization import normalize
-from tests.runs import TINY, rows_of, train_here
-from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.runs import ROOT, TINY, train_here
+from tests.runtime.tones import RATE, STEP, ToneModel, silence, speak, tone_bundle
 from tests.shortage import largest_file
 
 Captured = pytest.CaptureFixture[str]
@@ -212,84 +214,73 @@ def test_model_without_confidences_keeps_all_utterances(talks: Talks, capsys: Ca
     assert "estimated" not in capsys.readouterr().out
 
 
-# ---- a model that has learned something
+# ---- whether the estimate is true
 
-SMALL = (
-    *("--device=cpu", "--check=False", "--number_of_epochs=24", "--lr=0.004", "--batch_seconds=16"),
-    *("--d_model=96", "--d_ffn=256", "--cnn_channels=96", "--num_encoder_layers=3"),
-    *("--max_seconds=8", "--dropout=0.05", "--time_masks=2", "--concat_prob=0", "--speeds=[1.0]"),
-    *("--inter_ctc_weight=0", "--beam_size=16"),
-)
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
-@pytest.mark.slow(120)
-def test_estimated_wer_is_true_and_rows_are_trained_on(
-    asterisk_english: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-) -> None:
-    """The estimate follows the truth from all utterances to those that are probably right.
+class MishearingModel(ToneModel):
+    """Hear some clips less clearly than others, so errors come together."""
 
-    The language model knows all sentences: otherwise a model of one minute has no right utterance.
-    It is an ARPA file, because the sentences of dev and test are left out of a text.
-    """
-    monkeypatch.setattr(fit, "NUM_TRIALS", 16)
-    tables = write_tables(asterisk_english, tmp_path)
-    manifests = [f"--manifest={split}={table}" for split, table in tables.items()]
-    run, arpa = tmp_path / "run", tmp_path / "all.arpa"
-    sbkit(["lm", str(tmp_path / "all.txt"), "--language", "en", "--out", str(arpa)])
-    options = [*SMALL, f"--output_folder={run}", f"--lm_text={arpa}"]
-    assert train_here(["train.py", "hparams/ctc.yaml", *manifests, *options], default_cache()) == 0
-    references = {row["path"]: row["sentence"] for row in read_table(tables["test"])}
+    def _hear(self, clip: Samples) -> LogProbs:
+        random = np.random.default_rng(zlib.crc32(clip.tobytes()))
+        scores = super()._hear(clip) / 3
+        scores += random.uniform(0, 2.8) * random.standard_normal(scores.shape)
+        return scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+
+def test_estimated_wer_is_true_and_rows_are_trained_on(talks: Talks, capsys: Captured) -> None:
+    """The estimate follows the truth from all utterances to those that are probably right."""
+    tokenizer, random = talks.bundle.tokenizer, np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS, random.integers(2, 7))) for _ in range(300)]
+    clips = [speak(tokenizer, text) for text in texts]
+    talks.model = MishearingModel(tokenizer.vocab_size, tokenizer.vocabulary.blank)
+    encoded = talks.model.encode(clips[:200])
+    validation = [
+        ValidationUtterance(clip.log_probs, text)
+        for clip, text in zip(encoded, texts, strict=False)
+    ]
+    aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=STEP, sample_rate=RATE)
+    fitted = fit_decoder(None, aligner, validation, splits=["dev"], by_words=True)
+    content = {"format": FORMAT, "task": talks.bundle.config.task}
+    content |= {
+        "sample_rate": RATE,
+        "model": [],
+        "parts": {},
+        "confidence": fitted.confidence_record,
+    }
+    config = parse_config(json.dumps(content).encode(), file=talks.folder / "config.json")
+    talks.bundle = replace(talks.bundle, config=config)
+    references = {}
+    for index, (clip, text) in enumerate(zip(clips[200:], texts[200:], strict=True)):
+        soundfile.write(file := talks.folder / f"{index}.wav", clip, RATE)
+        references[str(file)] = text
     true_wer, estimated_wer, counts = [], [], []
-    for threshold in ("0", "0.3"):
-        command = ["transcribe", str(run), *references, "--format", "manifest"]
-        command += ["--out", str(tmp_path / "pseudo.csv"), "--min-confidence", threshold]
-        assert sbkit([*command]) == 0
+    for threshold in ("0", "0.5"):
+        assert talks.run(*references, "--min-confidence", threshold) == 0
         line = capsys.readouterr().out.splitlines()[-1]
         estimated_wer.append(float(re.findall(r"estimated WER is ([\d.]+) %", line)[0]))
-        errors, count = score_table(tmp_path / "pseudo.csv", references)
+        rows = read_table(talks.folder / "pseudo.csv")
+        assert len({row["path"] for row in rows}) == len(rows)
+        errors = sum(
+            (count_errors(references[row["path"]], row["text"]) for row in rows), TextErrors()
+        )
         true_wer.append(100 * errors.wer)
-        counts.append(count)
-    assert counts[0] > 60 and counts[1] > 10
+        counts.append(len(rows))
+    assert counts[0] == 100 and counts[1] > 20
     assert true_wer[1] < true_wer[0] - 15  # so an estimate that ignores the selection fails
-    assert estimated_wer == pytest.approx(true_wer, abs=15)
+    assert estimated_wer == pytest.approx(true_wer, abs=5)
 
-    manifests[0] = f"--manifest=train={tmp_path / 'pseudo.csv'}"
+    lines = [f"{file},{text}" for file, text in references.items()]
+    (talks.folder / "dev.csv").write_text("\n".join(["path,text", *lines[:4]]))
+    tables = {"train": "pseudo.csv", "dev": "dev.csv", "test": "dev.csv"}
+    manifests = [f"--manifest={split}={table}" for split, table in tables.items()]
     options = [
         *TINY,
         "--check=False",
         "--number_of_epochs=1",
-        f"--output_folder={tmp_path / 'new'}",
+        f"--output_folder={talks.folder}/run",
     ]
-    assert train_here(["train.py", "hparams/ctc.yaml", *manifests, *options], default_cache()) == 0
+    yaml = str(ROOT / "hparams/ctc.yaml")
+    assert train_here(["train.py", yaml, *manifests, *options], talks.folder / "cache") == 0
     assert f"train: {counts[1]} utterances" in capsys.readouterr().out
-
-
-def write_tables(release: Path, folder: Path) -> dict[str, Path]:
-    """Write the splits of a release as tables, with 60 clips of train in dev, and all sentences."""
-    rows = {split: rows_of(release / f"{split}.tsv") for split in ("train", "dev", "test")}
-    sentences = (row["sentence"] for split in rows.values() for row in split)
-    (folder / "all.txt").write_text("\n".join(sentences))
-    rows["dev"] += rows["train"][:60]
-    rows["train"] = rows["train"][60:]
-    tables = {split: folder / f"{split}.csv" for split in rows}
-    for split, table in tables.items():
-        with table.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["path", "sentence"])
-            for row in rows[split]:
-                writer.writerow([(release / "clips" / row["path"]).resolve(), row["sentence"]])
-    return tables
-
-
-def score_table(table: Path, references: dict[str, str]) -> tuple[TextErrors, int]:
-    """Score the rows whose recordings are one utterance; return also their number."""
-    rows = read_table(table)
-    counts = Counter(row["path"] for row in rows)
-    assert max(counts.values()) == 1
-    errors = TextErrors()
-    for row in rows:
-        errors += count_errors(normalize(references[row["path"]], language="en"), row["text"])
-    return errors, len(rows)
