@@ -18,8 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from sbkit.audio.lengths import to_relative
 from sbkit.base.arrays import Float32s
 from sbkit.base.imports import require_package
-from sbkit.bundle.config import Plain
+from sbkit.bundle.config import CONFIG_FILE, Plain
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
+from sbkit.checkpoint.provenance import read_json
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import WaveformModel, trained_log_probs
 from sbkit.models.asr import AsrModel
@@ -64,10 +65,10 @@ def write_speechbrain(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         + TAIL,
         encoding="utf-8",
     )
-    # The bundle runs already, so its own classes may be imported again.
-    modules = frozenset(type(module).__module__ for module in network.modules())
+    user_modules = frozenset(read_json(folder.parent / CONFIG_FILE).get("user_modules", ()))
     parts = {
-        name: build_from_spec(plain, user_modules=modules) for name, plain in config.parts.items()
+        name: build_from_spec(plain, user_modules=user_modules)
+        for name, plain in config.parts.items()
     }
     encoder = WaveformEncoder(model=config.model, vocabulary=tokenizer.vocabulary, **parts)
     encoder.waveform.parts.load_state_dict(network.model.state_dict())
