@@ -25,7 +25,7 @@ from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
-from sbkit.models.encoder import declared_subsampling
+from sbkit.models.encoder import make_encoder
 from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
@@ -60,7 +60,7 @@ def make_asr_loaders(
     hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out training utterances that CTC cannot learn, log them, and make the loaders."""
-    subsampling = declared_subsampling(hparams)
+    subsampling = make_encoder(hparams).subsampling
     num_listed = len(splits.train)
     splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):

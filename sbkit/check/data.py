@@ -41,7 +41,7 @@ from sbkit.data.splits import (
     spread_rows,
 )
 from sbkit.models.asr import head_size
-from sbkit.models.encoder import declared_subsampling
+from sbkit.models.encoder import make_encoder
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.segments import longest_whole
@@ -202,7 +202,7 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     """
     transcripts = read_all_transcripts(planned)
     completed_dry_run(planned)  # there are frames to count
-    subsampling = declared_subsampling(planned.build_hparams())
+    subsampling = make_encoder(planned.build_hparams()).subsampling
     fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
@@ -233,7 +233,7 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
         return
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
-        frames = declared_subsampling(planned.build_hparams()).count(
+        frames = make_encoder(planned.build_hparams()).subsampling.count(
             sample_counts(planned.prepare_splits().train)
         )
         yield from _finding_of_rows(
@@ -263,7 +263,7 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
     positions = (knobs.get("encoder_config") or {}).get("max_source_positions")
     if positions is None:
         return
-    subsampling = declared_subsampling(planned.build_hparams())
+    subsampling = make_encoder(planned.build_hparams()).subsampling
     rate = knobs["sample_rate"]
     slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0

@@ -95,6 +95,7 @@ class AsrModel(AcousticModel):
         logits = None
         if return_intermediate:
             middle, states = backbone.encode_with_intermediate(x, lengths)
+            lengths = backbone.subsampling.count(lengths)
             if tokens is not None:
                 logits = self._decode(tokens, states, lengths)
         elif tokens is not None:

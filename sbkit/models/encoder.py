@@ -8,7 +8,6 @@ and `Transformer`. These classes own no parameters: the one ModuleList of the YA
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import Subsampling, pad_to_bucket
 from sbkit.base.errors import ConfigError
-from sbkit.base.units import SAMPLE_RATE
 from sbkit.models.parts import Backbone, FeatureExtractor, Part
 
 ENCODER, COMPOSED = "encoder", ("compute_features", "CNN", "Transformer")  # keys of the YAML
-MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the audio
 AUDIO_KEYS = ("compute_features", ENCODER, "wave_augment")  # of parts that take audio
 
 
@@ -83,7 +80,8 @@ class FeatureEncoder(Encoder):
 
     @property
     def subsampling(self) -> Subsampling:
-        return self.features.subsampling.then(self.front_end.subsampling)
+        subsampling = self.features.subsampling.then(self.front_end.subsampling)
+        return subsampling.then(self.backbone.subsampling)
 
 
 def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Module]:
@@ -104,30 +102,6 @@ def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
             f"{' and '.join(f'`{key}`' for key in declared) or 'neither'}."
         )
     return FeatureEncoder(declared)
-
-
-@torch.no_grad()
-def declared_subsampling(hparams: Mapping[str, nn.Module | None]) -> Subsampling:
-    """Return how the encoder of a YAML subsamples audio.
-
-    Raises ConfigError unless copies of its parts return as many frames of a second of silence.
-    """
-    parts = encoder_parts(hparams)
-    run = deepcopy({key: part for key, part in parts.items() if key != "Transformer"})
-    encoder = make_encoder(parts | {key: part.cpu().eval() for key, part in run.items()})
-    try:
-        x, lengths = encoder.inputs(torch.zeros(1, SAMPLE_RATE), torch.tensor([SAMPLE_RATE]))
-        if ENCODER in run:
-            x, lengths = encoder.backbone(x, lengths)
-    except RuntimeError:  # sizes that do not fit; a step fails too, and the check names the part
-        return encoder.subsampling
-    num_frames = int(lengths)
-    if x.shape[1] > num_frames + MAX_SPARE_FRAMES:
-        raise ConfigError(
-            f"{' and '.join(f'`{key}`' for key in run)} return {x.shape[1]} frames of a second, "
-            f"but declare {num_frames} by `subsampling`. Correct it."
-        )
-    return encoder.subsampling
 
 
 class AcousticModel:

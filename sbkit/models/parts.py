@@ -9,8 +9,9 @@ A part takes a batch and its lengths, and returns frames and their number:
 
 Lengths are whole numbers (B,), on the CPU in training. Audio is float in the scale of int16. The
 attribute `subsampling` of a part, a `Subsampling` or its stride, says how many frames it returns;
-without it, as many as it takes. A layer of torch.nn takes x alone, and keeps the frames. Modules of
-SpeechBrain are wrapped by `sbkit/models/speechbrain_parts.py`.
+without it, as many as it takes. `sees_padding` says that its output depends on how far x is padded.
+A layer of torch.nn takes x alone, and keeps the frames. Modules of SpeechBrain are wrapped by
+`sbkit/models/speechbrain_parts.py`.
 """
 
 import inspect
@@ -23,6 +24,7 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.base.errors import ConfigError
 
 MAX_SHOWN = 5  # lengths in an error
+MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the input
 FORMS = {  # of x and y, by the key of the part
     "compute_features": "audio (B, S) and features (B, T, M)",
     "CNN": "features (B, T, M) and frames (B, U, D)",
@@ -62,11 +64,24 @@ class Part:
         self._is_layer = type(module).__module__.startswith("torch.nn.")
         if not self._is_layer:
             check_signature(name, module)
+        elif any(hasattr(layer, "batch_first") for layer in module.modules()):
+            raise ConfigError(
+                f"`{name}` is {type(module).__name__} of torch.nn. Called with x alone, its layers "
+                f"see the padding, and without `batch_first` mix utterances. {WRAPPER}"
+            )
 
     @property
     def subsampling(self) -> Subsampling:
-        declared: int | Subsampling = getattr(self.module, "subsampling", 1)
-        return Subsampling(declared) if isinstance(declared, int) else declared
+        declared = getattr(self.module, "subsampling", 1)
+        if isinstance(declared, int):
+            return Subsampling(declared)
+        if not isinstance(declared, Subsampling):
+            raise ConfigError(
+                f"`subsampling` of {type(self.module).__name__} in `{self.name}` must be its "
+                f"stride or an sbkit.audio.lengths.Subsampling, but is of type "
+                f"{type(declared).__name__}. Give it another name, if it is something else."
+            )
+        return declared
 
     def __call__(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         output = (self.module(x), lengths) if self._is_layer else self.module(x, lengths)
@@ -78,14 +93,27 @@ class Part:
             shapes = f"{tuple(y.shape)} and {tuple(frame_lengths.shape)}"
             self._refuse(f"returns tensors of shape {shapes} for {tuple(x.shape)}")
         if frame_lengths.device.type == "cpu" and not torch.compiler.is_exporting():
-            counts = frame_lengths.tolist()
-            expected = self.subsampling.count(lengths).tolist()
-            if counts != expected or max(counts, default=0) > y.shape[1]:
-                self._refuse(
-                    f"returns {y.shape[1]} frames with lengths {counts[:MAX_SHOWN]}, and its "
-                    f"`subsampling` gives {expected[:MAX_SHOWN]}"
-                )
+            self._check_counts(x, lengths, y, frame_lengths)
         return y, frame_lengths
+
+    def _check_counts(self, x: Tensor, lengths: Tensor, y: Tensor, frame_lengths: Tensor) -> None:
+        """Raise ConfigError unless there are as many frames as `subsampling` declares."""
+        counts = frame_lengths.tolist()
+        expected = self.subsampling.count(lengths).tolist()
+        declared = int(self.subsampling.count(torch.tensor(x.shape[1])))
+        num_spare = y.shape[1] - declared
+        if (
+            counts != expected
+            or max(counts, default=0) > y.shape[1]
+            or num_spare > MAX_SPARE_FRAMES
+        ):
+            raise ConfigError(
+                f"`{self.name}` returns {y.shape[1]} frames of {x.shape[1]}, with lengths "
+                f"{counts[:MAX_SHOWN]}, but declares {declared} and {expected[:MAX_SHOWN]}. Let "
+                "its class declare `subsampling = sbkit.audio.lengths.Subsampling(4, 3)`, if it "
+                "returns (n + 3) // 4 frames of n, and return `self.subsampling.count(lengths)`; "
+                "SpeechBrainLayers takes `subsampling: 4` and `offset: 3`."
+            )
 
     def _refuse(self, fault: str) -> NoReturn:
         raise ConfigError(

@@ -16,7 +16,7 @@ from sbkit.audio.augment import Augmentation
 from sbkit.audio.fbank import Fbank
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import ConfigError
-from sbkit.models.encoder import declared_subsampling
+from sbkit.models.encoder import make_encoder
 from sbkit.models.parts import FeatureExtractor, Part, check_signature
 from sbkit.models.speechbrain_parts import SpeechBrainLayers
 from tests.models.test_asr import sbkit_parts, speechbrain_cnn
@@ -36,6 +36,17 @@ class Halving(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> Any:
         x = self.conv2(self.conv1(features.transpose(1, 2))).transpose(1, 2)
         return x, self.subsampling.count(lengths)
+
+
+class Strided(nn.Module):
+    """Has a layer that happens to be named `subsampling`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subsampling = nn.Conv1d(MELS, MELS, 3, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return self.subsampling(x.transpose(1, 2)).transpose(1, 2), (lengths - 1) // 2
 
 
 class Lengthless(nn.Module):
@@ -82,7 +93,8 @@ def test_lstm_of_speechbrain_ignores_the_padding() -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (nn.LSTM(MELS, 8, batch_first=True), "returns an object of type tuple. Wrap it in a class"),
+        (nn.LSTM(MELS, 8, batch_first=True), "is LSTM of torch.nn. .* Wrap it in a class"),
+        (nn.Sequential(nn.TransformerEncoderLayer(MELS, 2, 8)), "mix utterances"),
         (Returning(torch.zeros(2, 300, 1)), "but returns an object of type Tensor"),
         (
             Returning(torch.zeros(2, 9), torch.ones(2)),
@@ -90,9 +102,11 @@ def test_lstm_of_speechbrain_ignores_the_padding() -> None:
         ),
         (
             Halving(Subsampling(2)),
-            r"returns 74 frames with lengths \[150, 100\], .* gives \[150, 1",
+            r"returns 74 frames of 300, with lengths \[150, 100\], but declares 150",
         ),
-        (Returning(torch.zeros(2, 300, 1), torch.tensor([300, 150])), r"gives \[300, 200\]"),
+        (Halving(Subsampling(8)), r"returns 74 frames of 300, .* but declares 37 and \[37, 25\]"),
+        (Returning(torch.zeros(2, 300, 1), torch.tensor([300, 150])), r"300 and \[300, 200\]"),
+        (Strided(), "`subsampling` of Strided in `CNN` .* of type Conv1d. Give it another name"),
         (Lengthless(), r"`CNN` is called with \(x, lengths\), but its forward takes \(x: "),
         (LSTM(hidden_size=8, input_size=MELS), "of SpeechBrain, .*SpeechBrainLayers"),
     ],
@@ -146,7 +160,7 @@ def test_declared_subsampling_counts_the_frames_of_the_parts(
     features: nn.Module, cnn: nn.Module, frame_ms: int
 ) -> None:
     parts = {"compute_features": features, "CNN": cnn, "Transformer": nn.Identity()}
-    subsampling = declared_subsampling(parts)
+    subsampling = make_encoder(parts).subsampling
     assert subsampling.stride == 16 * frame_ms
     lengths = np.array([*range(9_000, 9_700, 37), 48_000, 123_457])
     front_end, compute = Part("CNN", cnn.eval()), FeatureExtractor(features)
@@ -159,8 +173,8 @@ def test_declared_subsampling_counts_the_frames_of_the_parts(
         assert subsampling.count(np.array([0, 399, 400])).tolist() == [0, 0, 1]
 
 
-def test_declared_subsampling_is_compared_with_the_frames_of_a_second() -> None:
-    cnn = SpeechBrainLayers(subsampling=8, convs=speechbrain_cnn(2, 2, n_mels=40, channels=2))
-    parts = {"compute_features": Fbank(n_mels=40), "CNN": cnn, "Transformer": nn.Identity()}
-    with pytest.raises(ConfigError, match=r"`CNN` return 25 frames of a second, but declare 13 by"):
-        declared_subsampling(parts)
+def test_frames_are_counted_after_the_last_part_that_leaves_some_out() -> None:
+    parts = {"compute_features": Fbank(n_mels=MELS), "CNN": nn.Identity(), "Transformer": Halving()}
+    encoder = make_encoder(parts)
+    states, lengths = encoder(torch.zeros(1, 16_000), torch.tensor([16_000]))
+    assert int(lengths) == states.shape[1] == encoder.subsampling.count(np.array(16_000)) == 23

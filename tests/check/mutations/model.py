@@ -222,12 +222,12 @@ INTERFACES = [
     *(
         mutation(
             f"a front-end with another interface: {part}",
-            error("loaders", "CNN", reason),
+            error(check, "CNN", reason),
             text=front_end(part),
         )
-        for part, reason in (
-            ("LengthlessFrontEnd", "its forward takes (x: torch.Tensor)"),
-            ("UndividedFrontEnd", "its `subsampling` gives"),
+        for part, check, reason in (
+            ("LengthlessFrontEnd", "loaders", "its forward takes (x: torch.Tensor)"),
+            ("UndividedFrontEnd", "dry_run", "Let its class declare `subsampling"),
         )
     ),
     mutation(
