@@ -31,6 +31,7 @@ from sbkit.logs.handlers import quiet
 from sbkit.models.asr import Predictions
 from sbkit.train.brain import Brain, training_loss
 from sbkit.train.nonfinite import ids_of
+from sbkit.train.optimizers import named_parameters
 from sbkit.train.step import as_loss
 
 MAX_ROWS = 32  # read to find a short utterance, and one that is LENGTH_RATIO times as long
@@ -274,10 +275,11 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
-    """Find a learning rate at which two steps on a batch multiply its loss.
+def check_steps(planned: PlannedRun) -> Iterator[Finding]:
+    """Find a rate at which two steps multiply the loss, and parts whose gradients are all zero.
 
-    They are taken at the highest rate of the schedule, from the initial weights.
+    They are taken at the highest rate of the schedule, from the initial weights. (In the first
+    step, a head of zeros leaves the parts below it without a gradient.)
     """
     run = completed_dry_run(planned)
     trained = planned.make_cpu_brain()
@@ -289,12 +291,17 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
     brain.init_optimizers()
     rate = brain.set_highest_rate()
     before = _losses_of(brain, batch).sum()
+    has_gradient: dict[str, bool] = {}  # by the part of the model
     for _ in range(2):
         brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, batch)
         count = loss.counts.sum()
         torch.autograd.backward(loss.sums.sum() / count)
+        for name, p in named_parameters(brain.modules, brain.hparams.knobs).items():
+            if p.grad is not None:  # else `check_unused` finds it
+                part = name.partition(".")[0]
+                has_gradient[part] = has_gradient.get(part, False) or bool(p.grad.any())
         with quiet():  # a gradient that is not finite is logged
             brain.optimizers_step()
     after = _losses_of(brain, batch).sum()
@@ -304,6 +311,16 @@ def check_learning_rate(planned: PlannedRun) -> Iterator[Finding]:
             problem=f"Two steps at a learning rate of {rate:g} raise the loss of their own batch "
             f"from {before:.3g} to {after:.3g}",
             fix="Lower `lr`.",
+        )
+        return
+    for part in has_gradient:
+        if has_gradient[part]:
+            continue
+        yield planned.finding(
+            part,
+            problem=f"In two steps, all gradients of `{part}` are zero, so it does not learn",
+            fix="Look for round(), sign(), clamp() or a factor of 0 between it and the loss.",
+            stops=False,
         )
 
 

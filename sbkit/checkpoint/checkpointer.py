@@ -179,18 +179,30 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         trouble: SbkitError | None = None
         try:
             if rank() == 0:
-                with MainProcessContext():  # else it waits for a rank that failed
-                    checkpoint = publish(super().save_checkpoint(*arguments, **options))
-                    if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
-                        self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
+                try:
+                    checkpoint = self._save_whole(*arguments, **options)
+                except SAVE_ERRORS as error:  # a disk may fail for a moment
+                    logger.warning(f"Writing a checkpoint failed ({error}); it is tried once more.")
+                    checkpoint = self._save_whole(*arguments, **options)
         except SAVE_ERRORS as error:
-            remove_unfinished(self.checkpoints_dir)
             trouble = SbkitError(
                 f"Writing a checkpoint to {self.checkpoints_dir} failed ({error}). Earlier "
                 "checkpoints are untouched. Make room if the disk is full, and start again."
             )
             trouble.__cause__ = error
         leave_together(trouble)
+        return checkpoint
+
+    def _save_whole(self, *arguments: Any, **options: Any) -> Checkpoint:
+        """Save on this rank, or remove what is written and raise one of SAVE_ERRORS."""
+        try:
+            with MainProcessContext():  # else it waits for a rank that failed
+                checkpoint = publish(super().save_checkpoint(*arguments, **options))
+                if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
+                    self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
+        except SAVE_ERRORS:
+            remove_unfinished(self.checkpoints_dir)
+            raise
         return checkpoint
 
     def save_and_keep_only(

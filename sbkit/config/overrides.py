@@ -177,7 +177,7 @@ def _add_named_value(overrides: dict[str, object], key: str, text: str) -> None:
 def _read_value(argument: str, text: str) -> object:
     """Read null, true, false and numbers; a list, mapping or quoted text; else plain text.
 
-    Whole numbers in another form, such as 007, stay text.
+    Whole numbers in another form, such as 007, stay text, and so do dates.
     """
     if not text:
         raise ConfigError(f"`{argument}` needs a value. Write '\"\"' for empty text.")
@@ -196,8 +196,9 @@ def _read_value(argument: str, text: str) -> object:
             f"`{argument}`: {text!r} is not a list, mapping or quoted text in YAML. Close its "
             "brackets and quotes."
         ) from error
-    is_written_as_usual = value is None or isinstance(value, bool | float) or str(value) == text
-    return value if is_yaml_syntax or is_written_as_usual else text
+    if is_yaml_syntax or value is None or isinstance(value, bool | float):
+        return value
+    return value if isinstance(value, int) and str(value) == text else text
 
 
 # -- replacing values ------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from sbkit.lm.ngram import SPECIAL, NgramModel
 from sbkit.text.normalization import NORMALIZER_VERSION, Orthography, is_mark, normalize
 from sbkit.text.tokenizer import SPACE, TOKENIZER_FILE, Tokenizer, draw_sentences
 
-MIN_SPELLED_SHARE = 0.5  # of the words of a text or an ARPA file
+MIN_SPELLED_SHARE = 0.5  # of the letters of a text, or of the words of an ARPA file
 # A model of words without case and punctuation may have a few abbreviations with them.
 MAX_MARKED_SHARE = 0.02
 # Bytes of text that a model learns from, of more text in drawn sentences; and the memory that a
@@ -249,13 +249,18 @@ def _describe(name: str, trained: TrainedNgrams) -> str:
 def _check_spelling(words: Counter[str], tokenizer: Tokenizer) -> list[str]:
     """Return a message about the share of words that the tokens cannot spell, if there are any.
 
-    Raises DataError if it is more than half: the text is of another language.
+    Raises DataError if more than half of the letters are in no token: the text is of another
+    language. (A word of Chinese is a whole sentence, most of which may have a rare letter.)
     """
-    letters = {*"".join(tokenizer.texts)}
-    num_spelled = sum(count for word, count in words.items() if letters.issuperset(word))
+    known_letters = {*"".join(tokenizer.texts)}
+    num_letters = num_known = num_spelled = 0
+    for word, count in words.items():
+        num_letters += count * len(word)
+        num_known += count * sum(letter in known_letters for letter in word)
+        num_spelled += count * known_letters.issuperset(word)
     share = 1 - num_spelled / max(1, words.total())
     message = f"{share:.1%} of the text's words have letters that no token spells"
-    if words and num_spelled < MIN_SPELLED_SHARE * words.total():
+    if num_known < MIN_SPELLED_SHARE * num_letters:
         raise DataError(
             f"The recognizer's tokens cannot spell this text: {message}. Train the language model "
             "on a text in the letters of the training transcripts."

@@ -110,6 +110,14 @@ class CenteringFrontEnd(ConvFrontEnd):
         return x - x.mean(1, keepdim=True), lengths
 
 
+class RoundingFrontEnd(ConvFrontEnd):
+    """Learns nothing: the derivative of rounding is 0."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        x, lengths = super().forward(x, lengths)
+        return x.round(decimals=2), lengths
+
+
 class BackwardFrontEnd(ConvFrontEnd):
     """Ends with a bidirectional LSTM, whose backward direction starts in the padding."""
 

@@ -31,6 +31,7 @@ from tests.runs import ROOT
         (["--flag", "--b", "false"], {"flag": True, "b": False}),
         (["--a=True", "--b=FALSE", "--c=Null"], {"a": True, "b": False, "c": None}),
         (["--a=null"], {"a": None}),
+        (["--a=2026-11-27"], {"a": "2026-11-27"}),  # a folder, such as `output_folder`
         (["--a=[0.9, 1e-3]"], {"a": [0.9, 0.001]}),
         (["--a={b: 1}"], {"a": {"b": 1}}),
         (["--a.b=1", "--a.c=2"], {"a": {"b": 1, "c": 2}}),

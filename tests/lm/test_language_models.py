@@ -80,6 +80,13 @@ def test_text_in_other_letters_does_not_replace_the_models_of_a_run(
     assert messages[-1] == "1.6% of the text's words have letters that no token spells"
 
 
+def test_chinese_text_with_a_rare_character_in_each_sentence_is_learned(tmp_path: Path) -> None:
+    """Between spaces there are whole sentences, so most of them have one."""
+    tokenizer = char_tokenizer(tmp_path, ["今天天气很好", "我们去北京吧"])
+    messages = train_models(tmp_path / "lm", tokenizer, ["今天天气很冷", "我们去上海吧"], words=0)
+    assert messages[-1] == "100.0% of the text's words have letters that no token spells"
+
+
 @pytest.mark.parametrize("name", ["words", "tokens"])
 def test_arpa_file_replaces_the_model_of_its_kind(
     file: Path, tokenizer: Tokenizer, name: str

@@ -257,8 +257,13 @@ INTERFACES = [
     ),
     mutation(
         "a learning rate of 25",
-        error("learning_rate", "lr", "at a learning rate of 25 raise", "Lower `lr`"),
+        error("steps", "lr", "at a learning rate of 25 raise", "Lower `lr`"),
         options=("--lr=25",),
+    ),
+    mutation(
+        "a front-end that rounds",
+        note("steps", "CNN", "all gradients of `CNN` are zero", "round()"),
+        text=front_end("RoundingFrontEnd"),
     ),
 ]
 
