@@ -68,8 +68,8 @@ def check_causes(planned: PlannedRun) -> Iterator[Finding]:
             fix=f"Try {' and '.join(f'`{name}: 0`' for name in names)}.",
             stops=False,
         )
-    dropout = knobs.get("dropout", 0)
-    if dropout > MAX_DROPOUT:
+    dropout = knobs.get("dropout")
+    if isinstance(dropout, int | float) and dropout > MAX_DROPOUT:  # or a layer of one's own YAML
         problem = f"Dropout hides {dropout:.0%} of the model"
         yield planned.finding("dropout", problem=problem, fix="Lower `dropout`.", stops=False)
 

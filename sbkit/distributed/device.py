@@ -81,6 +81,11 @@ def counter_of_target(target: str) -> DeviceCounter:
     """Return a counter for another machine: `cuda:8` has eight such devices, `cpu` no GPU."""
     device = parse_device(target, key="--target")
     count = 1 if device.index is None else device.index
+    if count == 0:  # meant as the first GPU, it would check for the CPU without a word
+        raise ConfigError(
+            f"`--target` gives the number of devices, but {target} has none. Write "
+            f"--target={device.type}:1, or --target=cpu."
+        )
     return lambda device_type: count if device_type == device.type else int(device_type == "cpu")
 
 

@@ -29,15 +29,28 @@ LN_10 = math.log(10)
 LOG10_ZERO = -99.0  # by convention, the log10 of no probability
 DATA_HEADER = b"\\data\\"  # tools may write anything above it
 END_MARK = b"\\end\\"
+KENLM_HEADER = b"mmap lm http://kheafield.com/code"
 MAX_PREAMBLE_LINES = 1000  # above the data, such as IRSTLM's
 
 
 def is_arpa(file: Path) -> bool:
-    r"""Check whether a file is named like an ARPA file, or has its `\data\`."""
+    r"""Check whether a file is named like an ARPA file, or has its `\data\`.
+
+    Raises DataError for a binary file of KenLM, which would be read as text in a wrong encoding.
+    """
     if file.name.removesuffix(".gz").endswith(".arpa"):
         return True
-    lines = islice(iter_raw_lines(file, subject="The text of a language model"), MAX_PREAMBLE_LINES)
-    return any(line.strip() == DATA_HEADER for line in lines)
+    lines = iter_raw_lines(file, subject="The text of a language model")
+    for line in islice(lines, MAX_PREAMBLE_LINES):
+        if line.startswith(KENLM_HEADER):
+            raise DataError(
+                f"{file} is a binary file of KenLM, which only KenLM reads. Name the ARPA file "
+                "that it was made from.",
+                where=str(file),
+            )
+        if line.strip() == DATA_HEADER:
+            return True
+    return False
 
 
 def read_arpa(path: Path | str) -> NgramModel:

@@ -155,7 +155,7 @@ def test_target_counts_as_the_machine() -> None:
         resolve("mps", "fp32", count=counter_of_target("cuda:8"))
 
 
-@pytest.mark.parametrize("target", ["gpu", "8"])
+@pytest.mark.parametrize("target", ["cuda:0", "gpu", "8"])
 def test_target_that_is_no_machine_is_refused(target: str) -> None:
     with pytest.raises(SbkitError, match="`--target` "):
         counter_of_target(target)

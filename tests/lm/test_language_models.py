@@ -125,6 +125,13 @@ def test_is_arpa_checks_the_name_and_the_data(
     assert is_arpa(tmp_path / name) is expected
 
 
+def test_binary_of_kenlm_is_refused_and_not_taken_for_text(tmp_path: Path) -> None:
+    binary = tmp_path / "lm.bin"
+    binary.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0\x80\xff")
+    with pytest.raises(SbkitError, match="Name the ARPA file that it was made from"):
+        is_arpa(binary)
+
+
 # -- `sbkit lm`
 
 

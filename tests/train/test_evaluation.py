@@ -1,4 +1,4 @@
-"""A run shows the progress of every phase; with the time of training left."""
+"""A run shows the progress of every phase, and the time that training has left."""
 
 import re
 from pathlib import Path
