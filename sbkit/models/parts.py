@@ -24,6 +24,7 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.base.errors import ConfigError
 
 MAX_SHOWN = 5  # lengths in an error
+FRACTIONS = {"wav_len", "wav_lens"}  # arguments
 MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the input
 FORMS = {  # of x and y, by the key of the part
     "compute_features": "audio (B, S) and features (B, T, M)",
@@ -53,6 +54,12 @@ def check_signature(name: str, module: nn.Module) -> None:
         raise ConfigError(
             f"`{name}` is called with (x, lengths), but its forward takes {signature}. {WRAPPER}"
         ) from None
+    for argument in FRACTIONS & signature.parameters.keys():
+        raise ConfigError(
+            f"`{name}` is called with lengths as whole numbers, but `{argument}` is SpeechBrain's "
+            f"name of fractions of the longest. Let forward of {type(module).__name__} take whole "
+            "numbers, and name them `lengths`."
+        )
 
 
 class Part:
