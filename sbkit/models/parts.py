@@ -24,6 +24,7 @@ from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.base.errors import ConfigError
 
 MAX_SHOWN = 5  # lengths in an error
+FRACTIONS = {"wav_len", "wav_lens"}  # arguments
 MAX_SPARE_FRAMES = 1  # at the end, whose windows reach past the input
 FORMS = {  # of x and y, by the key of the part
     "compute_features": "audio (B, S) and features (B, T, M)",
@@ -36,23 +37,38 @@ WRAPPER = (
     "(n + 3) // 4 frames of n, and `def forward(self, x, lengths): return self.inner(x), "
     "self.subsampling.count(lengths)` (docs/guide/own-parts.md)."
 )
+SPEECHBRAIN = (
+    "Put it into !new:sbkit.models.speechbrain_parts.SpeechBrainLayers; in place of "
+    "TransformerASR, write SpeechBrainTransformer of the same module."
+)
+POOLING = (
+    "Wrap it in a class with `def forward(self, x, lengths)`, which returns one vector for each "
+    "utterance, and in which `lengths / x.shape[1]` are fractions."
+)
 
 
 def check_signature(name: str, module: nn.Module) -> None:
     """Raise ConfigError for a module that does not take (x, lengths), with whole lengths."""
+    is_part = name in FORMS  # unlike pooling, which returns no lengths
     if (getattr(module.forward, "__module__", None) or "").startswith("speechbrain."):
         raise ConfigError(
             f"`{name}` is {type(module).__name__} of SpeechBrain, which takes lengths as fractions "
-            "of the longest. Put it into !new:sbkit.models.speechbrain_parts.SpeechBrainLayers; "
-            "in place of TransformerASR, write SpeechBrainTransformer of the same module."
+            f"of the longest. {SPEECHBRAIN if is_part else POOLING}"
         )
     signature = inspect.signature(module.forward)
     try:
         signature.bind("x", "lengths")
     except TypeError:
         raise ConfigError(
-            f"`{name}` is called with (x, lengths), but its forward takes {signature}. {WRAPPER}"
+            f"`{name}` is called with (x, lengths), but its forward takes {signature}. "
+            f"{WRAPPER if is_part else POOLING}"
         ) from None
+    for argument in FRACTIONS & signature.parameters.keys():
+        raise ConfigError(
+            f"`{name}` is called with lengths as whole numbers, but `{argument}` is SpeechBrain's "
+            f"name of fractions of the longest. Let forward of {type(module).__name__} take whole "
+            "numbers, and name them `lengths`."
+        )
 
 
 class Part:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from speechbrain.augment.augmenter import Augmenter
+from speechbrain.dataio.dataio import length_to_mask
 from speechbrain.lobes.features import Fbank as SpeechBrainFbank
 from speechbrain.nnet.pooling import StatisticsPooling
 from speechbrain.nnet.RNN import LSTM
@@ -52,6 +53,14 @@ class Strided(nn.Module):
 class Lengthless(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class Masking(nn.Module):
+    """Masks the padding as SpeechBrain's recipes do, which whole numbers would make a no-op."""
+
+    def forward(self, x: Tensor, wav_lens: Tensor) -> tuple[Tensor, Tensor]:
+        mask = length_to_mask(wav_lens * x.shape[1], x.shape[1]).unsqueeze(-1)
+        return x * mask, wav_lens
 
 
 class Returning(nn.Module):
@@ -109,6 +118,7 @@ def test_lstm_of_speechbrain_ignores_the_padding() -> None:
         (Strided(), "`subsampling` of Strided in `CNN` .* of type Conv1d. Give it another name"),
         (Lengthless(), r"`CNN` is called with \(x, lengths\), but its forward takes \(x: "),
         (LSTM(hidden_size=8, input_size=MELS), "of SpeechBrain, .*SpeechBrainLayers"),
+        (Masking(), "whole numbers, but `wav_lens` is SpeechBrain's name of fractions"),
     ],
 )
 def test_unsuitable_parts_are_refused(part: Any, message: str) -> None:
@@ -117,7 +127,7 @@ def test_unsuitable_parts_are_refused(part: Any, message: str) -> None:
 
 
 def test_pooling_and_augmentation_of_speechbrain_are_refused() -> None:
-    with pytest.raises(ConfigError, match="`pooling` is StatisticsPooling of SpeechBrain"):
+    with pytest.raises(ConfigError, match="is StatisticsPooling of SpeechBrain.*one vector"):
         check_signature("pooling", StatisticsPooling())
     with pytest.raises(ConfigError, match="`wave_augment` is called with lengths in samples"):
         Augmentation(SimpleNamespace(wave_augment=Augmenter()), features=FeatureExtractor)
