@@ -60,7 +60,8 @@ def add_commands(parser: Parser) -> None:
 
 def serve_models(options: Namespace) -> int:
     """Serve bundles and runs by the names of their folders; return the exit code."""
-    for name in ("starlette", "uvicorn", "websockets", "python_multipart", "prometheus_client"):
+    packages = ("starlette", "uvicorn", "websockets", "python_multipart", "pydantic")
+    for name in (*packages, "prometheus_client"):
         require_package(name, extra="serve")
     names = [folder.resolve().name for folder in options.models]
     with ExitStack() as stack:

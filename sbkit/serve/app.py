@@ -150,7 +150,7 @@ class Service:
             raise ApiError(408, message) from None
         except HTTPException as error:
             if error.status_code == 413:
-                raise too_large(f"{max_bytes / 1e6:g} MB") from None
+                raise too_large(f"{max_bytes / 1e6:g} MB", "body") from None
             if error.detail.startswith(LONG_PART):
                 message = (
                     f"A field without a file name has over 64 KB; `file` must be {FILE_FIELD}."

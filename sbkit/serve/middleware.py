@@ -322,6 +322,11 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
+        if {"content-length", "transfer-encoding"} <= {*headers}:
+            error = ApiError(400, "A request has Content-Length or Transfer-Encoding, not both.")
+            answer = JSONResponse(error.plain(), error.status, {"Connection": "close"})
+            await answer(scope, receive, send)  # the body may hide another request (RFC 9112, 6.1)
+            return
         host = headers.get("host", "").lower()
         origin = headers.get("origin", "").lower()
         if "*" not in self._origins:

@@ -11,9 +11,11 @@ import threading
 from asyncio import Transport
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sbkit.base.errors import INTERRUPTED, ConfigError, SbkitError
@@ -72,6 +74,15 @@ class Protocol(H11Protocol):
 
 class Socket(WebSocketsSansIOProtocol):
     """Drop a client that answers no ping; uvicorn would wait until it has read everything."""
+
+    async def send(self, message: Any) -> None:
+        """Send; raises ClientDisconnected if uvicorn has just closed, as after too large a message.
+
+        uvicorn raises RuntimeError, which the log would show as a fault of the server.
+        """
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected
+        await super().send(message)
 
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()

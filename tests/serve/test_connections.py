@@ -1,4 +1,4 @@
-"""Connections that are idle, slow, half-closed or of other sites; every answer is JSON."""
+"""Connections that are idle, slow, ambiguous, too many or of other sites; and faults."""
 
 import json
 import socket
@@ -74,6 +74,16 @@ def test_server_limits_connections(tmp_path: Path) -> None:
         streams[0].sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert b'"live"' in read(streams[0])
         assert server.get("/health/live").status_code == 200
+
+
+def test_server_runs_no_request_that_another_one_hides(server: RunningServer) -> None:
+    """A proxy that goes by the length forwards the second request unseen, as a body."""
+    lengths = b"Content-Length: 44\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with server.connect() as stream:
+        stream.sendall(LIVE_REQUEST[:-2] + lengths + LIVE_REQUEST)
+        answer = read(stream)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b'"live"' not in answer
 
 
 def test_server_keeps_the_connection_after_a_fault_and_logs_it(
