@@ -58,6 +58,7 @@ LENGTHS = (LENGTH_COLUMN, "dur", "length")
 SECONDS = {"time", "at", "ts", "in", "s", "sec", "secs", "second", "seconds"}
 MILLISECONDS = {"ms", "msec", "msecs", "millis", "milliseconds"}
 TIME_WORDS = {OFFSET_COLUMN, START_COLUMN, END_COLUMN, STOP_COLUMN, "begin", "onset"}
+SPAN = re.compile(r"(.*_)?(segment|span|interval|timestamps?|times?)")
 TIME_VALUE = re.compile(r"[-+]?[\d:.,]*\d[\d:.,]*(e[-+]?\d+)?\s*s?", re.IGNORECASE)
 MIN_PART_SECONDS, MAX_PART_SECONDS = 0.001, 1e9
 INVALID_PART = "invalid times of a part"  # reason

@@ -69,9 +69,9 @@ def require_supported(names: Sequence[str], task: Task) -> None:
     for name in names:
         if name not in WRITERS:
             raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(WRITERS)}.")
-    has_onnx = bool(task.require_export().graphs)
+    has_onnx = task.predicts == "speech" or bool(task.require_export().graphs)
     unsupported = [name for name in names if not (has_onnx and name == ONNX)]
-    if unsupported and task.predicts not in ("text", "speech"):
+    if unsupported and task.predicts != "text":
         raise ConfigError(
             f"The format {', '.join(unsupported)} is not supported for this model, a "
             f"{task.model_name}. {f'Its only format is {ONNX}.' if has_onnx else 'Leave it out.'}"

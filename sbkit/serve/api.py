@@ -341,10 +341,10 @@ class AudioInput(Fields):
 
         Raises ApiError if no recognizer fits the options.
         """
-        asked = self.transcription
-        model = asked.model or default_model
-        self.transcription = asked.model_copy(update={"model": model})
-        recognizer = models.pick_recognizer(model, [asked.language, *asked.languages])
+        options = self.transcription
+        model = options.model or default_model
+        self.transcription = options.model_copy(update={"model": model})
+        recognizer = models.pick_recognizer(model, [options.language, *options.languages])
         detection = self.turn_detection
         if "turn_detection" not in self.model_fields_set and recognizer.silence is not None:
             detection = TurnDetection()

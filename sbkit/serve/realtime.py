@@ -232,8 +232,8 @@ class RealtimeSession:
         if self._in_turn:
             expected = "between turns: commit or clear the audio first"
             raise wrong_field("session.update", expected, "within one")
-        sent = session.audio.input
-        changes = {name: getattr(sent, name) for name in sent.model_fields_set}
+        options = session.audio.input
+        changes = {name: getattr(options, name) for name in options.model_fields_set}
         await self._configure(self._options.model_copy(update=changes))
         await self._send("session.updated", session=self._plain())
 

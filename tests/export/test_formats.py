@@ -26,6 +26,7 @@ from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.codec import CODEC
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
+from sbkit.tasks.voice_activity import VOICE_ACTIVITY
 from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 
@@ -141,6 +142,7 @@ def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) ->
             CODEC,
             "format sherpa-onnx is not .* a codec. Its only format is onnx.",
         ),
+        (["speechbrain"], VOICE_ACTIVITY, "a voice activity detector. Its only format is onnx."),
     ],
 )
 def test_declared_formats_must_be_formats_of_the_task(
