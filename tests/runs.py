@@ -38,6 +38,7 @@ ROOT = processes.ROOT
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
     "--device=cpu",
+    "--check=False",  # tests/check has it
     "--cnn_channels=32",
     "--d_model=32",
     "--nhead=2",
@@ -52,6 +53,12 @@ TINY = (
     "--token_lm_order=0",
     "--attention_rescoring=False",
 )
+TINY_CODEC = (
+    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *("--d_model=16", "--d_ffn=32", "--discriminator_channels=2", "--groups=2"),
+    *(f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")),
+)
+TINY_VAD = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
 TINY_VOICE = (
     "--device=cpu",
     "--d_model=16",

@@ -65,7 +65,7 @@ def write_speechbrain(bundle: TorchBundle, folder: Path) -> Sequence[Candidate]:
         encoding="utf-8",
     )
     # The bundle runs already, so its own classes may be imported again.
-    modules = frozenset(type(module).__module__ for module in network.modules())
+    modules = frozenset(type(module).__module__ for module in network.model.modules())
     parts = {
         name: build_from_spec(plain, user_modules=modules) for name, plain in config.parts.items()
     }
