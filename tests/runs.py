@@ -103,9 +103,10 @@ class Workplace:
     def parameters_by_ranks(
         self, folder: Path, *options: str, **more: Any
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """Train on one rank, then on two; yield the parameters of each run."""
+        """Train an epoch on one rank, then on two; yield the parameters of each run."""
         for ranks in (1, 2):
-            process = self.train_forked(folder / str(ranks), *options, ranks=ranks, **more)
+            once = ("--number_of_epochs=1", "--check=False", *options)
+            process = self.train_forked(folder / str(ranks), *once, ranks=ranks, **more)
             assert process.returncode == 0, process.stderr
             yield last_parameters(folder / str(ranks))
 
