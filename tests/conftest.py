@@ -37,6 +37,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Freeze what earlier tests have imported, too.
+
+    A scan of these objects takes 0.3 s, and `sbkit check` collects garbage nine times.
+    """
+    if item.get_closest_marker("slow"):
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest modules first, so that no worker of xdist finishes late.
 

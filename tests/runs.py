@@ -38,6 +38,7 @@ ROOT = processes.ROOT
 COUNTS = {"train": 16, "dev": 4, "test": 4}
 TINY = (
     "--device=cpu",
+    "--check=False",  # tests/check has it
     "--cnn_channels=32",
     "--d_model=32",
     "--nhead=2",
@@ -52,6 +53,12 @@ TINY = (
     "--token_lm_order=0",
     "--attention_rescoring=False",
 )
+TINY_CODEC = (
+    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *("--d_model=16", "--d_ffn=32", "--discriminator_channels=2", "--groups=2"),
+    *(f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")),
+)
+TINY_VAD = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
 TINY_VOICE = (
     "--device=cpu",
     "--d_model=16",
@@ -96,9 +103,10 @@ class Workplace:
     def parameters_by_ranks(
         self, folder: Path, *options: str, **more: Any
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """Train on one rank, then on two; yield the parameters of each run."""
+        """Train an epoch on one rank, then on two; yield the parameters of each run."""
         for ranks in (1, 2):
-            process = self.train_forked(folder / str(ranks), *options, ranks=ranks, **more)
+            once = ("--number_of_epochs=1", "--check=False", *options)
+            process = self.train_forked(folder / str(ranks), *once, ranks=ranks, **more)
             assert process.returncode == 0, process.stderr
             yield last_parameters(folder / str(ranks))
 

@@ -29,7 +29,7 @@ def refusal(
 ) -> str:
     """Run a command that must fail; return the sentence that it prints."""
     capsys.readouterr()
-    assert workplace.train_here(output, *options, **yaml) == BAD_INPUT
+    assert workplace.train_here(output, "--check=True", *options, **yaml) == BAD_INPUT
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1, error
     assert "Traceback" not in error

@@ -240,12 +240,14 @@ def adapt(command: str, data: Path) -> list[str]:
     if {"train.py", "check"} & {*words}:
         present = {word.split("=")[0] for word in words}
         sizes = next((SIZES_BY_YAML[word] for word in words if word in SIZES_BY_YAML), TINY_ENGLISH)
-        options = [*sizes, "--number_of_epochs=1"]
+        options = [*sizes]
         if "--manifest" not in words:
             options.append(f"--data_folder={data / 'release'}")
         if "hparams/ctc_large.yaml" in words:
             options += ["--vocab_size=45", "--num_decoder_layers=1"]
         words += [option for option in options if option.split("=")[0] not in present]
+        # Pages fine-tune for 20 epochs; a check before each run is no more than `sbkit check`.
+        words += ["--number_of_epochs=1", "--check=False"] if "train.py" in words else []
     if words[1] == "tune" and "--word-lm-order" not in words:
         # The run of the tests has no language models, and a trained attention decoder.
         words += ["--word-lm-order=2", "--no-attention-rescoring"]
@@ -315,9 +317,9 @@ def test_commands_run_in_order(
         capsys.readouterr()
         exec(blocks(readme.read_text("utf-8"), "python")[0], {})
         lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[0] for line in lines[1:5:2]] == ["talk.mp3", "call.wav"]
-        assert [line.split()[0] for line in lines[5:7]] == ["talk.mp3", "call.wav"]
-        assert lines[7:] == ["gone.wav failed"]
+        assert [line.split()[0] for line in lines[1:5:2]] == ["talk.mp3", "talk.mp3"]
+        assert lines[4].split()[0] == "call.wav"
+        assert lines[5:] == ["gone.wav failed"]
 
 
 INTERRUPT = """
@@ -372,7 +374,7 @@ def test_schedules_and_noise_of_own_parts_train(checkout: Path, data: Path) -> N
     options = ["--device=cpu", "--d_model=16", "--batch_seconds=6", "--number_of_epochs=1"]
     options += [f"--data_folder={data / 'release'}", "--output_folder=results/scheduled"]
     schedules = re.findall(r"^\| `(!.*?)` \|", text, re.MULTILINE)
-    assert len(schedules) == 4
+    assert len(schedules) == 2
     for schedule in schedules:
         (checkout / "scheduled.yaml").write_text(f"base: mine.yaml\nlr_schedule: {schedule}\n")
         assert execute(["sbkit", "check", "scheduled.yaml", *options]) == 0

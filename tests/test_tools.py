@@ -11,7 +11,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from tests import processes
-from tests.runs import ROOT, TINY_VOICE, Workplace
+from tests.runs import ROOT, Workplace
 from tools import bench_data, show
 
 SUMS = """def double(number):
@@ -83,29 +83,25 @@ def test_all_sides_start_on_an_invented_release(
 
 @pytest.mark.slow(15)
 @pytest.mark.parametrize(
-    ("name", "yaml", "sides"),
+    ("name", "run", "sides"),
     [
-        ("codec", "codec", ["recordings", "this codec", "opus 6, in Ogg", "opus 9, in Ogg"]),
-        ("synthesis", "tts", ["this voice", "recordings", "recordings, vocoded"]),
+        ("codec", "run_of_codec", ["recordings", "this codec", "opus 6, in Ogg", "opus 9, in Ogg"]),
+        ("synthesis", "run_of_tts", ["this voice", "recordings", "recordings, vocoded"]),
     ],
 )
 def test_benchmark_prints_its_table(
     name: str,
-    yaml: str,
+    run: str,
     sides: list[str],
     exported: Path,
+    task_bundles: Path,
     workplace: Workplace,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sizes = TINY_VOICE if yaml == "tts" else ("--device=cpu", "--d_model=16", "--d_ffn=32")
-    options = ("--number_of_epochs=1", "--batch_seconds=6", "--check=false")
-    run = tmp_path / "run"
-    assert workplace.train_here(run, *options, yaml=f"hparams/{yaml}.yaml", tiny=sizes) == 0
     capsys.readouterr()
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    arguments = [str(run), "--recognizer", str(exported), "--max-clips=2"]
+    arguments = [str(task_bundles.parent / run), "--recognizer", str(exported), "--max-clips=2"]
     monkeypatch.setattr(sys, "argv", [f"bench_{name}", *arguments])
     importlib.import_module(f"tools.bench_{name}").main()
     table = [line.split("|") for line in capsys.readouterr().out.splitlines() if line[0] == "|"]

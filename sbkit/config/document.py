@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
 from difflib import get_close_matches
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -187,9 +187,7 @@ def read_document(path: Path | str) -> Document:
     path = Path(path)
     text = read_yaml_text(path)
     try:
-        reader = YAML()
-        reader.Constructor = TupleConstructor
-        root = reader.load(text)
+        root = deepcopy(_parse(text))
     except Exception as error:  # ruamel.yaml raises many kinds of errors for bad YAML
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         place = f"{path}:{mark.line + 1}" if mark else path
@@ -212,6 +210,14 @@ def read_document(path: Path | str) -> Document:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node)
     return _with_base(document) if BASE_KEY in root else document
+
+
+@lru_cache(maxsize=16)
+def _parse(text: str) -> Any:
+    """Parse a file only once: a run reads one or two a dozen times, which takes 15 ms each."""
+    reader = YAML()
+    reader.Constructor = TupleConstructor
+    return reader.load(text)
 
 
 def read_yaml_text(path: Path) -> str:

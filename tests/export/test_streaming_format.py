@@ -3,39 +3,29 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.export.export import export_run
-from sbkit.export.parity import Grid
 from sbkit.export.sherpa_format import write_sherpa
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
-from tests.runtime.bundles import ROOT, WITHOUT_DATA, make_bundle, make_live_run, parity_report
-
-LONG_FRAMES: dict[str, Any] = {"subsampling": 8, "num_encoder_layers": 2, "kernel_size": 5}
+from tests.runtime.bundles import ROOT, make_bundle, parity_report
 
 
 @pytest.mark.slow(20)
-def test_frames_of_80_ms_equal_torch_in_every_format(tmp_path: Path) -> None:
-    run = make_live_run(tmp_path / "run", **LONG_FRAMES, **WITHOUT_DATA)
-    formats = ["onnx", "sherpa-onnx"]
-    grid = Grid(batch_sizes=(1, 2), seconds=(0.2, 0.655, 1.3))
-    export_run(run, tmp_path / "bundle", formats=formats, grid=grid)
-    for name in formats:
-        for precision, report in parity_report(tmp_path / "bundle", name).items():
-            if "int8" not in precision:  # which needs the test sets
-                assert report["written"] and report["grid"]["largest_difference"] < 1e-4
+@pytest.mark.parametrize("name", ["onnx", "sherpa-onnx"])
+def test_frames_of_80_ms_equal_torch_in_every_format(streaming: Path, name: str) -> None:
+    for precision, report in parity_report(streaming, name).items():
+        if "int8" not in precision:  # which needs the test sets
+            assert report["written"] and report["grid"]["largest_difference"] < 1e-4
 
 
 @pytest.mark.slow(20)
 def test_onnx_chunks_have_the_events_of_torch(streaming: Path) -> None:
-    report = parity_report(streaming, "onnx")["streaming, fp32"]
-    assert report["written"] and report["grid"]["largest_difference"] < 1e-4
+    assert "streaming, fp32" in parity_report(streaming, "onnx")
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
     events_by_runtime = []

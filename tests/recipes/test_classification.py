@@ -19,7 +19,7 @@ from tests.runs import Workplace, prompts, read_json
 
 COUNTS = {"train": 12, "dev": 4, "test": 4}
 TINY = (
-    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--check=False"),
     *("--cnn_channels=16", "--d_model=16", "--nhead=2", "--d_ffn=32", "--attention_dim=8"),
     *("--num_encoder_layers=1", "--language=[en]", "--label=pace"),
 )
@@ -51,7 +51,7 @@ def train_here(release: Path, run: Path, *options: str) -> int:
 @pytest.fixture(scope="module")
 def finished(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("finished")
-    assert train_here(release, run) == 0
+    assert train_here(release, run, "--check=True") == 0
     return run
 
 
@@ -151,7 +151,7 @@ def test_clips_without_a_label_are_left_out_and_reported(
         lines[last] = lines[last].rpartition("\t")[0] + "\t"
         file.write_text("\n".join(lines) + "\n")
     run = tmp_path / "run"
-    assert train_here(tmp_path / "release", run, "--number_of_epochs=1") == 0
+    assert train_here(tmp_path / "release", run, "--number_of_epochs=1", "--check=True") == 0
     assert "train is without 1 row (no label)" in capsys.readouterr().out
     left_out = (run / "left_out.tsv").read_text().splitlines()[1:]
     assert [line.split("\t")[0] for line in left_out] == [*COUNTS]

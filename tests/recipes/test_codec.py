@@ -1,7 +1,6 @@
 """A codec trains, is exported, and codes audio; no index reaches its network unchecked."""
 
 import math
-import os
 import pickle
 import subprocess
 import sys
@@ -25,8 +24,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
-from sbkit.export.export import export_run
-from sbkit.export.parity import Grid
 from sbkit.logs.run_log import read_log
 from sbkit.models.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.models.codec import FiniteScalarQuantizer
@@ -42,16 +39,19 @@ from sbkit.runtime.codec import Codec, windows
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.codec import describe_codes, measure_codes, report_codes
 from tests.check.harness import planned_run
-from tests.runs import ROOT, Workplace, last_parameters, load_brain, read_json, with_sgd
+from tests.runs import (
+    ROOT,
+    TINY_CODEC,
+    Workplace,
+    last_parameters,
+    load_brain,
+    read_json,
+    with_sgd,
+)
+from tests.runtime.bundles import parity_report
 
 SPACE = CodeSpace(4, (8, 5, 5, 5))
 RATE = 16_000
-TINY = (
-    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
-    *("--d_model=16", "--d_ffn=32", "--discriminator_channels=2", "--groups=2"),
-    *(f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")),
-)
-CODEC_RUN: Any = {"yaml": "hparams/codec.yaml", "tiny": TINY}
 INVALID_CODES = {
     "size": np.array([[0, 1000]]),
     "more special ids": np.array([[1063, 0]]),
@@ -68,21 +68,16 @@ INVALID_CODES = {
 
 
 @pytest.fixture(scope="module")
-def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("run") / "run"
-    assert workplace.train_here(run, **CODEC_RUN) == 0
-    return run
+def trained(task_bundles: Path) -> Path:
+    return task_bundles.parent / "run_of_codec"
 
 
 @pytest.fixture(scope="module")
-def bundle(trained: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("bundle") / "bundle"
-    grid = Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
-    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
-        reports = export_run(trained, out, formats=["onnx"], grid=grid)["onnx"]
+def bundle(task_bundles: Path) -> Path:
+    reports = parity_report(task_bundles / "codec", "onnx")
     reasons = {name: report["reasons"] for name, report in reports.items()}
     assert reasons == {"encode": [], "decode": []}
-    return out
+    return task_bundles / "codec"
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +126,7 @@ def test_discriminator_is_trained_if_it_has_weight(
     trained: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
     options = ("--adversarial_weight=0.5", "--number_of_epochs=1")
-    assert workplace.train_here(tmp_path, *options, **CODEC_RUN) == 0
+    assert workplace.train_here(tmp_path, *options, yaml="hparams/codec.yaml", tiny=TINY_CODEC) == 0
     before, after = last_parameters(trained), last_parameters(tmp_path)
     names = [name for name in before if ".stacks." in name]
     assert names and not any(torch.equal(before[name], after[name]) for name in names)
@@ -139,7 +134,7 @@ def test_discriminator_is_trained_if_it_has_weight(
 
 @pytest.fixture
 def brain(tmp_path: Path) -> CodecBrain:
-    return load_brain(CodecBrain, "codec", *TINY, f"--output_folder={tmp_path}")
+    return load_brain(CodecBrain, "codec", *TINY_CODEC, f"--output_folder={tmp_path}")
 
 
 def test_losses_are_weighted_and_ignore_clips_without_weight(
@@ -192,7 +187,7 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
 @pytest.mark.ddp
 def test_two_ranks_equal_one(workplace: Workplace, tmp_path: Path) -> None:
     options = ("--adversarial_weight=0.5", "--lr=0.01")
-    sgd: Any = {"yaml": with_sgd("codec", tmp_path), "tiny": TINY}
+    sgd: Any = {"yaml": with_sgd("codec", tmp_path), "tiny": TINY_CODEC}
     one, two = workplace.parameters_by_ranks(tmp_path, *options, **sgd)
     for name, value in one.items():
         assert torch.allclose(two[name], value, atol=1e-6), name

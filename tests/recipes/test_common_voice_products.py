@@ -226,7 +226,7 @@ def test_clip_of_another_length_is_named(
     assert sbkit(["prepare", *options[:2]]) == 0
     assert f"train: 1 clip not as long as stated: {clip.stem}" in capsys.readouterr().out
     run = [*options, f"--output_folder={tmp_path / 'run'}"]
-    assert train_here(["train.py", *run], tmp_path / "cache") == 0
+    assert train_here(["train.py", *run, "--check=True"], tmp_path / "cache") == 0
     clips = read_json(tmp_path / "run/data_report.json")["splits"]["train"]["other_durations"]
     assert [item["id"] for item in clips] == [clip.stem]
     assert "shorter than their corpus states: 1 of" in (tmp_path / "run/train.log").read_text()

@@ -36,11 +36,10 @@ from sbkit.data.shard import read_rows
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
 from sbkit.text.word import Word
-from tests.runs import ROOT, Workplace, last_parameters, load_brain, prompts, read_json
+from tests.runs import ROOT, TINY_VAD, Workplace, last_parameters, load_brain, prompts, read_json
 from tests.runtime.bundles import make_bundle
 
-TINY = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
-VAD_RUN: Any = {"yaml": "hparams/vad.yaml", "tiny": TINY}
+VAD_RUN: Any = {"yaml": "hparams/vad.yaml", "tiny": TINY_VAD}
 RATE, WINDOW = 16_000, 320
 
 
@@ -237,15 +236,12 @@ def test_two_ranks_equal_one(workplace: Workplace, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vad")
-    assert workplace.train_here(folder / "run", **VAD_RUN) == 0
-    test = read_json(folder / "run/summary.json")["test"]["test"]
+def bundle(task_bundles: Path) -> Path:
+    summary = read_json(task_bundles.parent / "run_of_vad/summary.json")
+    test = summary["test"]["test"]
     assert 0 <= test["miss"] <= 1 and 0 <= test["false_alarm"] <= 1
-    assert read_json(folder / "run/summary.json")["parameters"] == 12_801
-    out = folder / "bundle"
-    assert sbkit(["export", str(folder / "run"), "--out", str(out), "--formats", "onnx"]) == 0
-    return out
+    assert summary["parameters"] == 12_801
+    return task_bundles / "vad"
 
 
 @pytest.mark.slow

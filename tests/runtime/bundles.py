@@ -18,7 +18,7 @@ from sbkit.export.parity import Grid
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
-from tests.runs import TINY_VOICE, Workplace, rows_of
+from tests.runs import TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace, rows_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = Grid(batch_sizes=(1, 3), seconds=(0.3, 2.0))
@@ -97,10 +97,14 @@ def export_all(folder: Path) -> None:
 
 
 def export_streaming(folder: Path) -> None:
-    """Make a streaming run whose transcripts are not empty, and export it with its ONNX."""
-    run = make_live_run(folder / "run", **WITHOUT_DATA)
+    """Make a streaming run whose transcripts are not empty, and export it with its ONNX.
+
+    Its frames are 80 ms long, because those of 40 ms are exported by `export_all`.
+    """
+    frames = {"subsampling": 8, "num_encoder_layers": 2, "kernel_size": 5}
+    run = make_live_run(folder / "run", **frames, **WITHOUT_DATA)
     grid = Grid(batch_sizes=(1, 3), seconds=(0.02, 0.3, 2.0))
-    export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
+    export_run(run, folder / "tiny", formats=["onnx", "sherpa-onnx"], grid=grid)
 
 
 def export_tasks(workplace: Workplace, folder: Path) -> None:
@@ -115,21 +119,19 @@ def export_tasks(workplace: Workplace, folder: Path) -> None:
         table = workplace.release.parent / f"parity_{split}.csv"
         table.write_text("\n".join(["path,parity", *lines]) + "\n")
         tables += ["--manifest", f"{split}={table}"]
-    layers = [f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")]
     sizes = ["--cnn_channels=16", "--d_model=16", "--nhead=2", "--d_ffn=32", "--attention_dim=8"]
+    classifier = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=1", *tables)
+    classifier += ("--text_column=False", "--data_folder=null", "--label=parity", *sizes)
     options = {
-        "codec": ["--d_model=16", "--d_ffn=32", "--discriminator_channels=2", *layers],
-        "tts": [],
-        "vad": [],
-        "language_id": [*tables, "--text_column=False", "--data_folder=null", "--label=parity"]
-        + [*sizes, "--num_encoder_layers=1"],
+        "codec": TINY_CODEC,
+        "tts": TINY_VOICE,
+        "vad": TINY_VAD,
+        "language_id": (*classifier, "--num_encoder_layers=1"),
     }
-    for name, more in options.items():
+    for name, tiny in options.items():
         run = folder.parent / f"run_of_{name}"
-        tiny = TINY_VOICE if name == "tts" else ("--device=cpu", "--batch_seconds=6")
-        yaml = f"hparams/{name}.yaml"
-        assert workplace.train_here(run, "--number_of_epochs=1", *more, yaml=yaml, tiny=tiny) == 0
-        formats = ["onnx"] if name in ("codec", "tts") else []
+        assert workplace.train_here(run, yaml=f"hparams/{name}.yaml", tiny=tiny) == 0
+        formats = [] if name == "language_id" else ["onnx"]
         export_run(
             run, folder / name, formats=formats, grid=Grid(batch_sizes=(1, 3), seconds=(0.3, 1.0))
         )

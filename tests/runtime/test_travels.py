@@ -183,4 +183,4 @@ def test_guide_transcribes_from_python(
     assert capsys.readouterr().out.endswith("gone.wav failed\n")
     exec(alternatives, {})
     *texts, encoded = capsys.readouterr().out.splitlines()
-    assert len(texts) == 5 and encoded.startswith("(25, ")
+    assert len(texts) == 5 and encoded.startswith("(13, ")

@@ -9,6 +9,7 @@ from sbkit.logs import progress
 from tests.runs import Workplace
 
 
+@pytest.mark.slow
 def test_run_shows_progress_of_every_phase(
     workplace: Workplace,
     tmp_path: Path,
@@ -16,7 +17,7 @@ def test_run_shows_progress_of_every_phase(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)  # at every step
-    fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--log_every=1",)
+    fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--check=True",)
     epochs = "--number_of_epochs=2"
     assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
     out = capsys.readouterr().out

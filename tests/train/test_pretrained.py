@@ -31,6 +31,7 @@ from tests.runs import (
 YAML = ROOT / "hparams/ctc_pretrained.yaml"
 SMALL = (
     "--device=cpu",
+    "--check=False",
     "--batch_seconds=6",
     "--number_of_epochs=3",
     "--log_every=1",
@@ -94,14 +95,19 @@ def test_frozen_parts_stay_and_others_learn(finished: Path, pretrained: Path) ->
 
 
 def stop_and_resume(
-    command: list[str], folder: Path, expected: dict[str, torch.Tensor], cache: Path, run: Path
+    command: list[str],
+    folder: Path,
+    expected: dict[str, torch.Tensor],
+    cache: Path,
+    run: Path,
+    *resumed: str,
 ) -> None:
     """Stop where freezing ends, and resume without the folder of the encoder."""
     with stopped_after(5):
-        train_here([*command, "--check=false"], cache)
+        train_here(command, cache)
     assert list((run / "checkpoints").iterdir())
     shutil.rmtree(folder)
-    assert train_here(command, cache) == 0
+    assert train_here([*command, *resumed], cache) == 0
     for name, value in last_parameters(run).items():
         assert torch.equal(value, expected[name]), name
 
@@ -112,7 +118,8 @@ def test_run_stopped_where_freezing_ends_resumes_without_base_model(
 ) -> None:
     folder, run = Path(shutil.copytree(pretrained, tmp_path / "tiny")), tmp_path / "run"
     started = command(workplace, folder, run)
-    stop_and_resume(started, folder, last_parameters(finished), workplace.cache, run)
+    expected = last_parameters(finished)
+    stop_and_resume(started, folder, expected, workplace.cache, run, "--check=True")
 
 
 @pytest.mark.slow
@@ -130,7 +137,7 @@ def test_stopped_run_of_other_encoders_resumes_without_base_model(
     folder = make_folder(tmp_path / "tiny", model_type, **config)
     more = ("--number_of_epochs=2", "--average_checkpoints=1")
     whole, run = (command(workplace, folder, tmp_path / name, *more) for name in ("whole", "run"))
-    assert train_here([*whole, "--check=false"], workplace.cache) == 0
+    assert train_here(whole, workplace.cache) == 0
     expected = last_parameters(tmp_path / "whole")
     stop_and_resume(run, folder, expected, workplace.cache, tmp_path / "run")
 
