@@ -16,7 +16,8 @@ def test_run_shows_progress_of_every_phase(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)  # at every step
+    for name in ("LINE_SECONDS", "REFRESH_SECONDS"):
+        monkeypatch.setattr(progress, name, 0.0)  # at every step
     fresh, more = Workplace(workplace.release, tmp_path / "cache"), ("--check=True",)
     epochs = "--number_of_epochs=2"
     assert fresh.train_here(tmp_path / "run", epochs, "--average_checkpoints=2", *more) == 0
