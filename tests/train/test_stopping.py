@@ -199,8 +199,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     """A longer run keeps the bundle and the results of the shorter one under other names.
 
     This is so, too, if it fails before its first step, and the shorter one is tested again. Other
-    language models are fitted again, a format that may contain them is written again, and other
-    checkpoints are exported again.
+    language models are fitted again, and other checkpoints are exported again.
     """
     run, one, two = (tmp_path / "run", *((f"--number_of_epochs={n}",) for n in (1, 2)))
     assert workplace.train_here(run, "--check=false", *one) == 0
@@ -245,9 +244,9 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         "": [score, report],
     }
     for order, report_dies, steps_taken in (
-        (1, True, [fit, write, formats, score, report]),
+        (1, True, [fit, write, score, report]),
         (1, False, [score, report]),
-        (0, False, [fit, write, formats, score, report]),
+        (0, False, [fit, write, score, report]),
     ):
         taken.clear()
         dies_in = report if report_dies else ""
