@@ -23,8 +23,8 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.messages import plural
+from sbkit.base.ranges import DAY, Range, TextValue
 from sbkit.base.units import samples_to_seconds
-from sbkit.config.ranges import DAY, Range, TextValue
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus

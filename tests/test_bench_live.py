@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sbkit.streaming.session import Endpoint, Final, Partial
+from sbkit.runtime.session import Endpoint, Final, Partial
 from sbkit.text.word import Word
 from tests.runtime.bundles import make_live_run
 from tools import bench_live

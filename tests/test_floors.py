@@ -26,7 +26,6 @@ FLOORS = (
     "data",
     "train",
     "runtime",
-    "streaming",
     "export",
     "serve",
     "check",

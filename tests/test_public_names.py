@@ -18,8 +18,7 @@ from sbkit.evaluate import compare_runs
 from sbkit.export import export_run, exported_bundle
 from sbkit.lm import read_arpa, train, write_arpa
 from sbkit.lm.ngram import SPECIAL
-from sbkit.runtime import load_bundle
-from sbkit.streaming import audio_blocks
+from sbkit.runtime import audio_blocks, load_bundle
 from tests.runs import ROOT
 from tests.runtime.bundles import make_run
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from recipes.prepare import log_data
 from sbkit.audio.lengths import Subsampling
+from sbkit.audio.segments import longest_whole
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.messages import plural
 from sbkit.bundle.bundle import text_table_of
@@ -26,7 +27,6 @@ from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.models.encoder import make_encoder
-from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import describe_normalizer, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer, ensure_tokenizer
 from sbkit.text.transcripts import check_tag_names

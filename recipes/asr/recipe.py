@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
 from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
 from sbkit.audio.augment import Augmentation
+from sbkit.audio.segments import Segment, Segmenter, longest_whole
+from sbkit.base.ranges import SHARE, Range, TextValue
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
-from sbkit.config.ranges import SHARE, Range, TextValue
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.declared import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
@@ -28,7 +29,6 @@ from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.asr import AsrModel, Predictions
 from sbkit.models.encoder import encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
-from sbkit.runtime.segments import Segment, Segmenter, longest_whole
 from sbkit.runtime.torch_model import encode_in_segments
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task

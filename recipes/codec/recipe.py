@@ -14,7 +14,7 @@ from recipes.prepare import COMMON_RANGES, corpus_of, prepare_audio, unlabeled_l
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
-from sbkit.config.ranges import NON_NEGATIVE
+from sbkit.base.ranges import NON_NEGATIVE
 from sbkit.data.batch import Batch
 from sbkit.logs.metric import Metrics
 from sbkit.models.codec import CodecModel

@@ -21,7 +21,7 @@ from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
-from sbkit.config.ranges import NON_NEGATIVE, Range
+from sbkit.base.ranges import NON_NEGATIVE, Range
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss

@@ -37,8 +37,8 @@ from sbkit.audio.io import SUFFIXES, find_audio_files, read_audio
 from sbkit.audio.lengths import bucket_of, length_mask
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.imports import import_torchaudio
+from sbkit.base.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE
 from sbkit.base.units import SAMPLE_RATE, seconds_to_samples
-from sbkit.config.ranges import NON_NEGATIVE, NON_NEGATIVE_COUNT, SHARE
 
 MAX_NOISE_SECONDS = 3600  # per folder, 115 MB on the device; each of its files gives an equal part
 MIN_NOISE_SECONDS_PER_FILE = 2  # a shorter noise is heard to repeat

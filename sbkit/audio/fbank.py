@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from sbkit.audio.lengths import Subsampling, length_mask, widest_float
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import import_torchaudio
+from sbkit.base.ranges import Range
 from sbkit.base.units import SAMPLE_RATE, shift_samples, window_samples
-from sbkit.config.ranges import Range
 
 PREEMPHASIS = 0.97
 MIN_HZ = 20.0  # the lower edge of the first filter; the last one ends at half the sample rate

@@ -23,6 +23,7 @@ Export and loading both refuse anything outside the grammar.
 """
 
 import math
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ ARGUMENTS_KEY = "arguments"
 TUPLE_KEY = "tuple"
 RESERVED_KEYS = {"new", TUPLE_KEY, ARGUMENTS_KEY}  # a mapping may have a key `name`
 MAX_DEPTH = 32
+CLASS_MODULES = re.compile(r'"(?:new|name)": "([\w.]+)\.\w+"')  # in the JSON of a specification
 
 
 # ---- export

@@ -17,6 +17,7 @@ import torch
 from speechbrain import Stage
 from torch import Tensor, nn
 
+from sbkit.audio.segments import longest_whole
 from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
@@ -29,7 +30,6 @@ from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
 from sbkit.data.sampler import MicroBatch, split_batch
 from sbkit.data.splits import sample_counts
-from sbkit.runtime.segments import longest_whole
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from sbkit.audio.channels import CANCEL, DIFFER
 from sbkit.audio.io import FULL_SCALE
+from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.check.dry_run import completed_dry_run
@@ -44,7 +45,6 @@ from sbkit.models.asr import head_size
 from sbkit.models.encoder import make_encoder
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
-from sbkit.runtime.segments import longest_whole
 from sbkit.text.normalization import languages_with
 from sbkit.text.verbalize import languages_with_numbers
 

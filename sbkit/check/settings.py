@@ -16,6 +16,7 @@ import numpy as np
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
+from sbkit.base.ranges import RANGES, out_of_range
 from sbkit.base.units import samples_to_seconds
 from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
@@ -32,7 +33,6 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.hparams import MissingKnobError, resolve
-from sbkit.config.ranges import RANGES, out_of_range
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts

@@ -10,8 +10,8 @@ from typing import TextIO
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import printable_json
 from sbkit.commands.arguments import open_detector, recognizer_options
-from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
-from sbkit.streaming.sources import audio_blocks
+from sbkit.runtime.session import Event, Final, Partial, Session, StreamingRecognizer
+from sbkit.runtime.sources import audio_blocks
 
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 

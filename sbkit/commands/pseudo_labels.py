@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sbkit.audio.segments import MARGIN_SECONDS
 from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
@@ -26,7 +27,6 @@ from sbkit.commands.recordings import (
 from sbkit.decoding.clips import Recognition
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import split_units
-from sbkit.runtime.segments import MARGIN_SECONDS
 from sbkit.tasks.task import load_task
 
 MIN_CONFIDENCE = 0.9

@@ -10,14 +10,10 @@ if TYPE_CHECKING:
     from sbkit.config.hparams import load_hparams as load_hparams
     from sbkit.config.hparams import read_knobs as read_knobs
     from sbkit.config.overrides import parse_overrides as parse_overrides
-    from sbkit.config.ranges import Range as Range
-    from sbkit.config.ranges import TextValue as TextValue
 
 __getattr__, __dir__ = lazy_names(
     "sbkit.config",
     Knobs="hparams",
-    Range="ranges",
-    TextValue="ranges",
     load_hparams="hparams",
     parse_overrides="overrides",
     read_document="document",

@@ -23,6 +23,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_text_atomically
+from sbkit.base.ranges import ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -41,7 +42,6 @@ from sbkit.config.document import (
     walk,
 )
 from sbkit.config.overrides import apply_overrides
-from sbkit.config.ranges import ranges_of, refusal, require_in_range
 
 OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
 

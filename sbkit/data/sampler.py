@@ -28,8 +28,8 @@ from torch.utils.data import Sampler
 
 from sbkit.base.arrays import Bools, Counts
 from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.ranges import SHARE, Range
 from sbkit.base.units import SAMPLE_RATE, at_speed, samples_to_seconds, seconds_to_samples
-from sbkit.config.ranges import SHARE, Range
 from sbkit.data.mix import Source
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import Range, require_in_range
+from sbkit.base.ranges import Range, require_in_range
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.lm.language_models import LanguageModels, load_language_models
 from sbkit.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import POSITIVE_COUNT
+from sbkit.base.ranges import POSITIVE_COUNT
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.models.parts import check_signature

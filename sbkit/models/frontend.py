@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sbkit.audio.lengths import Subsampling, length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import POSITIVE_COUNT
+from sbkit.base.ranges import POSITIVE_COUNT
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.streaming import EncoderState, last_frames
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from sbkit.base.errors import DataError
-from sbkit.config.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
+from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 
 
 class LinearStack(nn.Sequential):

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
+from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
 from sbkit.models.layers import Dropout, FrameConv
 from sbkit.models.streaming import (
     SHIFT_MS,

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, pad
 
 from sbkit.audio.lengths import length_mask
 from sbkit.base.imports import import_torchaudio
-from sbkit.config.ranges import Range
+from sbkit.base.ranges import Range
 from sbkit.models.layers import Dropout, FrameConv, GlobalNorm
 
 WINDOW_HOPS = 4  # also the number of windows that overlap at each sample

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sbkit.audio.levels import WINDOWS_PER_SECOND
+from sbkit.audio.segments import MARGIN_SECONDS, Pauses
 from sbkit.base.arrays import Float64s, LogProbs
 from sbkit.base.errors import DataError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.segmentation import AlignedUtterance, segment
 from sbkit.decoding.words import WordOffsets
-from sbkit.runtime.segments import MARGIN_SECONDS, Pauses
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.languages import primary_language

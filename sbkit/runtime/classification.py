@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from sbkit.audio.io import stream_audio
+from sbkit.audio.segments import Segmenter
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
 from sbkit.runtime.model_thread import model_errors_as_bundle_errors
-from sbkit.runtime.segments import Segmenter
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 
 MIN_CLASSIFIED_SECONDS = 20.0  # of a segment: one sentence is too short to be classified

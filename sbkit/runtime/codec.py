@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sbkit.audio.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
 from sbkit.audio.io import (
     FULL_SCALE,
     AudioSource,
@@ -28,7 +29,6 @@ from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
 from sbkit.base.files import require_writable
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.models.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
 from sbkit.runtime.runtimes import GraphModel
 
 STEP_SECONDS = 5.0

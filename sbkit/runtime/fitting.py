@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import datasets
 
+from sbkit.audio.segments import longest_whole
 from sbkit.base.units import seconds_to_samples
 from sbkit.data.splits import sample_counts
 from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
 from sbkit.distributed.ranks import world_size
 from sbkit.logs.progress import Ping, no_ping, progress_bar
-from sbkit.runtime.segments import longest_whole
 from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
 

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sbkit.audio.io import Samples, to_samples
+from sbkit.audio.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 from sbkit.base.arrays import Array, Counts, Float32s, Float64s, LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.torch_internals import keep_device_guard, own_cuda_graphs, set_recompile_limit
@@ -44,7 +45,6 @@ from sbkit.runtime.model_thread import (
     require_process,
     run_batches,
 )
-from sbkit.runtime.segments import MAX_SEGMENT_SECONDS, Segment, Segmenter
 
 NUM_WARM_UPS = 3  # of each shape: CUDA graphs first run it, then record it, then replay it
 CPU = Placement(torch.device("cpu"), "fp32")

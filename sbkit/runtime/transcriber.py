@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.io import AudioSource, Samples, stream_source
+from sbkit.audio.segments import Segment, Segmenter
 from sbkit.base.allocator import return_freed_memory
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import listed, printable
@@ -38,7 +39,6 @@ from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors_as_bundle_errors
 from sbkit.runtime.runtimes import ThreadedBundle, open_model
-from sbkit.runtime.segments import Segment, Segmenter
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.tokenizer import Tokenizer

@@ -25,6 +25,7 @@ from sbkit.audio.io import Samples, to_int16
 from sbkit.audio.resample import END, Resampler
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
+from sbkit.runtime.session import Endpoint, Event, Final, Partial
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import (
     AudioInput,
@@ -49,7 +50,6 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService
-from sbkit.streaming.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message

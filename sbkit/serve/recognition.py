@@ -33,10 +33,10 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
+from sbkit.runtime.session import Event, Final, Session, StreamingRecognizer, advance_batch
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
-from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, advance_batch
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sbkit.audio.code_space import Codes
 from sbkit.base.arrays import Counts
 from sbkit.base.files import write_lines_atomically
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics, describe_values
-from sbkit.models.code_space import Codes
 from sbkit.tasks.task import Command, Exportable, Figures, Graph, Scorer, Task
 
 logger = logging.getLogger(__name__)

@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
+from sbkit.base.ranges import require_in_range
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -42,7 +43,6 @@ from sbkit.checkpoint.rng import (
     seed_step,
 )
 from sbkit.config.hparams import KnobAttributes, Knobs
-from sbkit.config.ranges import require_in_range
 from sbkit.data.batch import Batch, Loader, Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import Placement, check_precision, resolve

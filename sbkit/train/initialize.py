@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sbkit.base.errors import BundleError, ConfigError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
 from sbkit.base.messages import listed
+from sbkit.base.ranges import require_in_range
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
@@ -35,7 +36,6 @@ from sbkit.checkpoint.weights import (
 )
 from sbkit.config.document import holds_object, plain_value, read_document
 from sbkit.config.hparams import read_knobs
-from sbkit.config.ranges import require_in_range
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.ranges import Range
 from sbkit.config.document import read_document
 from sbkit.config.hparams import Knobs
-from sbkit.config.ranges import Range
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.splits import Splits

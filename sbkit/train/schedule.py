@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import SHARE
+from sbkit.base.ranges import SHARE
 
 SPEECHBRAIN_SCHEDULERS = "speechbrain.nnet.schedulers"
 TOTAL_STEPS = 10_000  # into which a run is divided for a schedule of torch's with `total_steps`

@@ -50,6 +50,7 @@ from typing import Any, TypeVar
 import torch
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
@@ -57,7 +58,6 @@ from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RunConfig, folder_o
 from sbkit.config.hparams import Knobs, load_hparams, read_knobs
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
-from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.corpus import describe_corpus
 from sbkit.data.splits import Splits

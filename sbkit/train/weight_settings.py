@@ -24,6 +24,7 @@ from sbkit.base.messages import listed, short_value
 from sbkit.bundle.config import WEIGHTS_FILE, BundleFiles, Plain
 from sbkit.bundle.module_spec import (
     ARGUMENTS_KEY,
+    CLASS_MODULES,
     COMPUTED,
     TAG_KEYS,
     build_from_spec,
@@ -41,7 +42,6 @@ DIFFERS = "init_from_differs"  # the key of the YAML
 TRAINING_ONLY = re.compile(
     ".*drop.*|mask_(time|channel)_.*|gradient_checkpointing|lora|intermediate_layer|momentum|source"
 )
-CLASS_MODULES = re.compile(r'"(?:new|name)": "([\w.]+)\.\w+"')  # in the JSON of a specification
 
 PartSettings = Mapping[str, Plain]  # by key of the YAML; parts as specifications
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sbkit.audio import segments
 from sbkit.base.errors import ConfigError, DeviceError
 from sbkit.check import batch_seconds, cost
 from sbkit.check.batch_seconds import (
@@ -32,7 +33,6 @@ from sbkit.commands.cli import run
 from sbkit.config.overrides import parse_command
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve
-from sbkit.runtime import segments
 from tests.check.harness import planned_run
 from tests.runs import ROOT, Workplace, one_thread, read_json
 

@@ -20,13 +20,13 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
 from sbkit.commands.live import Display
 from sbkit.export.export import export_run
+from sbkit.runtime.session import Event, Final, Partial, Session, StreamingRecognizer
+from sbkit.runtime.sources import audio_blocks
 from sbkit.runtime.transcriber import Transcriber
-from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
-from sbkit.streaming.sources import audio_blocks
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_bundle, make_live_run
+from tests.runtime.streaming_tones import streaming_tones
 from tests.runtime.tones import RATE, silence, speak
-from tests.streaming.streaming_tones import streaming_tones
 from tests.test_readme import blocks
 
 Captured = pytest.CaptureFixture[str]

@@ -10,8 +10,8 @@ from torch import nn
 
 from sbkit.base.errors import SbkitError
 from sbkit.export.sherpa_format import write_sherpa
+from sbkit.runtime.session import Session, StreamingRecognizer, advance_batch
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, make_bundle, parity_report
 
 

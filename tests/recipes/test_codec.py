@@ -20,12 +20,12 @@ from torch import nn
 from torchaudio.functional import melscale_fbanks
 
 from recipes.codec.recipe import CODEC, CodecBrain, CodedUtterance
+from sbkit.audio.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.logs.run_log import read_log
-from sbkit.models.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.models.codec import FiniteScalarQuantizer
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import (

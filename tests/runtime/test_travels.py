@@ -20,8 +20,7 @@ from sbkit import Transcriber
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle import read_bundle
-from sbkit.runtime import load_bundle, open_model
-from sbkit.streaming import Event, Session, StreamingRecognizer
+from sbkit.runtime import Event, Session, StreamingRecognizer, load_bundle, open_model
 from tests.runs import ROOT
 from tests.runtime.tones import RATE, noise
 

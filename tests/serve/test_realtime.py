@@ -21,16 +21,16 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError, Inval
 from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
+from sbkit.runtime.session import Final, Session, StreamingRecognizer
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.serve.recognition import SessionBatcher
-from sbkit.streaming.session import Final, Session, StreamingRecognizer
 from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
+from tests.runtime.streaming_tones import StreamingToneModel, streaming_bundle
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 from tests.serve.server import RunningServer, running_server, wait_for
 from tests.serve.test_clients import UnsureModel
-from tests.streaming.streaming_tones import StreamingToneModel, streaming_bundle
 
 TEXT = "the quick brown fox"
 pytestmark = pytest.mark.timeout(60)  # an event may never arrive

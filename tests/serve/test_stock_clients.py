@@ -10,9 +10,9 @@ import pytest
 import soundfile
 
 from tests.runs import ROOT
+from tests.runtime.streaming_tones import streaming_bundle
 from tests.runtime.tones import RATE, silence, speak
 from tests.serve.server import ToneSpeaker, running_server
-from tests.streaming.streaming_tones import streaming_bundle
 
 
 @pytest.mark.slow(40)

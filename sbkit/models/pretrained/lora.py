@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from sbkit.base.errors import ConfigError
-from sbkit.config.ranges import POSITIVE_COUNT, require_in_range
+from sbkit.base.ranges import POSITIVE_COUNT, require_in_range
 
 SCALE_SUFFIX = ".lora_scale"  # in a state_dict, marks a layer that has an adapter
 

@@ -18,9 +18,7 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.torch_model import load_bundle
-from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
-from sbkit.streaming.session import (
+from sbkit.runtime.session import (
     Endpoint,
     EndpointRules,
     Event,
@@ -31,10 +29,12 @@ from sbkit.streaming.session import (
     advance_batch,
     forward_batch,
 )
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
+from tests.runtime.streaming_tones import CHUNK, streaming_tones
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
-from tests.streaming.streaming_tones import CHUNK, streaming_tones
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import ConfigError
+from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.config.hparams import load_hparams, read_knobs
 from sbkit.config.overrides import parse_overrides
-from sbkit.config.ranges import RANGES, require_in_range
 from sbkit.train.brain import Brain
 from sbkit.train.setup import RunSetup
 from tests.runs import ROOT

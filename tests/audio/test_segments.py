@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sbkit.audio.io import Samples
-from sbkit.runtime.segments import (
+from sbkit.audio.segments import (
     MAX_SEGMENT_SECONDS,
     OVERLAP_SECONDS,
     Pauses,
