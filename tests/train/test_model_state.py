@@ -12,13 +12,11 @@ import torch
 from speechbrain import Stage
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from sbkit.audio.augment import SpeedGroup
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from sbkit.data.batch import Batch
+from sbkit.data.batch import Batch, collate_audio
 from sbkit.models.layers import GlobalNorm
 from sbkit.train.brain import Brain
 from sbkit.train.model_state import BufferSnapshot, MovingAverage, measure_normalization
@@ -244,17 +242,11 @@ def clips() -> list[Tensor]:
 
 def batch(audio: list[Tensor]) -> Batch:
     """Pad clips to a batch without labels."""
-    zeros = torch.zeros(len(audio), dtype=torch.int64)
-    return Batch(
-        ids=[""] * len(audio),
-        audio=pad_sequence(audio, batch_first=True),
-        columns={},
-        audio_lengths=torch.tensor([len(clip) for clip in audio]),
-        weights=zeros + 1,
-        sources=zeros,
-        speed_groups=(SpeedGroup(100, len(audio), max(map(len, audio))),),
-        seconds=0.0,
-    )
+    rows = [
+        {"id": "", "audio": clip.numpy(), "samples": len(clip), "percent": 100, "weight": 1}
+        for clip in audio
+    ]
+    return Batch(**collate_audio(rows, 16_000))
 
 
 def batches() -> Iterator[Batch]:

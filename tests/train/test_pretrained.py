@@ -15,7 +15,6 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_yaml
 from sbkit.logs.run_log import read_log
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
-from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.setup import RunSetup
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -23,7 +22,6 @@ from tests.runs import (
     Workplace,
     last_parameters,
     read_json,
-    rows_of,
     stopped_after,
     train_here,
 )
@@ -140,22 +138,6 @@ def test_stopped_run_of_other_encoders_resumes_without_base_model(
     assert train_here(whole, workplace.cache) == 0
     expected = last_parameters(tmp_path / "whole")
     stop_and_resume(run, folder, expected, workplace.cache, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_bundle_of_pretrained_encoder_transcribes_like_its_run(
-    finished: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = tmp_path / "bundle"
-    assert sbkit(["export", str(finished), "--out", str(bundle)]) == 0
-    clips = [
-        workplace.release / "clips" / row["path"] for row in rows_of(workplace.release / "test.tsv")
-    ]
-    capsys.readouterr()
-    assert sbkit(["transcribe", str(bundle), *map(str, clips), "--decoder", "greedy"]) == 0
-    transcripts = capsys.readouterr().out.splitlines()
-    assert len(transcripts) == len(clips)
-    assert load_bundle(bundle).model is not None
 
 
 @pytest.mark.slow

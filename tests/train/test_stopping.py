@@ -125,12 +125,6 @@ def test_fit_in_another_thread_leaves_signals_alone(tmp_path: Path) -> None:
     assert brain.optimizer_step == 12
 
 
-def test_rank_consensus_on_one_rank_answers_at_once() -> None:
-    consensus = RankConsensus()
-    for stop, save in ((False, False), (True, False), (False, True)):
-        assert consensus.ask(stop=stop, save=save) == (stop, save)
-
-
 @pytest.mark.parametrize(
     ("seconds", "questions"),
     [
@@ -202,17 +196,17 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     language models are fitted again, and other checkpoints are exported again.
     """
     run, one, two = (tmp_path / "run", *((f"--number_of_epochs={n}",) for n in (1, 2)))
-    assert workplace.train_here(run, "--check=false", *one) == 0
+    assert workplace.train_here(run, *one) == 0
     with patch.object(
         AsrBrain, "fit", side_effect=OSError(errno.EIO, "Input/output error", "disk")
     ):
-        assert workplace.train_here(run, "--check=false", *two) == BAD_INPUT
-    assert workplace.train_here(run, "--check=false", *one) == 0
+        assert workplace.train_here(run, *two) == BAD_INPUT
+    assert workplace.train_here(run, *one) == 0
     of_one_epoch = (run / "summary.json").read_bytes()
     capsys.readouterr()
     # Any mean is as good as the best checkpoint, so all are averaged.
     monkeypatch.setattr(AsrBrain, "_averaging_error", lambda brain: 0.0)
-    options = ("--check=false", *two, "--export_formats=[huggingface]")
+    options = (*two, "--export_formats=[huggingface]")
     steps = ("write_bundle", "fit_decoder", "set_decoder", "add_formats", "BundleScorer")
     steps += ("TestReport",)
     originals = {name: getattr(ending, name) for name in steps}
@@ -256,8 +250,8 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     assert (run / "summary-1.json").read_bytes() == of_one_epoch
     assert read_json(run / "bundle-1/config.json")["checkpoints"][0]["epoch"] == 1
     whole = tmp_path / "whole"
-    assert workplace.train_here(whole, "--check=false", *one) == 0
-    assert workplace.train_here(whole, "--check=false", *two) == 0
+    assert workplace.train_here(whole, *one) == 0
+    assert workplace.train_here(whole, *two) == 0
     summaries = [read_json(folder / "summary.json") for folder in (run, whole)]
     assert summaries[0]["test"] == summaries[1]["test"]
     taken.clear()
@@ -272,7 +266,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
 def test_early_stopped_run_does_not_restart(
     workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ("--lr=0.0", "--early_stopping=1", "--check=false")
+    options = ("--lr=0.0", "--early_stopping=1")
     for sentence in ("CER has not improved for 1 epochs", "the results in"):
         assert workplace.train_here(tmp_path, *options) == 0
         out = capsys.readouterr().out

@@ -283,7 +283,13 @@ STATE = [
         error("shapes", ".yaml:1", "through the graph a second time"),
         text=front_end("AttachedFrontEnd"),
     ),
-    mutation("healthy, though odd", text=front_end("OddFrontEnd")),
+    mutation(
+        "healthy, though odd",
+        text=(
+            *front_end("OddFrontEnd"),
+            ("lr_schedule: ", "called: !apply:os.getcwd\nlr_schedule: "),
+        ),
+    ),
     mutation(
         "a layer that forward makes",
         error("state", "CNN", "`CNN.late` is made by `forward`", "in `__init__`"),
