@@ -227,7 +227,8 @@ def _replace(
     key = _existing_key(document, parent, keys)
     node = parent[key]
     default = defaults[key]
-    if not isinstance(value, Mapping):
+    has_keys = tag_of(node) or (isinstance(node, Container) and node)
+    if not isinstance(value, Mapping) or not has_keys:
         parent[key] = _convert_override(document, default, keys, value)
         return
     if tag_of(node) in REFERENCE_TAGS:
@@ -235,13 +236,8 @@ def _replace(
             f"`{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
             f"({document.place(keys)}). Override the keys of {text_of(node)}."
         )
-    if isinstance(node, Container) and (node or tag_of(node)):
-        children = node
-    elif tag_of(node):
-        children = CommentedMap()  # an object without arguments: every key is refused as missing
-    else:
-        parent[key] = _convert_override(document, default, keys, value)
-        return
+    # In an object without arguments, every key is refused as missing.
+    children = node if isinstance(node, Container) else CommentedMap()
     for inner_key, inner_value in value.items():
         _replace(document, children, default, (*keys, inner_key), inner_value)
 

@@ -453,7 +453,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._read_metrics()
         self.zero_grad(set_to_none=True)
         self._epoch_micro_batches = self.step
-        self.training_metrics.end_epoch()
+        self.training_metrics.progress.pause()
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
@@ -779,11 +779,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
         """
-        if compute is None or not unmeasured_norms(self.modules):
+        norms = unmeasured_norms(self.modules)
+        if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
         batches = self.watched(self.loaders.measure, "measure")
-        measure_normalization(self.modules, compute, batches, self.device)
+        measure_normalization(norms, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
 
@@ -819,7 +820,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 min_keys=[best.min_key] if best.min_key else [],
             )
         # After the save, which must not wait for a screen
-        self.training_metrics.show_epoch(figures)
+        self.training_metrics.progress.report_epoch(figures)
 
     # -- logs ---------------------------------------------------------------------------------
 
@@ -921,6 +922,7 @@ def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tup
 
 def training_loss(brain: Brain, batch: object) -> Loss:
     """Compute the loss of a batch as in training, but on this rank only."""
+    brain.training_step.train_mode()
     with brain.training_ctx:
         outputs = brain.compute_forward(batch, Stage.TRAIN)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))
