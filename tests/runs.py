@@ -53,21 +53,20 @@ TINY = (
     "--token_lm_order=0",
     "--attention_rescoring=False",
 )
+SHORT = (
+    *("--device=cpu", "--check=False", "--batch_seconds=6", "--number_of_epochs=2"),
+    "--log_every=1",
+)
 TINY_CODEC = (
-    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *SHORT,
     *("--d_model=16", "--d_ffn=32", "--discriminator_channels=2", "--groups=2"),
     *(f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")),
 )
-TINY_VAD = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
+TINY_VAD = SHORT
 TINY_VOICE = (
-    "--device=cpu",
-    "--d_model=16",
-    "--d_ffn=32",
-    "--d_align=16",
+    *SHORT,
+    *("--d_model=16", "--d_ffn=32", "--d_align=16"),
     *(f"--num_{part}_layers=1" for part in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
-    "--batch_seconds=6",
-    "--number_of_epochs=2",
-    "--log_every=1",
 )
 
 

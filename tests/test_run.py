@@ -20,7 +20,6 @@ from sbkit.evaluate.compare import compare_runs
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer_report import hash_references, read_utterances
 from sbkit.export import formats
-from sbkit.logs.run_log import read_log
 from sbkit.run import ending
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
@@ -132,19 +131,6 @@ def test_summary_scores_every_test_utterance(finished: Path, workplace: Workplac
         assert utterance.hypothesis == hypothesis_of(finished, utterance.id)
         clip = soundfile.info(workplace.release / "clips" / row["path"])
         assert utterance.seconds == pytest.approx(clip.duration, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_finished_run_does_not_train_again(finished: Path, workplace: Workplace) -> None:
-    log, before = read_log(finished / "train_log.jsonl"), read_json(finished / "summary.json")
-    wer_report_text = (finished / "wer_test.txt").read_text(encoding="utf-8")
-    process = workplace.train_forked(finished)
-    assert process.returncode == 0, process.stderr
-    after = read_json(finished / "summary.json")
-    for name in ("test", "parameters", "train_seconds", "audio_seconds"):
-        assert after[name] == before[name], name
-    assert (finished / "wer_test.txt").read_text(encoding="utf-8") == wer_report_text
-    assert read_log(finished / "train_log.jsonl") == log
 
 
 @pytest.mark.slow

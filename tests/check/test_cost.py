@@ -137,6 +137,7 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
     (finding,) = check_planned_run(planned, [check_recordings, check_cost])
     ids = planned.prepare_splits().test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
+    assert "sbkit segment" in finding.fix
     assert (sorted(finding.ids), finding.stops) == (sorted(ids), False)
     assert evaluated and not {*evaluated} & {*ids}
 

@@ -190,7 +190,7 @@ def test_finished_run_refuses_another_corpus_and_keeps_its_results(
     assert other.train_here(trained, *OPTIONS) == 0  # the same corpus has moved
     assert "stay as they are" in capsys.readouterr().out
     after = contents_of(trained)
-    for name in ("summary.json", "wer_test.txt"):
+    for name in ("summary.json", "wer_test.txt", "train_log.jsonl"):
         assert after[trained / name] == before[trained / name]
 
     lines = (release / "train.tsv").read_text().splitlines()
