@@ -114,11 +114,6 @@ def choose_averaged(
     return AveragedCheckpoints(names[:best], names, by_count)
 
 
-def is_within_epoch(checkpoint: Checkpoint) -> bool:
-    """Return whether a Brain saved a checkpoint before the end of an epoch's validation."""
-    return INTRA_EPOCH_CKPT_FLAG in checkpoint.meta
-
-
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
@@ -199,7 +194,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             with MainProcessContext():  # else it waits for a rank that failed
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))
                 if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
-                    self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
+                    self.delete_checkpoints(
+                        num_to_keep=0, ckpt_predicate=lambda c: INTRA_EPOCH_CKPT_FLAG in c.meta
+                    )
         except SAVE_ERRORS:
             remove_unfinished(self.checkpoints_dir)
             raise

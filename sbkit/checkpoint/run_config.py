@@ -282,16 +282,12 @@ def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     resolved = resolve(yaml_file, overrides)
     non_knobs = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
     values = {**resolved.knobs, **dict(_leaves(non_knobs, (), {}))}
-    if folder := values.get("output_folder"):
-        values = {key: _relative(value, folder) for key, value in values.items()}
+    folder = values.get("output_folder") or ""
+    for key, value in values.items():
+        if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):
+            values[key] = "<output_folder>" + value[len(folder) :]
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
-
-
-def _relative(value: Any, folder: str) -> Any:
-    if isinstance(value, str) and (value == folder or value.startswith(f"{folder}/")):
-        return "<output_folder>" + value[len(folder) :]
-    return value
 
 
 def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:

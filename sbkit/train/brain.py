@@ -345,8 +345,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Load the weights that a test measures; without a key, the best of the saved metric."""
         keys: Mapping[str, str | None] = {"max_key": max_key, "min_key": min_key}
         if not (max_key or min_key) and type(self).metrics:
-            best = best_key(type(self).metrics)
-            keys = {"max_key": best.max_key, "min_key": best.min_key}
+            keys = best_key(type(self).metrics)._asdict()
         elif not (max_key or min_key) and isinstance(self.checkpointer, Checkpointer):
             keys = self.checkpointer.ranked_by()
         self.on_evaluate_start(**keys)
@@ -812,9 +811,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         )
         if self.checkpointer is not None:
             first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
-            ranked_by = {"max_key": best.max_key, "min_key": best.min_key}
             self.checkpointer.save_and_keep_only(
-                meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: ranked_by},
+                meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
                 num_to_keep=num_averaged,
                 max_keys=[best.max_key] if best.max_key else [],
                 min_keys=[best.min_key] if best.min_key else [],
