@@ -186,8 +186,6 @@ def test_score_repeats_the_figures_of_the_run(
     with pytest.raises(SbkitError, match="`--report-by` writes tables, so it needs --out"):
         sbkit([*command, "--report-by", "speaker"])
     command += ["--out", str(tmp_path)]
-    with pytest.raises(SbkitError, match="names `client_id`, but test has no such column. It has"):
-        sbkit([*command, "--report-by", "client_id"])
     assert sbkit([*command, "--report-by", "speaker", "--report-by", "length"]) == 0
     summary, scores = read_json(run / "summary.json"), read_json(tmp_path / "summary.json")
     at_the_end_of_training, scored = summary["test"]["test"], scores["test"]["test"]
@@ -304,11 +302,7 @@ def test_tuned_run_gets_another_decoder(
     joint += ("--export_formats=[onnx]",)
     monkeypatch.setattr(ending, "FULL_GRID", SMALL)
     monkeypatch.setattr(formats, "WRITERS", {"onnx": off_by(0.0)})
-    monkeypatch.setattr(wer_report, "MAX_SILENT_SHARE", 9)  # a model this small babbles
     assert workplace.train_here(run, ONE_EPOCH, *joint) == 0
-    note = "of 4 utterances; the beam's words come from its language model"
-    assert f"{note}\n" in capsys.readouterr().out
-    assert note.replace("'", "&#39;") in (run / "report.html").read_text("utf-8")
     decoder = read_json(run / "bundle/config.json")["decoder"]
     assert (decoder["attention_rescoring"], decoder["chosen_on"]) == (True, ["dev"])
     monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))

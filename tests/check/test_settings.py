@@ -1,7 +1,6 @@
 """Ranges, keys that nothing reads, the machine that is meant, and the run folder."""
 
 import shutil
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -24,12 +23,9 @@ from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError
 from sbkit.distributed.device import counter_of_target, resolve
 from tests.check.harness import planned_run
 from tests.check.mutations.data import rewrite
+from tests.checkpoint.saves import training
 from tests.runs import COUNTS, ROOT, TINY, TINY_VOICE, Workplace, rows_of
 
-HOLDER = """import sys, time, pathlib, sbkit.checkpoint.folder
-sbkit.checkpoint.folder.lock_folder(pathlib.Path(sys.argv[1]))
-print("held", flush=True)
-time.sleep(300)"""
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 BRAIN = """
 import own_helpers
@@ -208,12 +204,7 @@ def test_second_run_in_a_held_folder_is_refused_and_writes_nothing(
 ) -> None:
     run = Path(shutil.copytree(trained, tmp_path / "run"))
     before = times_in(run)
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(run)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    with training(run):
         assert workplace.train_here(run, *OPTIONS, "--max_seconds=3") == BAD_INPUT
-        holder.kill()
     assert "Only one run at a time" in capsys.readouterr().err
     assert times_in(run) == before
