@@ -185,8 +185,8 @@ class RunConfig:
 
     def check_same_on_ranks(self) -> None:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
-        (first, first_rank), *others = gather_over_ranks((self, describe_rank()))
-        for other, other_rank in others:
+        (first, first_rank), *other_ranks = gather_over_ranks((self, describe_rank()))
+        for other, other_rank in other_ranks:
             values = other._with_values(other._changed_keys(first, PER_MACHINE))
             differences = [d for d in _compare(first.values, values) if d.key not in PER_MACHINE]
             if self.data is not None:

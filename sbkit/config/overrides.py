@@ -35,7 +35,7 @@ NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  #
 NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
 KIND_NAMES: dict[type, str] = {
     type(None): "null",
-    bool: "true or false",  # before numbers, of which it is one
+    bool: "true or false",  # before numbers: for Python, it is one
     Real: "a number",
     str: "text",  # before Sequence, its base
     Mapping: "a mapping",

@@ -162,8 +162,8 @@ class Run(RunSetup):
                 saved. The next call goes on.
         """
         # A second training takes nothing from the folder as it was.
-        kept = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
-        self.results = {name: self.results[name] for name in kept}
+        names = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
+        self.results = {name: self.results[name] for name in names}
         self.check_ranges()
         with self._session() as text_log:
             placement = self.choose_placement()
