@@ -104,7 +104,7 @@ class Workplace:
     ) -> Iterator[dict[str, torch.Tensor]]:
         """Train an epoch on one rank, then on two; yield the parameters of each run."""
         for ranks in (1, 2):
-            once = ("--number_of_epochs=1", "--check=False", *options)
+            once = ("--number_of_epochs=1", *options)
             process = self.train_forked(folder / str(ranks), *once, ranks=ranks, **more)
             assert process.returncode == 0, process.stderr
             yield last_parameters(folder / str(ranks))
