@@ -53,21 +53,20 @@ TINY = (
     "--token_lm_order=0",
     "--attention_rescoring=False",
 )
+SHORT = (
+    *("--device=cpu", "--check=False", "--batch_seconds=6", "--number_of_epochs=2"),
+    "--log_every=1",
+)
 TINY_CODEC = (
-    *("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1"),
+    *SHORT,
     *("--d_model=16", "--d_ffn=32", "--discriminator_channels=2", "--groups=2"),
     *(f"--num_{part}_layers=1" for part in ("encoder", "decoder", "fine")),
 )
-TINY_VAD = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=2", "--log_every=1")
+TINY_VAD = SHORT
 TINY_VOICE = (
-    "--device=cpu",
-    "--d_model=16",
-    "--d_ffn=32",
-    "--d_align=16",
+    *SHORT,
+    *("--d_model=16", "--d_ffn=32", "--d_align=16"),
     *(f"--num_{part}_layers=1" for part in ("encoder", "adaptor", "decoder", "vocoder", "fine")),
-    "--batch_seconds=6",
-    "--number_of_epochs=2",
-    "--log_every=1",
 )
 
 
@@ -105,7 +104,7 @@ class Workplace:
     ) -> Iterator[dict[str, torch.Tensor]]:
         """Train an epoch on one rank, then on two; yield the parameters of each run."""
         for ranks in (1, 2):
-            once = ("--number_of_epochs=1", "--check=False", *options)
+            once = ("--number_of_epochs=1", *options)
             process = self.train_forked(folder / str(ranks), *once, ranks=ranks, **more)
             assert process.returncode == 0, process.stderr
             yield last_parameters(folder / str(ranks))
@@ -190,7 +189,7 @@ def train_overfitted(asterisk: Path, folder: Path, *options: str) -> None:
     workplace = make_workplace(asterisk, folder, {"train": 8})
     for split in ("dev", "test"):
         shutil.copy(workplace.release / "train.tsv", workplace.release / f"{split}.tsv")
-    sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=60")
+    sizes = ("--d_model=96", "--d_ffn=192", "--cnn_channels=96", "--number_of_epochs=40")
     unregularized = (
         "--dropout=0.0",
         "--speeds=[1.0]",
@@ -198,7 +197,7 @@ def train_overfitted(asterisk: Path, folder: Path, *options: str) -> None:
         "--time_masks=0",
         "--freq_masks=0",
     )
-    more = ("--average_checkpoints=1", "--check=false", *options)
+    more = ("--average_checkpoints=1", *options)
     assert workplace.train_here(folder / "run", *sizes, *unregularized, *more) == 0
 
 

@@ -167,7 +167,6 @@ def test_page_has_a_tested_example_of_every_kind_of_part() -> None:
     examples = {row[0]: row[-1] for row in rows if len(row) == 3}
     tested = {f"tests/user_parts/{file.name}" for file in USER_PARTS.iterdir() if file.is_file()}
     tested |= {f"hparams/{file.name}" for file in (ROOT / "hparams").glob("*.yaml")}
-    tested.add("tests/train/adversarial.py")
     for keys, files in examples.items():
         paths = re.findall(r"`([^`]+)`", files)
         assert paths and {*paths} <= tested

@@ -49,7 +49,10 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escape(c) if _is_hidden(c) else c for c in text)
+    return "".join(
+        c.encode("unicode_escape", "backslashreplace").decode("ascii") if _is_hidden(c) else c
+        for c in text
+    )
 
 
 def printable_json(text: str) -> str:
@@ -59,7 +62,3 @@ def printable_json(text: str) -> str:
 
 def _is_hidden(character: str) -> bool:
     return unicodedata.category(character) in HIDDEN_CATEGORIES and character not in JOINERS
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -60,8 +60,8 @@ class TextValue(Range):
         return value is None or isinstance(value, str) or (self.or_false and value is False)
 
     def __str__(self) -> str:
-        others = " or a list of texts" * self.or_list + " or a mapping to texts" * self.or_mapping
-        return f"{'false, ' * self.or_false}null or text{others}"
+        forms = " or a list of texts" * self.or_list + " or a mapping to texts" * self.or_mapping
+        return f"{'false, ' * self.or_false}null or text{forms}"
 
 
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")

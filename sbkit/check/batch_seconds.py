@@ -118,7 +118,7 @@ def find_fitting_on_gpu(
 
     Raises MissingPartError if the dry run fails, since a step then fails on any device.
     """
-    planned.prepare_labels()  # told, unlike the steps
+    planned.prepare_labels()  # logged, unlike the steps
     completed_dry_run(planned)
     with quiet(), real_steps(planned) as steps:
 

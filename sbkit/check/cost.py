@@ -252,7 +252,6 @@ class RealSteps:
         start = time.perf_counter()
         if not self._accumulates:
             brain.modules.zero_grad(set_to_none=True)
-        brain.training_step.train_mode()
         try:
             loss = training_loss(brain, batch.to(brain.device))
             torch.autograd.backward(loss.sums.sum())
@@ -334,12 +333,6 @@ class RealSteps:
         tensors += self.brain.training_step.moving_average.shadow.values()
         return _tensor_bytes(self.brain.modules) + sum(t.nbytes for t in tensors)
 
-    def close(self) -> None:
-        """Free the Brain's memory, which training needs."""
-        del self.brain
-        gc.collect()
-        torch.cuda.empty_cache()  # without CUDA it does nothing
-
 
 @contextmanager
 def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
@@ -350,7 +343,9 @@ def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
             steps.reset_peak()
             yield steps
         finally:
-            steps.close()
+            del steps.brain  # training needs its memory
+            gc.collect()
+            torch.cuda.empty_cache()  # without CUDA it does nothing
 
 
 def _peak_process_bytes() -> int:

@@ -122,7 +122,6 @@ def _train(brain: Brain, batch: object) -> None:
         missing = (p for p in parameters if p.requires_grad and p.grad is None)
         if index > 1 and all(id(p) in unused for p in missing):
             break
-        brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         torch.autograd.backward(training_loss(brain, batch).sums.sum())
 
@@ -293,7 +292,6 @@ def check_steps(planned: PlannedRun) -> Iterator[Finding]:
     before = _losses_of(brain, batch).sum()
     has_gradient: dict[str, bool] = {}  # by the part of the model
     for _ in range(2):
-        brain.training_step.train_mode()
         brain.on_stage_start(Stage.TRAIN, 1)
         loss = training_loss(brain, batch)
         count = loss.counts.sum()

@@ -136,8 +136,8 @@ class PlannedRun(RunSetup):
         if name in self.faults:
             raise MissingPartError(name)
         try:
-            is_told = self._run is not None and name in HANDED_OVER
-            with nullcontext() if is_told else quiet(), preserve_rng(ON_CPU.device):
+            is_handed_over = self._run is not None and name in HANDED_OVER
+            with nullcontext() if is_handed_over else quiet(), preserve_rng(ON_CPU.device):
                 return super().make_once(name, make)
         except MissingPartError:  # of something that it needs
             raise

@@ -114,11 +114,6 @@ def choose_averaged(
     return AveragedCheckpoints(names[:best], names, by_count)
 
 
-def is_within_epoch(checkpoint: Checkpoint) -> bool:
-    """Return whether a Brain saved a checkpoint before the end of an epoch's validation."""
-    return INTRA_EPOCH_CKPT_FLAG in checkpoint.meta
-
-
 class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
     """Save and recover as SpeechBrain does, but never half a checkpoint and never a damaged one.
 
@@ -199,7 +194,9 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
             with MainProcessContext():  # else it waits for a rank that failed
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))
                 if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
-                    self.delete_checkpoints(num_to_keep=0, ckpt_predicate=is_within_epoch)
+                    self.delete_checkpoints(
+                        num_to_keep=0, ckpt_predicate=lambda c: INTRA_EPOCH_CKPT_FLAG in c.meta
+                    )
         except SAVE_ERRORS:
             remove_unfinished(self.checkpoints_dir)
             raise
@@ -280,26 +277,21 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
         # Every rank takes what rank 0 reads: a slower one would read what rank 0 has just written.
         earlier = gather_over_ranks(AveragedCheckpoints.read(self.checkpoints_dir))[0]
         names = tuple(checkpoint.path.name for checkpoint in ranked)
-        if compute_error is None:
-            averaged = AveragedCheckpoints(names, names, {})
-            self._write_choice(averaged)
-        elif earlier is not None and earlier.of == names:
+        averaged = AveragedCheckpoints(names, names, {})
+        if compute_error is not None and earlier is not None and earlier.of == names:
             averaged = earlier
-        else:
+        elif compute_error is not None:
 
             def error_of_mean(count: int) -> float:
                 self._load_mean(ranked[:count])
                 return compute_error()
 
             averaged = choose_averaged(ranked, error_of_mean)
-            self._write_choice(averaged)
+        with main_rank_first():
+            if rank() == 0 and averaged is not earlier:
+                averaged.write(self.checkpoints_dir)
         self._load_mean(ranked[: len(averaged.checkpoints)])
         return averaged
-
-    def _write_choice(self, averaged: AveragedCheckpoints) -> None:
-        with main_rank_first():
-            if rank() == 0:
-                averaged.write(self.checkpoints_dir)
 
     def find_averaged(self, **keys: Any) -> list[Checkpoint]:
         """Find the checkpoints that the test averaged; without a valid choice, only the best.

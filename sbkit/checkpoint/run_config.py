@@ -185,8 +185,8 @@ class RunConfig:
 
     def check_same_on_ranks(self) -> None:
         """Raise ConfigError, on all ranks, if one has another YAML or other data than rank 0."""
-        (first, first_rank), *others = gather_over_ranks((self, describe_rank()))
-        for other, other_rank in others:
+        (first, first_rank), *other_ranks = gather_over_ranks((self, describe_rank()))
+        for other, other_rank in other_ranks:
             values = other._with_values(other._changed_keys(first, PER_MACHINE))
             differences = [d for d in _compare(first.values, values) if d.key not in PER_MACHINE]
             if self.data is not None:
@@ -282,16 +282,12 @@ def _values(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, Any]:
     resolved = resolve(yaml_file, overrides)
     non_knobs = {key: node for key, node in resolved.tree.items() if key not in resolved.knobs}
     values = {**resolved.knobs, **dict(_leaves(non_knobs, (), {}))}
-    if folder := values.get("output_folder"):
-        values = {key: _relative(value, folder) for key, value in values.items()}
+    folder = values.get("output_folder") or ""
+    for key, value in values.items():
+        if folder and isinstance(value, str) and f"{value}/".startswith(f"{folder}/"):
+            values[key] = "<output_folder>" + value[len(folder) :]
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain
-
-
-def _relative(value: Any, folder: str) -> Any:
-    if isinstance(value, str) and (value == folder or value.startswith(f"{folder}/")):
-        return "<output_folder>" + value[len(folder) :]
-    return value
 
 
 def _leaves(node: object, keys: Keys, seen: dict[int, str]) -> Iterator[tuple[str, Any]]:

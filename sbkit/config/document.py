@@ -209,7 +209,13 @@ def read_document(path: Path | str) -> Document:
     for keys, node in [*walk(root)]:
         if tag_of(node).startswith(INCLUDE_TAG):
             _include(document, keys, node)
-    return _with_base(document) if BASE_KEY in root else document
+    if BASE_KEY not in root:
+        return document
+    base = read_document(path.parent / str(root.pop(BASE_KEY)))
+    _merge(document, base.root, root)
+    base.root.ca.comment = root.ca.comment  # the header; other comments stay the base's
+    places, texts = base.places | document.places, document.texts | base.texts
+    return replace(document, root=base.root, places=places, texts=texts)
 
 
 @lru_cache(maxsize=16)
@@ -231,15 +237,6 @@ def read_yaml_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
-
-
-def _with_base(document: Document) -> Document:
-    base = read_document(document.path.parent / str(document.root.pop(BASE_KEY)))
-    _merge(document, base.root, document.root)
-    base.root.ca.comment = document.root.ca.comment  # the header; other comments stay the base's
-    places = base.places | document.places
-    texts = document.texts | base.texts
-    return replace(document, root=base.root, places=places, texts=texts)
 
 
 def _merge(document: Document, tree: CommentedMap, changes: CommentedMap, above: Keys = ()) -> None:

@@ -35,7 +35,7 @@ NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  #
 NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
 KIND_NAMES: dict[type, str] = {
     type(None): "null",
-    bool: "true or false",  # before numbers, of which it is one
+    bool: "true or false",  # before numbers: for Python, it is one
     Real: "a number",
     str: "text",  # before Sequence, its base
     Mapping: "a mapping",
@@ -227,7 +227,8 @@ def _replace(
     key = _existing_key(document, parent, keys)
     node = parent[key]
     default = defaults[key]
-    if not isinstance(value, Mapping):
+    has_keys = tag_of(node) or (isinstance(node, Container) and node)
+    if not isinstance(value, Mapping) or not has_keys:
         parent[key] = _convert_override(document, default, keys, value)
         return
     if tag_of(node) in REFERENCE_TAGS:
@@ -235,13 +236,8 @@ def _replace(
             f"`{dotted(keys)}` has no keys to override, because it refers to {text_of(node)} "
             f"({document.place(keys)}). Override the keys of {text_of(node)}."
         )
-    if isinstance(node, Container) and (node or tag_of(node)):
-        children = node
-    elif tag_of(node):
-        children = CommentedMap()  # an object without arguments: every key is refused as missing
-    else:
-        parent[key] = _convert_override(document, default, keys, value)
-        return
+    # In an object without arguments, every key is refused as missing.
+    children = node if isinstance(node, Container) else CommentedMap()
     for inner_key, inner_value in value.items():
         _replace(document, children, default, (*keys, inner_key), inner_value)
 
@@ -291,8 +287,6 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             _convert_override(document, item_default, (*keys, index), item)
             for index, item in enumerate(value)
         ]
-    if isinstance(value, PurePath):
-        value = str(value)
     kind, value_kind = _kind(default), _kind(value)
     if kind is str and value_kind is Real and isinstance(value, int):
         return str(value)

@@ -74,8 +74,8 @@ def require_same_code() -> None:
     """
     if world_size() == 1:
         return
-    (first, first_rank), *others = gather_over_ranks((_describe_code(), describe_rank()))
-    for code, other_rank in others:
+    (first, first_rank), *other_ranks = gather_over_ranks((_describe_code(), describe_rank()))
+    for code, other_rank in other_ranks:
         differing = [
             f"{name} ({first[name]}, {version})"
             for name, version in code.items()

@@ -15,11 +15,11 @@ from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.fbank import Fbank
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
-from sbkit.base.units import shift_samples, window_samples
+from sbkit.base.units import SHIFT_MS, shift_samples, window_samples
 from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.parts import decoding_modules, token_embedding
-from sbkit.models.streaming import SHIFT_MS, EncoderState, require_causal_level
+from sbkit.models.streaming import EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
 

@@ -23,7 +23,6 @@ from sbkit.audio.draws import draw_for_step
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
 
-SHIFT_MS = 10  # from one frame of features to the next
 WHOLE_CLIP_SHARE = 0.3  # of the micro-batches in training
 
 

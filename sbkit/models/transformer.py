@@ -24,14 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import NON_NEGATIVE_COUNT, POSITIVE_COUNT, SHARE
+from sbkit.base.units import SHIFT_MS
 from sbkit.models.layers import Dropout, FrameConv
-from sbkit.models.streaming import (
-    SHIFT_MS,
-    BlockState,
-    EncoderState,
-    StreamingConfig,
-    last_frames,
-)
+from sbkit.models.streaming import BlockState, EncoderState, StreamingConfig, last_frames
 
 ROTARY_BASE = 10_000.0
 PLANLESS_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

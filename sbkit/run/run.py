@@ -38,6 +38,7 @@ from sbkit.checkpoint.run_config import (
 from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
+from sbkit.data.corpus import describe_corpus
 from sbkit.data.report import write_data_report
 from sbkit.data.rows import store_rows
 from sbkit.distributed.agreement import require_same_code, require_shared
@@ -161,8 +162,8 @@ class Run(RunSetup):
                 saved. The next call goes on.
         """
         # A second training takes nothing from the folder as it was.
-        kept = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
-        self.results = {name: self.results[name] for name in kept}
+        names = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
+        self.results = {name: self.results[name] for name in names}
         self.check_ranges()
         with self._session() as text_log:
             placement = self.choose_placement()
@@ -369,7 +370,14 @@ class Run(RunSetup):
             if rank() == 0:
                 if not was_finished:
                     self.set_results_aside()
-                write_data_report(self.make_loaders().splits, self.folder, **self.describe_data())
+                make_corpus = self.load_recipe().corpus
+                write_data_report(
+                    self.make_loaders().splits,
+                    self.folder,
+                    sample_rate=self.knobs["sample_rate"],
+                    language=self.knobs.get("language"),
+                    corpus=describe_corpus(make_corpus and make_corpus(self.knobs), self.knobs),
+                )
                 return_freed_memory()  # of the report, which training does not need
         self._write_config()
 

@@ -153,8 +153,8 @@ def _replace_language_models(
     setup: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
     tables: the columns and the encoding of texts.
     """
-    given = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
-    orders = {name: order for name, order in given.items() if order is not None}
+    new_orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
+    orders = {name: order for name, order in new_orders.items() if order is not None}
     if options.lm_text is not None or orders:
         if options.lm_text is None and setup is None:
             raise ConfigError(

@@ -7,7 +7,6 @@ Legend: U frames of codes, G codebooks.
 
 import io
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -45,10 +44,8 @@ def measure_codes(results: Sequence[CodedUtterance]) -> Mapping[str, float]:
 
     Usage is the share of a codebook's codes that occur. Entropy (in bits) and perplexity are
     those of the frequencies of the codes. Each of the three is returned for each codebook, such
-    as `usage_0`, and as the mean over the codebooks. Without results, METRICS are NaN.
+    as `usage_0`, and as the mean over the codebooks.
     """
-    if not results:
-        return dict.fromkeys(METRICS, math.nan)
     num_frames = [len(result.codes) for result in results]
     distances = [result.mel_distance_per_frame for result in results]
     counts = count_codes(results)

@@ -68,10 +68,7 @@ def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
     """Return the distances in nats, the error of the pitch in semitones, and two ratios.
 
     distance: the sum of the other distances, which chooses the best checkpoint.
-    All are NaN without results.
     """
-    if not results:
-        return dict.fromkeys(METRICS, math.nan)
     frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
         math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
     )

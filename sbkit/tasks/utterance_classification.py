@@ -1,7 +1,6 @@
 """The task of classifying whole utterances, and its accuracy with a 95 % interval."""
 
 import io
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -38,8 +37,8 @@ class Classified(NamedTuple):
 
 
 def accuracy(results: Sequence[Classified]) -> float:
-    """Return the fraction of correct predictions; NaN without results."""
-    return sum(result.is_right for result in results) / len(results) if results else math.nan
+    """Return the fraction of correct predictions."""
+    return sum(result.is_right for result in results) / len(results)
 
 
 def accuracy_figures(results: Sequence[Classified]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The task of voice activity detection: whether each frame is speech."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,12 +20,7 @@ class FrameCounts(NamedTuple):
 
 
 def frame_errors(results: Sequence[FrameCounts]) -> Mapping[str, float]:
-    """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF.
-
-    They are NaN without results.
-    """
-    if not results:
-        return dict.fromkeys(("DCF", "miss", "false_alarm"), math.nan)
+    """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
     speech, missed, silence, alarms = map(sum, zip(*results, strict=True))
     miss = missed / max(1, speech)
     false_alarm = alarms / max(1, silence)

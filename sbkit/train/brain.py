@@ -345,8 +345,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         """Load the weights that a test measures; without a key, the best of the saved metric."""
         keys: Mapping[str, str | None] = {"max_key": max_key, "min_key": min_key}
         if not (max_key or min_key) and type(self).metrics:
-            best = best_key(type(self).metrics)
-            keys = {"max_key": best.max_key, "min_key": best.min_key}
+            keys = best_key(type(self).metrics)._asdict()
         elif not (max_key or min_key) and isinstance(self.checkpointer, Checkpointer):
             keys = self.checkpointer.ranked_by()
         self.on_evaluate_start(**keys)
@@ -453,7 +452,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._read_metrics()
         self.zero_grad(set_to_none=True)
         self._epoch_micro_batches = self.step
-        self.training_metrics.end_epoch()
+        self.training_metrics.progress.pause()
         self.on_stage_end(Stage.TRAIN, self.training_metrics.so_far.loss, epoch)
         self.avg_train_loss, self.step = 0.0, 0
 
@@ -779,11 +778,12 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
         A recipe calls this in `on_fit_start`, after the last checkpoint is loaded.
         """
-        if compute is None or not unmeasured_norms(self.modules):
+        norms = unmeasured_norms(self.modules)
+        if compute is None or not norms:
             return
         assert self.loaders is not None, "make the Brain by run.make_brain(run.make_loaders())"
         batches = self.watched(self.loaders.measure, "measure")
-        measure_normalization(self.modules, compute, batches, self.device)
+        measure_normalization(norms, compute, batches, self.device)
 
     # -- after a stage ------------------------------------------------------------------------
 
@@ -811,15 +811,14 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         )
         if self.checkpointer is not None:
             first = first_best_epoch(self.checkpointer, best, epoch=epoch, value=values[best.name])
-            ranked_by = {"max_key": best.max_key, "min_key": best.min_key}
             self.checkpointer.save_and_keep_only(
-                meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: ranked_by},
+                meta={**values, "epoch": epoch, BEST_EPOCH: first, RANKED_BY: best._asdict()},
                 num_to_keep=num_averaged,
                 max_keys=[best.max_key] if best.max_key else [],
                 min_keys=[best.min_key] if best.min_key else [],
             )
         # After the save, which must not wait for a screen
-        self.training_metrics.show_epoch(figures)
+        self.training_metrics.progress.report_epoch(figures)
 
     # -- logs ---------------------------------------------------------------------------------
 
@@ -921,6 +920,7 @@ def mark_last(batches: Batches, *, count: int | None, done: int) -> Iterator[tup
 
 def training_loss(brain: Brain, batch: object) -> Loss:
     """Compute the loss of a batch as in training, but on this rank only."""
+    brain.training_step.train_mode()
     with brain.training_ctx:
         outputs = brain.compute_forward(batch, Stage.TRAIN)
         return as_loss(brain.compute_objectives(outputs, batch, Stage.TRAIN))

@@ -171,9 +171,19 @@ def read_named_weights(source: Path) -> dict[str, Tensor]:
     """
     with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
         if (source / WEIGHTS_FILE).is_file():
-            weights, parts = _read_bundle(source)
+            files = BundleFiles(source)
+            weights = load_safetensors(files.read(WEIGHTS_FILE))
+            parts = [*files.config.model]
         elif (source / CHECKPOINTS).is_dir():
-            weights, parts = _read_run(source)
+            parts = part_names_of_yaml(read_run_tree(source))
+            checkpointer = Checkpointer(source / CHECKPOINTS)
+            best = checkpointer.find_averaged() or checkpointer.find_whole(1)
+            if not best:
+                raise BundleError(
+                    f"`init_from` must name a run with an undamaged checkpoint, but {source} has "
+                    "none. Train it first, or name another."
+                )
+            weights = merge_adapters(average(best, "model"))
         else:
             raise BundleError(
                 f"`init_from` must name a run folder with {CHECKPOINTS}/ or a bundle with "
@@ -195,23 +205,6 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
         elif (source / RUN_YAML).is_file():
             config = read_run_config(source).values.get("encoder_config")
     return config
-
-
-def _read_bundle(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    files = BundleFiles(source)
-    return load_safetensors(files.read(WEIGHTS_FILE)), [*files.config.model]
-
-
-def _read_run(source: Path) -> tuple[dict[str, Tensor], list[str]]:
-    parts = part_names_of_yaml(read_run_tree(source))
-    checkpointer = Checkpointer(source / CHECKPOINTS)
-    best = checkpointer.find_averaged() or checkpointer.find_whole(1)
-    if not best:
-        raise BundleError(
-            f"`init_from` must name a run with an undamaged checkpoint, but {source} has none. "
-            "Train it first, or name another."
-        )
-    return merge_adapters(average(best, "model")), parts
 
 
 def with_encoder_config(yaml_file: Path, overrides: Mapping[str, object]) -> dict[str, object]:

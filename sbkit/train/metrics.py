@@ -160,6 +160,7 @@ class TrainingMetrics:
         unread: the contents of the meter when the run was saved within an epoch.
         train_seconds, audio_seconds: sums of the whole run.
         sources: names of the training sources of a mix; none without.
+        progress: shows steps and epochs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -169,7 +170,7 @@ class TrainingMetrics:
         self.train_seconds, self.audio_seconds = 0.0, 0.0
         self.unread = NO_TOTALS
         self._log: RunLog | None = None  # of the first rank
-        self._progress = TrainingProgress(total_epochs=0, total_steps=0)
+        self.progress = TrainingProgress(total_epochs=0, total_steps=0)
 
     def open(
         self,
@@ -193,12 +194,12 @@ class TrainingMetrics:
                     before_validation=before_validation,
                     keep_test=True,
                 )
-        self._progress = progress
+        self.progress = progress
         self.sources = sources
         self.meter = Meter(self.meter.device, len(sources))
 
     def close(self) -> None:
-        self._progress.close()
+        self.progress.close()
         if self._log is not None:
             self._log.close()
 
@@ -209,11 +210,7 @@ class TrainingMetrics:
         self.meter.read()
         self.meter.resume(self.unread)
         self.unread = NO_TOTALS
-        self._progress.resume()
-
-    def end_epoch(self) -> None:
-        """Pause the progress: no training follows until the next epoch."""
-        self._progress.pause()
+        self.progress.resume()
 
     def read(self) -> MetricTotals:
         """Read the meter, and add the reading to the sums."""
@@ -239,7 +236,7 @@ class TrainingMetrics:
         )
         self._write(figures)
         if live:
-            self._progress.report_step(figures)
+            self.progress.report_step(figures)
 
     def log_epoch(
         self,
@@ -269,10 +266,6 @@ class TrainingMetrics:
         )
         self._write(figures)
         return figures
-
-    def show_epoch(self, figures: EpochFigures) -> None:
-        """Show an epoch's figures on the screen."""
-        self._progress.report_epoch(figures)
 
     def _write(self, figures: Figures) -> None:
         with _together():

@@ -4,7 +4,7 @@ This is a moving average of the weights, the running statistics of normalization
 mean and deviation of the features.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -164,27 +164,24 @@ def unmeasured_norms(model: nn.Module) -> list[GlobalNorm]:
 
 
 def measure_normalization(
-    model: nn.Module,
+    norms: Sequence[GlobalNorm],
     compute: ComputeFeatures,
     batches: Iterable[Batch],
     device: torch.device,
 ) -> None:
-    """Set the mean and deviation of every GlobalNorm that has none yet, in one exact pass.
+    """Set the mean and deviation of GlobalNorms, in one exact pass.
 
     Each rank reads its own batches. The sums are in float64, so that the order of a million
-    utterances does not matter. A GlobalNorm that has a mean keeps it.
+    utterances does not matter.
 
     Args:
-        model: the modules.
+        norms: at least one.
         compute: from audio (B, S) and lengths (B,) to features (B, T, M), zero past their lengths.
         batches: the batches of the training set.
         device: the device of the model.
     """
-    unmeasured = unmeasured_norms(model)
-    if not unmeasured:
-        return
     frames = torch.zeros((), dtype=torch.int64, device=device)
-    sums = torch.zeros(2, len(unmeasured[0].mean), dtype=widest_float(device), device=device)
+    sums = torch.zeros(2, len(norms[0].mean), dtype=widest_float(device), device=device)
     for host_batch in batches:
         batch = host_batch.to(device)
         features, lengths = compute(batch.audio.float(), batch.audio_lengths)
@@ -193,5 +190,5 @@ def measure_normalization(
         frames += lengths.sum()
     sum_over_ranks(sums)
     sum_over_ranks(frames)
-    for norm in unmeasured:
+    for norm in norms:
         norm.set_statistics(sums, frames)

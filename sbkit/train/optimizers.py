@@ -109,11 +109,6 @@ def check_paths(
     return declared
 
 
-def depth(path: str) -> int:
-    """Return how far below its part a module is."""
-    return path.count(".")
-
-
 # Several optimizers
 
 
@@ -241,7 +236,7 @@ def _lr_scales_by_parameter(hparams: Mapping[str, Any]) -> dict[int, float]:
     decays = read("layer_decay")
     scale_by_id = {
         id(parameter): float(declared_scales[path])
-        for path in sorted(declared_scales, key=depth)
+        for path in sorted(declared_scales, key=lambda path: path.count("."))
         for parameter in parameters_at(path, hparams, "lr_scale")
     }
     for path, factor in decays.items():
@@ -363,7 +358,7 @@ class Freezing:
                 module=modules.get(path),
                 parameters=[p for p in parameters_at(path, hparams, FREEZE) if p.requires_grad],
             )
-            for path in sorted(steps, key=depth)
+            for path in sorted(steps, key=lambda path: path.count("."))
         ]
         self._frozen: list[bool] = []
         finite = [part.num_steps for part in self._parts if part.num_steps < math.inf]

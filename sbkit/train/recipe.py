@@ -66,7 +66,11 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own in a file beside it. A "
             "YAML of SpeechBrain's belongs to its script, which moves over by sbkit.Brain."
         )
-    search_beside(yaml_file)
+    # Modules may lie beside the YAML or its base, or in the working folder.
+    files = read_document(yaml_file).texts
+    for folder in (*(str(file.resolve().parent) for file in files), str(Path.cwd())):
+        if folder not in sys.path:
+            sys.path.append(folder)
     module, _, attribute = name.rpartition(".")
     try:
         recipe = getattr(import_module(module), attribute, None)
@@ -82,11 +86,3 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             f"{'not there' if recipe is None else type(recipe).__name__}. Correct the name."
         )
     return recipe
-
-
-def search_beside(yaml_file: Path) -> None:
-    """Append the folders of a YAML and its base, and the working folder, to the module path."""
-    files = read_document(yaml_file).texts
-    for folder in (*(str(file.resolve().parent) for file in files), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.append(folder)

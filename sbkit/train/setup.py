@@ -59,7 +59,6 @@ from sbkit.config.hparams import Knobs, load_hparams, read_knobs
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
-from sbkit.data.corpus import describe_corpus
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import DeviceCounter, Placement, count_local_devices, resolve
 from sbkit.evaluate.run_results import SUMMARY
@@ -273,16 +272,6 @@ class RunSetup:
             number_of_epochs=self.build_hparams()["epoch_counter"].limit,
             patience=self.knobs.get("early_stopping", 0),
         )
-
-    def describe_data(self) -> dict[str, Any]:
-        """Return the sample rate, language and corpus of the data, for its report."""
-        make_corpus = self.load_recipe().corpus
-        corpus = make_corpus and make_corpus(self.knobs)
-        return {
-            "sample_rate": self.knobs["sample_rate"],
-            "language": self.knobs.get("language"),
-            "corpus": describe_corpus(corpus, self.knobs),
-        }
 
     def set_results_aside(self) -> None:
         """Rename the bundle and summary of a run that is trained further.

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import reduce
+from itertools import chain
 from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,17 +149,16 @@ def _all_differences(
 def _is_size(ours: PartSettings, difference: SettingDifference) -> bool:
     """Return whether a setting is a number that changes the shapes of a part's tensors."""
     name = str(difference.path[0])
+    values = [value if isinstance(value, list) else [value] for value in difference[1:]]
     # Whatever the source writes in the place of a number is not built.
-    is_number = all(_is_numeric(value) for value in difference[1:])
+    is_number = all(item is None or type(item) in (int, float) for item in chain(*values))
     if name == FEATURES or not isinstance(ours[name], dict) or not is_number:
         return False
-    shapes, their_shapes = _shapes(ours, name), _shapes(_with_their_value(ours, difference), name)
+    with_theirs = deepcopy(dict(ours))
+    *parents, last = difference.path
+    reduce(getitem, parents, with_theirs)[last] = difference.theirs  # type: ignore[index, arg-type]
+    shapes, their_shapes = _shapes(ours, name), _shapes(with_theirs, name)
     return shapes is not None and their_shapes is not None and shapes != their_shapes
-
-
-def _is_numeric(value: Plain) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return all(item is None or type(item) in (int, float) for item in values)
 
 
 def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | None:
@@ -170,14 +170,6 @@ def _shapes(settings: PartSettings, name: str) -> Mapping[str, torch.Size] | Non
         return {name: tensor.shape for name, tensor in part.state_dict().items()}
     except Exception:  # whatever a class raises for values that do not go together
         return None
-
-
-def _with_their_value(ours: PartSettings, difference: SettingDifference) -> PartSettings:
-    """Return our settings with the source's value of one setting."""
-    settings = deepcopy(dict(ours))
-    *parents, last = difference.path
-    reduce(getitem, parents, settings)[last] = difference.theirs  # type: ignore[index, arg-type]
-    return settings
 
 
 def _differences(

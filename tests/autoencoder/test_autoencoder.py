@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sbkit.base.errors import ASKED_TO_STOP, SbkitError
+from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
 from sbkit.commands.cli import run as sbkit
 from sbkit.logs.run_log import read_log
 from sbkit.runtime.torch_model import load_bundle
@@ -31,14 +32,19 @@ def train(workplace: Workplace, run: Path, *options: str) -> int:
 @pytest.fixture(scope="module")
 def trained(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("run") / "run"
-    assert train(workplace, run) == 0
+    assert train(workplace, run, "--average_checkpoints=2") == 0
     return run
 
 
-def test_user_task_is_trained_logged_and_tested(trained: Path) -> None:
+def test_user_task_without_metrics_is_ranked_by_its_loss_and_tested(trained: Path) -> None:
     epochs = [entry for entry in read_log(trained / "train_log.jsonl") if "valid_loss" in entry]
     assert len(epochs) == 3
     assert epochs[-1]["valid_loss"] < epochs[0]["valid_loss"]
+    checkpoints = trained / "checkpoints"
+    best, _ = Checkpointer(checkpoints).find_checkpoints(min_key="loss")
+    assert best.meta["loss"] == min(epoch["valid_loss"] for epoch in epochs)
+    averaged = AveragedCheckpoints.read(checkpoints)
+    assert averaged is not None and len(averaged.of) == 2
     figures = read_json(trained / "summary.json")["test"]["test"]
     assert figures["loss"] == pytest.approx(epochs[-1]["valid_loss"], rel=0.5)
 

@@ -20,10 +20,13 @@ MISSING = "raise ModuleNotFoundError(\"No module named 'torchaudio'\")"
 COMMANDS = {"train.py": ["train.py", "hparams/ctc.yaml"], "doctor": ["-m", "sbkit", "doctor"]}
 
 
-@pytest.mark.parametrize("code", [CUDA, LIBRARY, MISSING], ids=["cuda", "library", "missing"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("train.py", CUDA), ("train.py", LIBRARY), ("train.py", MISSING), ("doctor", CUDA)],
+    ids=["cuda", "library", "missing", "doctor"],
+)
 def test_torchaudio_of_another_torch_is_explained_with_commands(
-    code: str, command: str, tmp_path: Path
+    command: str, code: str, tmp_path: Path
 ) -> None:
     (tmp_path / "torchaudio").mkdir()
     (tmp_path / "torchaudio/__init__.py").write_text(code + "\n")

@@ -8,7 +8,7 @@ import pytest
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import RANGES, require_in_range
-from sbkit.config.hparams import load_hparams, read_knobs
+from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_overrides
 from sbkit.train.brain import Brain
 from sbkit.train.setup import RunSetup
@@ -18,7 +18,6 @@ REFUSED: list[tuple[str, object, str]] = [
     ("number_of_epochs", 0, "a whole number of at least 1, but is 0."),
     ("grad_accumulation_factor", 10**9, "a whole number from 1 to 65536, but is 1000000000."),
     ("max_grad_norm", math.nan, "a number, but is nan."),
-    ("log_every", 0, "a whole number of at least 1, but is 0."),
     ("log_every", True, "a whole number of at least 1, but is True."),
     ("stall_seconds", "120 s", "a number from 0 to 86400, but is '120 s'."),
 ]
@@ -44,11 +43,6 @@ def test_lm_text_is_a_file_or_a_list_that_replaces_it(tmp_path: Path) -> None:
 def test_require_in_range_allows_values_that_switch_off() -> None:
     require_in_range({"stall_seconds": 0, "ckpt_interval_minutes": -1})
     require_in_range({"stall_seconds": 0.5})
-
-
-def test_values_of_every_yaml_are_in_range() -> None:
-    for file in (ROOT / "hparams").glob("*.yaml"):
-        require_in_range(read_knobs(file, {"data_folder": "anywhere"}))
 
 
 @pytest.mark.parametrize("yaml", ["ctc.yaml", "language_id.yaml"])
@@ -95,8 +89,6 @@ def test_brain_made_by_hand_refuses_values_out_of_range(
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        ({"log_every": 0}, "`log_every` must be a whole number of at least 1, but is 0."),
-        ({"freq_masks": -1}, "`freq_masks` must be a whole number of at least 0, but is -1."),
         ({"spec_augment": {"freq_width": -2}}, "`spec_augment.freq_width` must be a whole number"),
         ({"d_model": 0}, "`d_model` must be a whole number of at least 1, but is 0."),
         ({"dropout": 1.5}, "`dropout` must be a number from 0 to 1, but is 1.5."),

@@ -102,14 +102,6 @@ class OddFrontEnd(ConvFrontEnd):
         return (self.spare(x) if not self.training or self.calls % 4 == 0 else x), lengths
 
 
-class CenteringFrontEnd(ConvFrontEnd):
-    """Subtracts the mean of all frames, including padding."""
-
-    def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x, lengths = super().forward(x, lengths)
-        return x - x.mean(1, keepdim=True), lengths
-
-
 class RoundingFrontEnd(ConvFrontEnd):
     """Learns nothing: the derivative of rounding is 0."""
 

@@ -143,35 +143,23 @@ def test_learning_is_tried_and_printed_without_touching_the_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "key", "words"),
-    [
-        ("--lr=1e-6", "lr", "about 1,000 times too low. Try `lr: 0.001`."),
-        ("--dropout=0.95", "dropout", "Dropout hides 95% of the model. Lower `dropout`."),
-    ],
-)
 def test_clips_that_are_not_learned_are_reported_with_the_evident_cause(
-    option: str,
-    key: str,
-    words: str,
-    workplace: Workplace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learn, "MAX_STEPS", 20)
-    with planned_run(workplace, tmp_path / "run", *LARGER, option) as planned:
+    with planned_run(workplace, tmp_path / "run", *LARGER, "--lr=1e-6") as planned:
         (finding,) = check_learning(planned)
         assert planned.results[LEARNING_TEST].outcome == "failed"
     assert finding.stops
-    assert finding.where == f"override of {key}"
-    assert words in finding.fix
+    assert finding.where == "override of lr"
+    assert "about 1,000 times too low. Try `lr: 0.001`." in finding.fix
 
 
 @pytest.mark.slow
 def test_loss_of_another_task_must_fall(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learn, "MAX_STEPS", 60)
+    monkeypatch.setattr(learn, "MAX_STEPS", 25)
     yaml = ROOT / "hparams/tts.yaml"
     with planned_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
         assert [*check_learning(run)] == []

@@ -1,11 +1,16 @@
-"""Save and recover checkpoints of one small layer."""
+"""Save and recover checkpoints of one small layer, and lock a folder as a run does."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from sbkit.checkpoint.checkpointer import Checkpointer
+from tests.processes import Process
 
 
 def line(value: float, rows: int = 2) -> nn.Linear:
@@ -46,3 +51,28 @@ def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+# A run with a worker process that outlives it, as workers of a DataLoader do for a while
+TRAINING = """
+import os, sys, time
+from sbkit.checkpoint.checkpointer import Checkpointer
+
+os.setsid()
+Checkpointer(sys.argv[1]).claim()
+if os.fork() == 0:
+    print("at work", flush=True)  # the inherited locks are closed by now
+time.sleep(60)
+"""
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[Process]:
+    """Lock a folder from another process, as a run does."""
+    process = Process(["-c", TRAINING, folder])
+    try:
+        while not process.output()[0]:
+            assert process.poll() is None, process.output()
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)

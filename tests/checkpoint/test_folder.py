@@ -1,10 +1,6 @@
 """Damaged checkpoints are skipped, SpeechBrain's are read, and one run locks a folder."""
 
 import json
-import os
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +9,7 @@ from speechbrain.utils.checkpoints import Checkpointer as SpeechBrainCheckpointe
 from sbkit.base.checksums import CHECKSUMS, find_damage
 from sbkit.base.errors import SbkitError
 from sbkit.checkpoint.checkpointer import Checkpointer
-from tests.checkpoint.saves import cut, flip, line, recovered, save
-from tests.processes import Process
+from tests.checkpoint.saves import cut, flip, line, recovered, save, training
 
 DAMAGES = {
     "cut weights": lambda path: cut(path / "model.ckpt"),
@@ -70,31 +65,6 @@ def test_run_of_speechbrain_is_resumed(tmp_path: Path, caplog: pytest.LogCapture
     cut(newest.path / "model.ckpt")
     with pytest.raises(SbkitError, match="away to resume from the one before"):
         recovered(tmp_path)
-
-
-# A run with a worker process that outlives it, as workers of a DataLoader do for a while
-TRAINING = """
-import os, sys, time
-from sbkit.checkpoint.checkpointer import Checkpointer
-
-os.setsid()
-Checkpointer(sys.argv[1]).claim()
-if os.fork() == 0:
-    print("at work", flush=True)  # the inherited locks are closed by now
-time.sleep(60)
-"""
-
-
-@contextmanager
-def training(folder: Path) -> Iterator[Process]:
-    """Lock a folder from another process, as a run does."""
-    process = Process(["-c", TRAINING, folder])
-    try:
-        while not process.output()[0]:
-            assert process.poll() is None, process.output()
-        yield process
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_second_run_in_folder_is_refused_until_first_ends(tmp_path: Path) -> None:

@@ -41,17 +41,6 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_read_arpa_converts_to_natural_logarithms(tmp_path: Path) -> None:
-    model = read_arpa(written(tmp_path, SMALL))
-    assert model.words == ("<unk>", "<s>", "</s>", "a", "b")
-    a, b = model.id_of("a"), model.id_of("b")
-    assert model.score(NO_HISTORY, a)[0] == pytest.approx(-0.5 * math.log(10))
-    assert model.score(state_after(model, a), a)[0] == pytest.approx((0.25 - 0.5) * math.log(10))
-    assert model.score(state_after(model, a), b)[0] == pytest.approx(-0.1 * math.log(10))
-    total = -0.25 - 0.1 - 0.125
-    assert sentence_log_prob(model, ["a", "b"]) == pytest.approx(total * math.log(10))
-
-
 @pytest.mark.parametrize("name", ["words_pruned", "pieces"])
 def test_round_trip_changes_nothing(tmp_path: Path, name: str) -> None:
     model = read_arpa(DATA / f"{name}.arpa")

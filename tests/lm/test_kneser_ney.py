@@ -10,8 +10,8 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.lm.arpa import read_arpa
-from sbkit.lm.kneser_ney import FALLBACK_DISCOUNTS, train
-from sbkit.lm.ngram import BEGIN, NO_HISTORY
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.ngram import BEGIN
 from tests.decoding.by_definition import state_after
 
 DATA = Path(__file__).parent / "data"
@@ -74,22 +74,6 @@ def test_probabilities_sum_to_one_in_every_context(order: int) -> None:
             state = state_after(model, *history)
             log_probs = [model.score(state, word)[0] for word in predicted]
             assert np.exp(log_probs).sum() == pytest.approx(1, abs=1e-6), history
-
-
-def test_order_with_too_little_text_uses_the_fallback_discounts() -> None:
-    trained = train([["a", "a", "a", "b"]], order=1)
-    assert trained.fallback_orders == (1,)
-    probability = np.exp(trained.model.score(NO_HISTORY, trained.model.id_of("a"))[0])
-    freed = (
-        FALLBACK_DISCOUNTS[3] + 2 * FALLBACK_DISCOUNTS[1]
-    )  # a comes three times, b and </s> once
-    assert probability == pytest.approx((3 - FALLBACK_DISCOUNTS[3]) / 5 + freed / 5 / 4)
-
-
-def test_train_reads_a_text_once_and_counts_it() -> None:
-    trained = train(iter([["a", "b"], [], ["b"]]), order=2)
-    assert (trained.num_sentences, trained.num_tokens) == (3, 3)
-    assert trained.model.words == ("<unk>", "<s>", "</s>", "a", "b")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ def test_scores_of_an_utterance_do_not_depend_on_its_batch() -> None:
             {"pooling": nn.Identity()},
             r"`pooling` is called with \(x, lengths\), but its forward takes \(input",
         ),
-        ({"model": nn.ModuleList([])}, "`CNN` is not in its list"),
     ],
 )
 def test_unsuitable_parts_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -84,7 +84,7 @@ def test_compiled_training_has_the_losses_of_plain_training() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_compiled_training_continues_when_freezing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen layers run as in inference; then with gradients, dropout and checkpointing."""
-    plain = fine_tuning.train_one("wavlm", fine_tuning.FREEZE)
+    plain = fine_tuning.train_one("wavlm", fine_tuning.FREEZE, num_layers=1)
     compile_block, requires_grad = nn.Module.compile, set[bool]()
 
     def without_kernels(module: nn.Module, *, dynamic: bool, options: Any) -> None:
@@ -95,7 +95,7 @@ def test_compiled_training_continues_when_freezing_ends(monkeypatch: pytest.Monk
         return import_module("torch._dynamo.backends.debugging").aot_eager(graph, inputs)
 
     monkeypatch.setattr(nn.Module, "compile", without_kernels)
-    compiled = fine_tuning.train_one("wavlm", fine_tuning.FREEZE, compile=True)
+    compiled = fine_tuning.train_one("wavlm", fine_tuning.FREEZE, num_layers=1, compile=True)
     assert requires_grad == {False, True}
     for name, values in plain.items():
         assert compiled[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name

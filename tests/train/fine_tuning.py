@@ -57,10 +57,16 @@ def train() -> dict[str, list[float]]:
 
 
 def train_one(
-    model_type: str, freeze: dict[str, Any], lora: dict[str, Any] | None = None, **options: Any
+    model_type: str,
+    freeze: dict[str, Any],
+    lora: dict[str, Any] | None = None,
+    *,
+    num_layers: int = 3,
+    **options: Any,
 ) -> dict[str, list[float]]:
     """Return the parameters of one encoder after a few steps."""
-    config, samples = tiny_config(model_type), SAMPLES[model_type]
+    config = tiny_config(model_type, num_hidden_layers=num_layers)
+    samples = SAMPLES[model_type]
     front_end, encoder = make_parts(config, **KNOBS, lora=lora)
     parts = {"CNN": front_end, "Transformer": encoder, "head": nn.Linear(24, 3)}
     model = nn.ModuleList(parts.values())

@@ -168,18 +168,18 @@ with process_group(torch.device("cpu")):
 """
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ddp)])
+@pytest.mark.ddp
 def test_run_killed_in_validation_keeps_the_epoch_and_ends_as_if_it_was_not(
-    tmp_path: Path, ranks: int
+    tmp_path: Path,
 ) -> None:
     """The rate follows the position in the run, and a validation ranks its epoch."""
     for name, epochs in {"whole": [""], "killed": ["1", "4", ""]}.items():
         for dies_in in epochs:
             command = ["-c", MORTAL, tmp_path / name, *dies_in]
-            process = processes.run(command, ranks=ranks)
+            process = processes.run(command, ranks=2)
             assert process.returncode == (-signal.SIGKILL if dies_in else 0), process.stderr
-            found = Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
-            assert found[0].meta["end-of-epoch"] is (dies_in == "")
+            saved = Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()
+            assert saved[0].meta["end-of-epoch"] is (dies_in == "")
     assert not differences(tmp_path / "killed", tmp_path / "whole")
     whole, killed = (
         Checkpointer(tmp_path / name / "checkpoints").find_checkpoints()

@@ -13,19 +13,9 @@ from sbkit.base.process import exit_code
 from sbkit.logs.progress import TrainingProgress
 from sbkit.logs.run_log import read_log
 from sbkit.models.loss import Loss
-from sbkit.train.metrics import NO_TOTALS, Meter, MetricTotals, TrainingMetrics
+from sbkit.train.metrics import NO_TOTALS, Meter, TrainingMetrics
 
 CPU = torch.device("cpu")
-
-
-def test_meter_adds_and_then_forgets_sums() -> None:
-    meter = Meter(CPU)
-    meter.add(Loss(torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([1, 2])), 1.5)
-    meter.add(Loss(torch.tensor([6.0]), torch.tensor([3.0])), 2.0)
-    reading = meter.read()
-    assert (reading.loss_sum, reading.labels, reading.audio_seconds) == (12.0, 6.0, 3.5)
-    assert reading.loss == 2.0
-    assert (meter.read().loss_sum, meter.read().audio_seconds) == (0.0, 0.0)
 
 
 def test_meter_adds_small_sums_exactly() -> None:
@@ -52,14 +42,6 @@ def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> N
     reading = meter.read()
     assert (reading.waiting_seconds, reading.wall_seconds) == (12.0, 15.0)
     assert reading.data_wait_share == 0.8
-
-
-def test_metric_totals_add_up() -> None:
-    total = (
-        NO_TOTALS + MetricTotals(6.0, 3.0, 10.0, 2.0, 0.5) + MetricTotals(2.0, 1.0, 20.0, 4.0, 1.0)
-    )
-    assert total == MetricTotals(8.0, 4.0, 30.0, 6.0, 1.5)
-    assert (total.loss, total.rtfx, total.data_wait_share) == (2.0, 5.0, 0.25)
 
 
 def test_empty_totals_have_no_loss_and_no_speed() -> None:

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_yaml
 from sbkit.logs.run_log import read_log
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
-from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.setup import RunSetup
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -23,7 +21,6 @@ from tests.runs import (
     Workplace,
     last_parameters,
     read_json,
-    rows_of,
     stopped_after,
     train_here,
 )
@@ -81,19 +78,6 @@ def test_run_records_its_base_model(finished: Path, pretrained: Path) -> None:
     assert epochs[-1]["loss"] < epochs[0]["loss"]
 
 
-@pytest.mark.slow
-def test_frozen_parts_stay_and_others_learn(finished: Path, pretrained: Path) -> None:
-    before = load_file(pretrained / "model.safetensors")
-    after = last_parameters(finished)
-    frozen = [name for name in after if name.startswith("0.")]
-    for name in frozen:
-        assert torch.equal(after[name], before[name.replace("0.body", "feature_extractor")]), name
-    learned = [name for name in after if name.startswith("1.body.encoder")]
-    assert frozen and learned
-    for name in learned:
-        assert not torch.equal(after[name], before[name.removeprefix("1.body.")]), name
-
-
 def stop_and_resume(
     command: list[str],
     folder: Path,
@@ -140,43 +124,6 @@ def test_stopped_run_of_other_encoders_resumes_without_base_model(
     assert train_here(whole, workplace.cache) == 0
     expected = last_parameters(tmp_path / "whole")
     stop_and_resume(run, folder, expected, workplace.cache, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_bundle_of_pretrained_encoder_transcribes_like_its_run(
-    finished: Path, workplace: Workplace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bundle = tmp_path / "bundle"
-    assert sbkit(["export", str(finished), "--out", str(bundle)]) == 0
-    clips = [
-        workplace.release / "clips" / row["path"] for row in rows_of(workplace.release / "test.tsv")
-    ]
-    capsys.readouterr()
-    assert sbkit(["transcribe", str(bundle), *map(str, clips), "--decoder", "greedy"]) == 0
-    transcripts = capsys.readouterr().out.splitlines()
-    assert len(transcripts) == len(clips)
-    assert load_bundle(bundle).model is not None
-
-
-@pytest.mark.slow
-def test_check_reports_masks_and_writes_no_files(
-    workplace: Workplace,
-    pretrained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    words = command(workplace, pretrained, tmp_path / "run")[1:]
-    assert sbkit(["check", *words]) == 0
-    assert not (tmp_path / "run").exists()
-    assert "[masks]" not in capsys.readouterr().out
-    sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
-    output = capsys.readouterr().out
-    assert re.search(
-        r"note: Utterances are shorter than the 75 frames of a mask.* in train", output
-    )
-    assert "note: A mask of 25 channels is wider than the encoder (24)" in output
 
 
 @pytest.mark.slow

@@ -1,31 +1,23 @@
-"""Several optimizers share one exact step, and a Brain without metrics has a run."""
+"""Several optimizers share one exact step, and resume together."""
 
-import random
 import signal
-import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from speechbrain.utils.epoch_loop import EpochCounter
 from torch import nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from sbkit.base.errors import SbkitError
-from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
-from sbkit.logs.run_log import read_log
+from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.loss import Loss
 from sbkit.train.brain import Brain
 from sbkit.train.optimizers import assign_parameters
 from sbkit.train.step import match_losses
-from tests.processes import Process
-from tests.runs import Workplace, read_json
-from tests.train.adversarial import write_yaml
-
-CLOCK = ("rtfx", "data_wait_share")
-SHORT = ("--device=cpu", "--batch_seconds=6", "--log_every=1", "--check=false")
-SHORT += ("--average_checkpoints=2", "--number_of_epochs=4")
 
 
 class Pair(Brain):
@@ -170,78 +162,44 @@ def test_loss_with_unknown_name_is_refused() -> None:
         match_losses(losses, ["generator", "discriminator"])
 
 
-# -- runs of train.py ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_yaml(tmp_path_factory.mktemp("yaml"))
-
-
-def command(workplace: Workplace, yaml: Path, run: Path, *options: str) -> list[str]:
-    return ["train.py", *workplace.arguments(run, *options, yaml=str(yaml), tiny=SHORT)]
-
-
-def start(workplace: Workplace, yaml: Path, run: Path) -> Process:
-    return Process(command(workplace, yaml, run), SBKIT_CACHE=workplace.cache)
-
-
-@pytest.fixture(scope="module")
-def whole(workplace: Workplace, yaml: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing disturbed."""
-    run = tmp_path_factory.mktemp("whole")
-    process = start(workplace, yaml, run)
-    assert process.wait(120) == 0, process.output()
-    return run
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    logged = read_log(run / "train_log.jsonl")
-    return [{name: v for name, v in record.items() if name not in CLOCK} for record in logged]
-
-
-@pytest.mark.slow
-def test_run_without_metrics_ranks_checkpoints_by_loss(whole: Path) -> None:
-    losses = [record["valid_loss"] for record in records(whole) if record["kind"] == "epoch"]
-    assert len(losses) == 4
-    checkpoints = Checkpointer(whole / "checkpoints").find_checkpoints(min_key="loss")
-    assert min(losses) == min(checkpoint.meta["loss"] for checkpoint in checkpoints)
-    averaged = AveragedCheckpoints.read(whole / "checkpoints")
-    assert averaged is not None and len(averaged.of) == 2
-    tested = read_json(whole / "summary.json")["test"]["test"]
-    assert tested["loss"] > 0
-    assert (whole / "report.html").is_file() and (whole / "curves.png").is_file()
-
-
-@pytest.mark.slow
-def test_run_killed_at_random_steps_equals_uninterrupted_run(
-    workplace: Workplace, yaml: Path, whole: Path, tmp_path: Path
-) -> None:
-    """Weights, the state of both optimizers, and every figure are the same, bit for bit."""
-    num_steps = len([record for record in records(whole) if record["kind"] == "step"])
-    for lines in sorted(random.Random(0).sample(range(1, num_steps + 3), 3)):
-        process = start(workplace, yaml, tmp_path)
-        while process.poll() is None and len(records(tmp_path)) < lines:
-            time.sleep(0.002)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-    process = start(workplace, yaml, tmp_path)
-    assert process.wait(120) == 0, process.output()
-    assert records(tmp_path) == records(whole)
-    files = ("model.ckpt", "optimizer_generator.ckpt", "optimizer_discriminator.ckpt")
-    last = [Checkpointer(folder / "checkpoints").find_checkpoint() for folder in (tmp_path, whole)]
-    for name in files:
-        mine, theirs = ((folder.path / name).read_bytes() for folder in last if folder)
-        assert mine == theirs
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_two_processes_equal_one(workplace: Workplace, yaml: Path, tmp_path: Path) -> None:
-    alone, shared = workplace.parameters_by_ranks(
-        tmp_path, "--dropout=0.0", yaml=str(yaml), tiny=SHORT
+def adversaries(folder: Path) -> Pair:
+    torch.manual_seed(0)
+    epochs = EpochCounter(2)
+    modules = {"generator": nn.Linear(3, 3), "discriminator": nn.Linear(3, 1)}
+    declared = {
+        "generator": {"parts": ["generator"], "opt_class": partial(AdamW, lr=0.1)},
+        "discriminator": {"opt_class": partial(SGD, lr=0.1, momentum=0.9)},
+    }
+    return Pair(
+        modules,
+        hparams={"optimizers": declared, "epoch_counter": epochs},
+        run_opts={"device": "cpu", "noprogressbar": True},
+        checkpointer=Checkpointer(folder, recoverables={**modules, "epochs": epochs}),
     )
-    for name, value in alone.items():
-        torch.testing.assert_close(shared[name], value, rtol=1e-4, atol=1e-6)
-    losses = [[r["loss"] for r in records(tmp_path / ranks) if "loss" in r] for ranks in "12"]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def fit(brain: Pair) -> None:
+    options = {"batch_size": 2}  # such a loader saves its position
+    brain.fit(brain.hparams.epoch_counter, list(rows()), train_loader_kwargs=options)
+
+
+def test_stopped_run_resumes_with_the_state_of_each_optimizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit."""
+    whole, stopped, resumed = map(adversaries, (tmp_path / "whole", tmp_path, tmp_path))
+    fit(whole)
+
+    def stop_after_step_5(*_: object) -> None:
+        if stopped.optimizer_step == 5:
+            stopped.signals.received = signal.SIGTERM
+
+    monkeypatch.setattr(stopped, "on_fit_batch_end", stop_after_step_5)
+    with pytest.raises(KeyboardInterrupt):
+        fit(stopped)
+    fit(resumed)
+    assert resumed.optimizer_step == whole.optimizer_step == 8
+    for name, optimizer in whole.optimizers_dict.items():
+        assert str(resumed.optimizers_dict[name].state_dict()) == str(optimizer.state_dict())
+    weights = (flat(brain.modules.parameters()) for brain in (resumed, whole))
+    assert torch.equal(*weights)

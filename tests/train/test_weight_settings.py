@@ -30,7 +30,6 @@ def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer
     [
         ("ctc", "--sample_rate=8000", "`sample_rate` is 16000 there and 8000 here"),
         ("ctc", "--level=none", "`compute_features.level` is utterance there and none here"),
-        ("ctc", "--nhead=8", "`Transformer.nhead` is 4 there and 8 here"),
         ("ctc_streaming", "--streaming.left_ms=640", "left_ms` is 2560 there and 640 here"),
         ("ctc_speechbrain", "--Transformer.causal=True", "`Transformer.causal` is false there"),
         ("ctc_speechbrain", "--Transformer.attention_type=RoPEMHA", "is RelPosMHAXL there and Ro"),

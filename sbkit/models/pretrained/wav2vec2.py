@@ -126,7 +126,7 @@ class Wav2Vec2(Body):
         self.encoder.layer_norm = layer_norm(config)
         self.encoder.dropout = Dropout(config["hidden_dropout"])
         self.encoder.layers = nn.ModuleList(
-            Block(config) for _ in range(config["num_hidden_layers"])
+            Wav2Vec2Block(config) for _ in range(config["num_hidden_layers"])
         )
         if config["model_type"] == "wavlm":  # all layers share it; the files store it in the first
             self.encoder.layers[0].attention.rel_attn_embed = RelativePositions(config)
@@ -165,7 +165,7 @@ class PositionalConv(nn.Module):
         return self.activation(self.conv(x)[:, : x.shape[1]])
 
 
-class Block(nn.Module):
+class Wav2Vec2Block(nn.Module):
     """Attention and a feed-forward module: (B, U, D), mask (B, U) -> (B, U, D)."""
 
     def __init__(self, config: Config) -> None:

@@ -155,11 +155,6 @@ OWNERSHIP = [
 
 SHAPES = [
     mutation(
-        "the CNN is wider than the Transformer",
-        error("shapes", "Transformer", "fails in `Transformer", "RuntimeError"),
-        options=("--CNN.d_model=48",),
-    ),
-    mutation(
         "features of another size than the CNN's",
         error("shapes", "CNN.normalize", "fails in `CNN.normalize`", "(80)"),
         options=("--compute_features.n_mels=40",),
@@ -199,11 +194,6 @@ UNUSED = [
         error("unused", "CNN", "`CNN.spare`", "is never run"),
         recipe=brain(SpareLayer),
         options=("--freeze={CNN: 1}",),
-    ),
-    mutation(
-        "a path of freeze that leads nowhere",
-        error("brain", "freeze", "must name modules", "Did you mean `CNN`"),
-        options=("--freeze={CNNs: 1}",),
     ),
 ]
 
@@ -250,7 +240,6 @@ INTERFACES = [
             text=text,
         )
         for name, yaml, text in (
-            ("a mean over padding", CTC, front_end("CenteringFrontEnd")),
             ("an LSTM from padding", CTC, front_end("BackwardFrontEnd")),
             ("convolutions that see padding", LOBES, ()),  # as the YAML says itself
         )
@@ -283,7 +272,13 @@ STATE = [
         error("shapes", ".yaml:1", "through the graph a second time"),
         text=front_end("AttachedFrontEnd"),
     ),
-    mutation("healthy, though odd", text=front_end("OddFrontEnd")),
+    mutation(
+        "healthy, though odd",
+        text=(
+            *front_end("OddFrontEnd"),
+            ("lr_schedule: ", "called: !apply:os.getcwd\nlr_schedule: "),
+        ),
+    ),
     mutation(
         "a layer that forward makes",
         error("state", "CNN", "`CNN.late` is made by `forward`", "in `__init__`"),
