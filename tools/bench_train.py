@@ -1,20 +1,14 @@
-"""Train sbkit and other toolkits in alternating rounds, and compare their speed.
+"""Train sbkit and SpeechBrain in alternating rounds, and compare their speed.
 
 python -m tools.bench_train [--rounds 5] [--seconds 20] [--only-sbkit] [--yaml FILE]
     [--key=value of the YAML ...]
 
-By default, sbkit is compared with SpeechBrain's CommonVoice transformer recipe. With
---yaml hparams/ctc_pretrained.yaml, it is compared with SpeechBrain's CTC recipe and Hugging Face's
-script: all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another, or a
-Whisper) on clips of at most 10 s.
-
-All sides have the same corpus (48 kHz mp3; without --data_folder, the default corpus is converted),
-labels, precision, number of parameters within 1 % (4 % beside the CTC recipe, because of its linear
-layers), and maximum seconds of audio in an update (mean seconds when fine-tuning: there the others
-count clips).
+SpeechBrain's side is its CommonVoice transformer recipe. All sides have the same corpus (48 kHz
+mp3; without --data_folder, the default corpus is converted), labels, precision, number of
+parameters within 1 %, and maximum seconds of audio in an update.
 
 `rtfx` is seconds of audio trained on per second, and the last column its ratio to the second side,
-the fastest of the others. `update` is the mean number of seconds of audio in an update. A small
+the faster of SpeechBrain's. `update` is the mean number of seconds of audio in an update. A small
 corpus makes it low: SpeechBrain's 200 buckets fill only with many clips, and small batches are
 slower. `memory` is the largest in GB. `tflops` counts matrix products, convolutions and attention,
 padding included, as torch does. On a GPU listed in PEAKS, `mfu` is its share of the GPU's peak in
@@ -36,30 +30,17 @@ from unittest.mock import patch
 from tools.bench import Figures, Worker, answer, start_worker, take_turns
 
 WAITING = "OMP_WAIT_POLICY"
-YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
+YAML = "hparams/ctc.yaml"
 # The sides, and the environment variables of each; sbkit itself chooses how its threads wait.
 SIDES = {
     "sbkit": {},
     "speechbrain active": {WAITING: "active"},
     "speechbrain passive": {WAITING: "passive"},
 }
-FINE_TUNING_SIDES = {
-    "sbkit": {},
-    "speechbrain": {WAITING: "active"},
-    "huggingface": {WAITING: "active"},
-}
-DEFAULTS = {  # for the knobs of a YAML
-    YAML: (  # CTC and attention, 2.8 million parameters; the corpus lists every clip eight times
-        *("--num_encoder_layers=4", "--num_decoder_layers=2", "--d_ffn=576", "--ctc_weight=0.3"),
-        *("--token_type=bpe", "--vocab_size=100", "--batch_seconds=60.0", "--number_of_epochs=11"),
-    ),
-    # All sides compute all layers, and have the dropout of Hugging Face's script. With batches of
-    # 32 s, SpeechBrain ran out of 24 GiB.
-    FINE_TUNING: (
-        *("--layerdrop=0.0", "--dropout=0.0", "--activation_dropout=0.0"),
-        *("--batch_seconds=16.0", "--max_seconds=10.0", "--number_of_epochs=11"),
-    ),
-}
+DEFAULTS = (  # of YAML: CTC and attention, 2.8 million parameters; each clip is listed eight times
+    *("--num_encoder_layers=4", "--num_decoder_layers=2", "--d_ffn=576", "--ctc_weight=0.3"),
+    *("--token_type=bpe", "--vocab_size=100", "--batch_seconds=60.0", "--number_of_epochs=11"),
+)
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
@@ -83,18 +64,10 @@ def main() -> None:
 def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), f"--seconds={options.seconds}"]
-    arguments += [*DEFAULTS.get(options.yaml, ()), *overrides]
-    variables_of_sides = SIDES
-    if options.yaml == FINE_TUNING:
-        variables_of_sides = FINE_TUNING_SIDES
-        names = {option.partition("=")[0] for option in overrides}
-        if names.isdisjoint(("--pretrained", "--encoder_config")):
-            from tools.bench_pretrained import save_base
-
-            arguments.append(f"--pretrained={save_base(folder / 'base')}")
+    arguments += [*DEFAULTS * (options.yaml == YAML), *overrides]
     with ExitStack() as stack:
         sides: list[Worker] = []
-        for name, variables in variables_of_sides.items():
+        for name, variables in SIDES.items():
             start = start_worker("tools.bench_train", name, arguments, **variables)
             side = stack.enter_context(start)
             sides.append(side)
@@ -112,10 +85,6 @@ def make_side(options: argparse.Namespace, overrides: Sequence[str]) -> Any:
 
     if options.side == "sbkit":
         make: Any = bench_sides.SbkitSide
-    elif options.yaml == FINE_TUNING:
-        from tools import bench_pretrained
-
-        make = bench_pretrained.SIDES[options.side]
     else:
         from tools import bench_speechbrain
 
