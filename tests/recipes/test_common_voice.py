@@ -181,10 +181,8 @@ def test_two_languages_need_two_releases(tmp_path: Path) -> None:
 
 
 VOTES = "up_votes\tdown_votes\tage\tgender"
-HEADERS = {  # of train.tsv, by the version that brought them
+HEADERS = {  # of train.tsv, by the version that brought them; between them, only columns came
     "1": f"client_id\tpath\tsentence\t{VOTES}\taccent",
-    "5": f"client_id\tpath\tsentence\t{VOTES}\taccent\tlocale\tsegment",
-    "7": f"client_id\tpath\tsentence\t{VOTES}\taccents\tlocale\tsegment",
     "22": "client_id\tpath\tsentence_id\tsentence\tsentence_domain\t"
     f"{VOTES}\taccents\tvariant\tlocale\tsegment",
 }
@@ -231,6 +229,12 @@ def test_release_of_any_version_is_read(version: str, tmp_path: Path) -> None:
             columns = {*HEADERS[version].split("\t")} - {"path", "sentence", "client_id"}
             assert columns | {"speaker", "language"} == {*clip.columns}
             assert clip.columns["speaker"] == f"{number:04x}"
+
+
+def test_release_in_another_language_is_refused(tmp_path: Path) -> None:
+    release = release_of(tmp_path / "en", "22", splits=SPLITS)
+    with pytest.raises(SbkitError, match="is de, but 3 of 3 rows of the manifest have the locale"):
+        prepare(data_folder=release, language="de", cache_folder=tmp_path / "cache")
 
 
 def test_delta_release_needs_named_splits(tmp_path: Path) -> None:

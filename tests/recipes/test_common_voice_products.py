@@ -18,6 +18,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.data import sharded_corpus
 from sbkit.data.corpus import KnobValues, describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
+from sbkit.logs.run_log import read_log
 from tests.runs import TINY, read_json, rows_of, train_here
 from tests.runs import write_tsv as write_simple_tsv
 from tools import fake_common_voice as fake
@@ -254,6 +255,11 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     tests = [f"test-{SCRIPTED}", f"test-{SPONTANEOUS}"]
     summary = read_json(run / "summary.json")
     assert [*summary["test"]] == tests
+    assert all((run / f"wer_{name}.txt").is_file() for name in tests)
+    log = read_log(run / "train_log.jsonl")
+    assert [record["split"] for record in log if record["kind"] == "test"] == tests
+    (epoch,) = [record for record in log if record["kind"] == "epoch"]
+    assert {"CER", f"dev-{SCRIPTED}/CER", f"dev-{SPONTANEOUS}/WER"} <= epoch.keys()
     assert {*summary["test"][tests[1]]["report_by"]["variant"]} <= {"en-north", "en-south"}
     report = read_json(run / "data_report.json")
     assert report["corpus"]["license"] == "CC-BY-SA-3.0"
@@ -291,8 +297,6 @@ def test_delta_release_joins_a_full_one(releases: Path, tmp_path: Path) -> None:
         (delta / name).symlink_to(full / name)
     knobs: KnobValues = {"data_folder": [str(full), str(delta)], "language": "en"}
     corpus = corpus_of(knobs)
-    with pytest.raises(SbkitError, match="has no train.tsv, dev.tsv, test.tsv"):
-        splits_of(corpus, knobs)
     knobs = {**knobs, "splits": {"train": ["train-en", "validated-delta"], "valid": "dev-en"}}
     roles = splits_of(corpus, knobs)
     assert roles["train"] == ("train-en", "validated-delta")
