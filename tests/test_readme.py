@@ -53,12 +53,7 @@ NOT_RUN_HERE = (
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
     *(f"python -m tools.bench_{name}" for name in ("synthesis", "times", "data")),
-    *(
-        "python -m tools.build",
-        "python -m tools.fake_common_voice",
-        "python -m tools.mutate",
-        "python -m recipes.asr.little_speech.compare",
-    ),
+    *("python -m tools.build", "python -m tools.fake_common_voice", "python -m tools.mutate"),
     "python train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "python train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     *("lhotse prepare ", "python train.py hparams/ctc.yaml --data_folder=manifests"),

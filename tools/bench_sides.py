@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from recipes.prepare import corpus_of, read_manifest
+from recipes.AsteriskPrompts import corpus
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
@@ -38,11 +38,9 @@ def convert(release: Path) -> Path:
     Each training clip is listed several times: its 419 are too few for either side to fill batches
     with clips of similar lengths, as in a corpus of many hours.
     """
-    knobs = {"data_folder": None, "language": "en", "splits": None}
-    corpus = corpus_of(knobs)
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
-        for clip in read_manifest(corpus, knobs, split):
+        for clip in corpus.read({"language": "en"}, split):
             copies = COPIES if split == "train" else 1
             yield read_audio(clip.path, MP3_RATE), [clip.sentence] * copies
 

@@ -27,7 +27,8 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
-from recipes.prepare import corpus_of, read_manifest
+from recipes.prepare import corpus_of
+from sbkit.data.corpus import iter_blocks
 from sbkit.data.splits import read_column, sample_counts
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.setup import RunSetup
@@ -140,8 +141,8 @@ def read_wav(wav: str) -> Tensor:
 
 def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
-    manifest = read_manifest(corpus_of(setup.knobs), setup.knobs, "train")
-    paths = {clip.id: clip.path for clip in manifest}
+    blocks = iter_blocks(corpus_of(setup.knobs), setup.knobs, "train")
+    paths = {clip.id: clip.path for block in blocks for clip in block}
     rows = setup.prepare_splits().train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
     seconds = sample_counts(rows) / setup.knobs["sample_rate"]
