@@ -147,9 +147,8 @@ def main() -> None:
     """Prepare one language; print its folder, clips and minutes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--language", default="en", help=f"one of {', '.join(LICENSES)}")
-    parser.add_argument("--cache_folder", type=Path, default=default_cache())
-    options = parser.parse_args()
-    print_release(prepare_prompts(language=options.language, cache_folder=options.cache_folder))
+    language = parser.parse_args().language
+    print_release(prepare_prompts(language=language, cache_folder=default_cache()))
 
 
 if __name__ == "__main__":
