@@ -42,7 +42,9 @@ from tools.bench import Figures, measure_once
 
 SAMPLE_RATE = 16_000
 ROWS_PER_SHARD = 7_000  # 1 GB of pcm
-MAX_LINKS = 50_000  # to a file; ext4 allows 65,000
+MIN_CLIPS = 256  # of noise; many rows have the same
+MAX_LINKS = 50_000  # to a clip; ext4 allows 65,000
+NUM_EVALUATED = 1000  # rows of dev, and of test
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
@@ -165,9 +167,9 @@ def write_shards(folder: Path, rows: int) -> None:
 
 
 def _make_noise(rows: int) -> list[Any]:
-    """Make the audio of a few hundred clips, as many rows have the same: (S,) int16."""
+    """Make the audio of a few hundred clips: (S,) int16."""
     random = np.random.default_rng(0)
-    count = max(256, -(-rows // MAX_LINKS))
+    count = max(MIN_CLIPS, -(-rows // MAX_LINKS))
     seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.045, 0.3, count), 2.5, 15.0)
     longest = random.normal(0, 1000, int(15.0 * SAMPLE_RATE)).astype(np.int16)
     return [longest[: int(length * SAMPLE_RATE)] for length in seconds]
@@ -178,7 +180,7 @@ def _make_columns(rows: int, *, block_rows: int) -> Iterator[tuple[str, Any, dic
     random = np.random.default_rng(0)
     words = _make_words(random)
     first = 0
-    for split, size in (("train", rows), ("dev", 1000), ("test", 1000)):
+    for split, size in (("train", rows), ("dev", NUM_EVALUATED), ("test", NUM_EVALUATED)):
         for start in range(first, first + size, block_rows):
             numbers = np.arange(start, min(start + block_rows, first + size))
             sentences = random.choice(words, (len(numbers), WORDS_PER_SENTENCE)).tolist()
