@@ -94,7 +94,7 @@ def measure_starts(folder: Path, options: argparse.Namespace) -> None:
         "resumed in the middle of an epoch": start,
     }
     if options.ranks > 1:
-        name = f"resumed by {options.ranks} ranks with 2 workers each, all together"
+        name = f"resumed by {options.ranks} ranks with 2 workers each"
         starts[name] = partial(start, "--num_workers=2", ranks=options.ranks)
     print(f"{options.rows:,} rows\n")
     measure_once(starts)

@@ -131,8 +131,8 @@ def lengths_on_device() -> Iterator[None]:
     from torch.nn.functional import ctc_loss
 
     def place_lengths(log_probs: Any, targets: Any, *lengths: Any, **options: Any) -> Any:
-        placed = (length.to(log_probs.device) for length in lengths)
-        return ctc_loss(log_probs, targets, *placed, **options)
+        device_lengths = (length.to(log_probs.device) for length in lengths)
+        return ctc_loss(log_probs, targets, *device_lengths, **options)
 
     with patch("sbkit.models.loss.ctc_loss", place_lengths):
         yield

@@ -398,7 +398,7 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
     with planned_run(
         workplace, tmp_path / "run", recipe=recipe, yaml=tmp_path / "codec.yaml", tiny=()
     ) as planned:
-        (finding,) = [found for found in check_planned_run(planned) if found.check == "brain"]
+        (finding,) = [x for x in check_planned_run(planned) if x.check == "brain"]
     assert "has 1063 outputs for 1000 codes" in finding.problem
 
 
