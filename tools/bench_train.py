@@ -79,19 +79,6 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
         take_turns({side.name: side.measure for side in sides}, options.rounds, base)
 
 
-def make_side(options: argparse.Namespace, overrides: Sequence[str]) -> Any:
-    """Make a side; only its own toolkit is imported."""
-    from tools import bench_sides
-
-    if options.side == "sbkit":
-        make: Any = bench_sides.SbkitSide
-    else:
-        from tools import bench_speechbrain
-
-        make = bench_speechbrain.SpeechBrainSide
-    return bench_sides.make_side(make, Path(options.yaml), overrides, options.folder)
-
-
 def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Train and answer for each line of standard input."""
     from sbkit.base.allocator import keep_freed_memory
@@ -102,7 +89,14 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
-        side: Any = make_side(options, overrides)
+        from tools.bench_sides import SbkitSide, make_side
+
+        kind: Any = SbkitSide
+        if options.side != "sbkit":  # only its own toolkit is imported
+            from tools.bench_speechbrain import SpeechBrainSide
+
+            kind = SpeechBrainSide
+        side = make_side(kind, Path(options.yaml), overrides, options.folder)
         parameters = sum(p.numel() for p in side.model.parameters())
         device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
