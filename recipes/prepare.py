@@ -158,11 +158,6 @@ def prepare_audio(knobs: KnobValues) -> Splits:
     return _prepare(knobs, normalize=str, keep_empty=True)
 
 
-def read_manifest(corpus: Corpus, knobs: KnobValues, split: str) -> Manifest:
-    """Return the manifest of one split, which must not be in table folders."""
-    return Manifest.join(iter_blocks(corpus, knobs, split))
-
-
 def _read_sources(
     corpus: Corpus, knobs: KnobValues, names: Sequence[str]
 ) -> dict[str, Iterator[Manifest]]:

@@ -81,12 +81,12 @@ class Workplace:
         self,
         output: Path,
         *options: str,
-        yaml: str = "hparams/ctc.yaml",
+        yaml: str | Path = "hparams/ctc.yaml",
         tiny: Sequence[str] = TINY,
     ) -> list[str]:
         """Return the arguments of ``train.py``; later options win."""
         folders = (f"--data_folder={self.release}", f"--output_folder={output}")
-        return [yaml, *folders, *tiny, *options]
+        return [str(yaml), *folders, *tiny, *options]
 
     def train_forked(
         self, output: Path, *options: str, ranks: int = 1, **more: Any
@@ -103,11 +103,12 @@ class Workplace:
         self, folder: Path, *options: str, **more: Any
     ) -> Iterator[dict[str, torch.Tensor]]:
         """Train an epoch on one rank, then on two; yield the parameters of each run."""
-        for ranks in (1, 2):
-            once = ("--number_of_epochs=1", *options)
-            process = self.train_forked(folder / str(ranks), *once, ranks=ranks, **more)
-            assert process.returncode == 0, process.stderr
-            yield last_parameters(folder / str(ranks))
+        once = ("--number_of_epochs=1", *options)
+        assert self.train_here(folder / "1", *once, **more) == 0
+        yield last_parameters(folder / "1")
+        process = self.train_forked(folder / "2", *once, ranks=2, **more)
+        assert process.returncode == 0, process.stderr
+        yield last_parameters(folder / "2")
 
 
 def train_here(command: list[str], cache: Path) -> int:

@@ -43,10 +43,10 @@ def test_bench_live_prints_a_table(
             audio = random.normal(0, 0.1, 20_000 + 9_000 * number)
             soundfile.write(tmp_path / f"{number}.wav", audio, 16_000)
             rows.writerow([f"{number}.wav", "a fox"])
-    options = ["--chunks=320,1280", f"--whole-clip-model={run}"]
-    monkeypatch.setattr(sys, "argv", ["bench_live", str(run), str(tmp_path / "test.csv"), *options])
+    arguments = [str(run), str(tmp_path / "test.csv"), "--chunks=320,1280"]
+    monkeypatch.setattr(sys, "argv", ["bench_live", *arguments])
     bench_live.main()
     _, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
-    names = ("320 ms", "1280 ms", "whole clip", "whole-clip model")
+    names = ("320 ms", "1280 ms", "whole clip")
     assert [row[0] for row in rows] == [f"{name}, greedy" for name in names]
     assert len({len(row) for row in rows}) == 1

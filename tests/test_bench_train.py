@@ -4,7 +4,6 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import soundfile
@@ -13,7 +12,6 @@ import torch
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
-from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, Workplace
 from tools import bench_train
 from tools.bench import take_turns
@@ -62,28 +60,6 @@ def test_bench_train_runs_both_sides_in_turns(
     turns = [f"{name}, round {number}" for number in (1, 2) for name in names]
     assert [row[0] for row in rows] == [*turns, *(f"{name}, median" for name in names)]
     assert rows[-1][-1] == "1" and all(float(row[-2]) > 0 for row in rows)
-
-
-@pytest.mark.slow(30)
-@pytest.mark.parametrize(
-    ("family", "sizes"), [("wav2vec2", FRAMES), ("whisper", {"max_source_positions": 1500})]
-)
-def test_bench_train_fine_tunes_all_sides_in_turns(
-    family: str,
-    sizes: dict[str, Any],
-    data_folder: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = make_folder(tmp_path / "base", family, **sizes)
-    options = ("--rounds=1", "--seconds=0.3", data_folder)
-    model = ("--yaml", "hparams/ctc_pretrained.yaml", f"--pretrained={folder}", "--batch_seconds=6")
-    monkeypatch.setattr(sys, "argv", ["bench_train", *options, *model])
-    bench_train.main()
-    output = capsys.readouterr().out
-    for side in ("sbkit", "speechbrain", "huggingface"):
-        assert re.search(rf"{side}, median \| [\d.,]+ \|", output)
 
 
 def test_bench_train_uses_learning_rates_of_run(data_folder: str, tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ def training_arguments(workplace: Workplace, run: Path, yaml: str) -> list[str]:
     return workplace.arguments(run, "--check=False", "--number_of_epochs=4", yaml=yaml)
 
 
+FORKED = {"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"}  # ranks need not import torch
 SRUN = """
 while [[ $1 == --* ]]; do shift; done
 exec "$@"
@@ -296,7 +297,7 @@ def slurm(tmp_path: Path, workplace: Workplace) -> dict[str, object]:
         "SLURM_JOB_NODELIST": "node[1]",
         "SLURM_SUBMIT_DIR": ROOT,
         "SBKIT_CACHE": workplace.cache,
-        **{"PET_RUN_PATH": 1, "PET_START_METHOD": "fork"},  # ranks need not import torch
+        **FORKED,
     }
 
 
@@ -373,7 +374,7 @@ def test_elastic_run_loses_a_machine_and_admits_it_again(
 ) -> None:
     """Two agents with a rank each: the second is killed with its rank, and started again."""
     run, whole_run = tmp_path / "run", tmp_path / "whole"
-    options = ("--dropout=0", "--check=False", "--number_of_epochs=40")
+    options = ("--dropout=0", "--check=False", "--batch_seconds=2", "--number_of_epochs=12")
     port = free_port()
     command = [
         *(LAUNCH / "several_nodes.sh", "1:2", f"localhost:{port}", "elastic"),
@@ -383,7 +384,13 @@ def test_elastic_run_loses_a_machine_and_admits_it_again(
         "SBKIT_CACHE": workplace.cache,
         "PET_NPROC_PER_NODE": 1,
         "PET_RDZV_CONF": "last_call_timeout=2,keep_alive_interval=1",
+        **FORKED,
     }
+
+    def ranks_of(*agents: Job) -> list[int]:
+        """Return the process ids of the living ranks, which agents have forked."""
+        parents = [agent.process.pid for agent in agents]
+        return [pid for pid in processes_about(run) if parent_of(pid) in parents]
 
     def last_step() -> int:
         return max((record["step"] for record in records_of(run, "step")), default=0)
@@ -391,16 +398,14 @@ def test_elastic_run_loses_a_machine_and_admits_it_again(
     with started(command, run, **environment) as first:
         first.wait_until(lambda: is_listening(port))  # the first agent hosts the rendezvous
         with started(command, tmp_path / "second", **environment) as second:
-            first.wait_until(lambda: len(first.ranks()) == 2 and last_step() > 20)
-            (rank,) = (
-                pid for pid in first.ranks().values() if parent_of(pid) == second.process.pid
-            )
+            first.wait_until(lambda: len(ranks_of(first, second)) == 2 and last_step() > 20)
+            (rank,) = ranks_of(second)
             second.process.kill()
             os.kill(rank, signal.SIGKILL)
         step_of_loss = last_step()
-        first.wait_until(lambda: len(first.ranks()) == 1 and last_step() > step_of_loss + 20)
+        first.wait_until(lambda: len(ranks_of(first)) == 1 and last_step() > step_of_loss + 20)
         with started(command, tmp_path / "second", **environment) as second:
-            first.wait_until(lambda: len(first.ranks()) == 2)
+            first.wait_until(lambda: len(ranks_of(first, second)) == 2)
             assert second.process.wait(300) == 0, second.output()
             assert first.wait() == 0, first.output()  # with both ended, no process is left
     assert workplace.train_here(whole_run, *options, yaml=yaml) == 0

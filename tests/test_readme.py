@@ -28,8 +28,6 @@ from tests import processes
 from tests.data.test_tars import write_text_pairs
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
-from tests.test_convert_whisper import tiny_model_bin
-from tools.convert_whisper import convert
 
 RECIPES = ("classification", "vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
@@ -54,13 +52,8 @@ NOT_RUN_HERE = (
     *("curl -X POST", "curl -L"),
     *(f"python -m recipes.{name}.corpus" for name in ("AsteriskPrompts", "FestvoxRu")),
     *(f"python -m tools.bench_{name}" for name in ("train", "gpu", "transcribe", "live", "serve")),
-    *(f"python -m tools.bench_{name}" for name in ("vad", "synthesis", "codec", "times", "data")),
-    *(
-        "python -m tools.build",
-        "python -m tools.fake_common_voice",
-        "python -m tools.mutate",
-        "python -m recipes.asr.little_speech.compare",
-    ),
+    *(f"python -m tools.bench_{name}" for name in ("synthesis", "times", "data")),
+    *("python -m tools.build", "python -m tools.fake_common_voice", "python -m tools.mutate"),
     "python train.py hparams/ctc.yaml --corpus=recipes.FestvoxRu.corpus",
     "python train.py hparams/ctc.yaml --data_folder=/data/LibriSpeech",
     *("lhotse prepare ", "python train.py hparams/ctc.yaml --data_folder=manifests"),
@@ -184,7 +177,7 @@ def workplace(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     soundfile.write(tmp_path / "talk.mp3", audio, rate)
     soundfile.write(tmp_path / "call.wav", audio, rate)
     make_folder(tmp_path / "FOLDER", **FRAMES)
-    (tmp_path / "model.bin").write_bytes(tiny_model_bin(max_source_positions=1500))
+    make_folder(tmp_path / "whisper-base", "whisper", max_source_positions=1500)
     copy_user_files(tmp_path)
     (tmp_path / "talks.txt").write_text("Good evening.\nIt is a pleasure to be here.\n")
     (tmp_path / "sentences.txt").write_text("Please hold.\nPress one.\n")
@@ -258,10 +251,6 @@ def execute(words: list[str]) -> int:
     """Run a command in this process, which has imported everything, or in forked ranks."""
     if words[0] == "sbkit":
         return sbkit(words[1:])
-    if "tools.convert_whisper" in words:
-        file, folder = map(Path, words[3:])
-        convert(file, folder, "mit")
-        return 0
     start = words.index("train.py")
     if start > 1:
         (ranks,) = [int(word.removeprefix("--nproc_per_node=")) for word in words[1:start]]
@@ -414,7 +403,7 @@ def test_every_command_is_run_or_listed(readme: Path) -> None:
         if " " in command and COMMAND.match(command) and not re.fullmatch(r"sbkit \w+", command):
             assert command in {*commands(readme), *FORMS} or command.startswith(NOT_RUN_HERE)
     train = r"(torchrun|python)( --\S+)* train\.py (hparams/)?\w+\.yaml"
-    executable = re.compile(rf"{train}|sbkit \w+( |$)|python -m tools.convert_whisper")
+    executable = re.compile(rf"{train}|sbkit \w+( |$)")
     for command in filter(None, commands(readme)):
         assert executable.match(command) or command.startswith(NOT_RUN_HERE)
 

@@ -91,19 +91,15 @@ def test_server_install_runs_and_serves_bundles_without_torch(
     result = call(*command, "--runtime", "onnx", "--format", "json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["effective"]["runtime"] == "onnx"
-    codec, voice = task_bundles / "codec", task_bundles / "tts"
-    for words in (
-        ("encode", codec, "talk.flac", "--out", "talk.codes"),
-        ("decode", codec, "talk.codes", "--out", "talk.wav"),
-        ("speak", voice, "hello", "--out", "hello.wav"),
-    ):
-        result = call(scripts / "sbkit", *words, "--runtime", "onnx", cwd=tmp_path)
-        assert result.returncode == 0, result.stderr
+    command = [scripts / "sbkit", "encode", task_bundles / "codec", tmp_path / "talk.flac"]
+    result = call(*command, "--runtime", "onnx", "--out", "talk.codes", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     refused = call(scripts / "sbkit", "check", "run.yaml", cwd=tmp_path)
     assert refused.returncode == 2, refused.stderr
     assert "needs the package" in refused.stderr
     assert "Traceback" not in refused.stderr
-    serve_without_torch(scripts / "sbkit", [exported, voice], tmp_path / "talk.flac")
+    bundles = [exported, task_bundles / "tts"]
+    serve_without_torch(scripts / "sbkit", bundles, tmp_path / "talk.flac")
     print(f"{size / 1e6:.0f} MB")
 
 

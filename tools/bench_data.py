@@ -1,15 +1,11 @@
-"""Measure the start of a run on many hours of data, and the speed of the loader.
+"""Measure the start of a run on many hours of data.
 
-python -m tools.bench_data start --rows 1000000       (beside lhotse, `datasets` and SpeechBrain)
-python -m tools.bench_data start --rows 8000000 --shards   (sbkit on shards of 10,000 hours)
-python -m tools.bench_data loader --workers 1         (the default corpus, local, pcm and flac)
-python -m tools.bench_data loader --url s3://bucket   (its shards on an S3 server)
+python -m tools.bench_data --rows 1000000
+python -m tools.bench_data --rows 8000000 --shards   (of 10,000 hours)
 
-`start` writes a release with Common Voice's columns, or shards, whose clips are a few hundred files
-of noise. Each side then starts in new processes, up to its first batch: sbkit with lazy audio and a
-small model, the others up to the paths of the clips. Their tables are written before, because their
-users have them. `--folder` keeps the release for the next call; `--ranks 1` leaves out the start
-under torchrun.
+Writes a release with Common Voice's columns, or shards, whose clips are a few hundred files of
+noise. A small model with lazy audio then starts in new processes, up to its first step. `--folder`
+keeps the release for the next call; `--ranks 1` leaves out the start under torchrun.
 """
 
 import argparse
@@ -19,46 +15,36 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import soundfile
-from datasets import Dataset
 from pyarrow import csv
 
 from recipes.debian.release import ReleaseRow
-from recipes.prepare import collate_clips, prepare_transcripts
 from sbkit.audio.io import declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.run_config import CHECKPOINTS
-from sbkit.commands.cli import run as sbkit
-from sbkit.config.hparams import read_knobs
-from sbkit.data.batch import make_loader
 from sbkit.data.clips import encode_audio
 from sbkit.data.manifest import MIX_FAULT
-from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
-from sbkit.data.splits import sample_counts
 from tools.bench import Figures, measure_once
-from tools.bench_sides import convert
 
 SAMPLE_RATE = 16_000
 ROWS_PER_SHARD = 7_000  # 1 GB of pcm
-MAX_LINKS = 50_000  # to a file; ext4 allows 65,000
+MIN_CLIPS = 256  # of noise; many rows have the same
+MAX_LINKS = 50_000  # to a clip; ext4 allows 65,000
+NUM_EVALUATED = 1000  # rows of dev, and of test
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
@@ -68,40 +54,30 @@ SMALL = (
     *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
     *("--num_encoder_layers=1", "--d_model=64", "--nhead=4", "--d_ffn=64", "--cnn_channels=8"),
 )
-TARGET_RTFX = 8 * 10_000  # of eight GPUs
 
 
 def main() -> None:
-    """Run one of the measurements."""
+    """Print a row for each start: its seconds, and memory with that of workers and all ranks."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    loader = commands.add_parser("loader")
-    loader.add_argument("--workers", type=int, default=1)
-    loader.add_argument("--seconds", type=float, default=10.0)
-    loader.add_argument("--url")
-    start = commands.add_parser("start")
-    start.add_argument("--rows", type=int, default=1_000_000)
-    start.add_argument("--ranks", type=int, default=4)
-    start.add_argument("--shards", action="store_true")
-    start.add_argument("--folder", type=Path)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--shards", action="store_true")
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        if options.command == "start":
-            measure_start(Path(folder), options)
-        else:
-            measure_loader(Path(folder), options)
+        measure_starts(Path(folder), options)
 
 
-def measure_start(folder: Path, options: argparse.Namespace) -> None:
-    """Print a row for each start: its seconds, and memory with that of workers and all ranks."""
+def measure_starts(folder: Path, options: argparse.Namespace) -> None:
+    """Write the data unless they exist, and start a run in all ways."""
     data = options.folder or folder / "data"
     if not data.exists():
         (write_shards if options.shards else write_release)(data, options.rows)
     run = folder / "run"
-    sbkit_side = ("sbkit", f"--data_folder={data}", f"--output_folder={run}", *SMALL)
+    arguments = (f"--data_folder={data}", f"--output_folder={run}", *SMALL)
 
-    def start(*words: object, ranks: int = 1) -> Figures:
-        of_ranks = launch(folder, [*map(str, words)], ranks)
+    def start(*knobs: str, ranks: int = 1) -> Figures:
+        of_ranks = launch(folder, [*arguments, *knobs], ranks)
         return {
             name: (max if name in LARGEST else sum)(figures[name] for figures in of_ranks)
             for name in of_ranks[0]
@@ -109,36 +85,33 @@ def measure_start(folder: Path, options: argparse.Namespace) -> None:
 
     def start_again(check: bool) -> Figures:
         shutil.rmtree(run / CHECKPOINTS, ignore_errors=True)  # of the start before
-        return start(*sbkit_side, f"--check={check}")
+        return start(f"--check={check}")
 
-    sides: dict[str, Callable[[], Figures]] = {
-        "sbkit, first": partial(start_again, check=False),
-        "sbkit, later": partial(start_again, check=False),
-        "sbkit, later, with the check": partial(start_again, check=True),
-        "sbkit, resumed in the middle of an epoch": partial(start, *sbkit_side),
+    starts: dict[str, Callable[[], Figures]] = {
+        "first": partial(start_again, check=False),
+        "later": partial(start_again, check=False),
+        "later, with the check": partial(start_again, check=True),
+        "resumed in the middle of an epoch": start,
     }
     if options.ranks > 1:
-        name = f"sbkit, resumed by {options.ranks} ranks with 2 workers each, all together"
-        sides[name] = partial(start, *sbkit_side, "--num_workers=2", ranks=options.ranks)
-    if not options.shards:
-        tables = write_tables(data, folder)
-        sides |= {side: partial(start, side, tables[side]) for side in tables if find_spec(side)}
+        name = f"resumed by {options.ranks} ranks with 2 workers each"
+        starts[name] = partial(start, "--num_workers=2", ranks=options.ranks)
     print(f"{options.rows:,} rows\n")
-    measure_once(sides)
+    measure_once(starts)
 
 
-def launch(folder: Path, words: Sequence[str], ranks: int) -> list[dict[str, float]]:
+def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str, float]]:
     """Run `tools.bench_start` in new processes, and return the figures of each."""
     file = folder / "figures.json"
     torchrun = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m")
     process = subprocess.run(
-        [sys.executable, "-m", *torchrun * (ranks > 1), "tools.bench_start", str(file), *words],
+        [sys.executable, "-m", *torchrun * (ranks > 1), "tools.bench_start", str(file), *arguments],
         env={"OMP_NUM_THREADS": "1", **os.environ, "SBKIT_CACHE": str(folder / "cache")},
         capture_output=True,
         text=True,
     )
     if process.returncode != 0:
-        raise SbkitError(f"{process.stdout}{process.stderr}\n{words[0]} failed; see above.")
+        raise SbkitError(f"{process.stdout}{process.stderr}\nThe start failed; see above.")
     of_ranks: list[dict[str, float]] = json.loads(file.read_text())
     return of_ranks
 
@@ -194,9 +167,9 @@ def write_shards(folder: Path, rows: int) -> None:
 
 
 def _make_noise(rows: int) -> list[Any]:
-    """Make the audio of a few hundred clips, as many rows have the same: (S,) int16."""
+    """Make the audio of a few hundred clips: (S,) int16."""
     random = np.random.default_rng(0)
-    count = max(256, -(-rows // MAX_LINKS))
+    count = max(MIN_CLIPS, -(-rows // MAX_LINKS))
     seconds = np.clip(random.lognormal(np.log(MEAN_SECONDS) - 0.045, 0.3, count), 2.5, 15.0)
     longest = random.normal(0, 1000, int(15.0 * SAMPLE_RATE)).astype(np.int16)
     return [longest[: int(length * SAMPLE_RATE)] for length in seconds]
@@ -207,7 +180,7 @@ def _make_columns(rows: int, *, block_rows: int) -> Iterator[tuple[str, Any, dic
     random = np.random.default_rng(0)
     words = _make_words(random)
     first = 0
-    for split, size in (("train", rows), ("dev", 1000), ("test", 1000)):
+    for split, size in (("train", rows), ("dev", NUM_EVALUATED), ("test", NUM_EVALUATED)):
         for start in range(first, first + size, block_rows):
             numbers = np.arange(start, min(start + block_rows, first + size))
             sentences = random.choice(words, (len(numbers), WORDS_PER_SENTENCE)).tolist()
@@ -237,88 +210,6 @@ def _append(file: Path, columns: Mapping[str, Any]) -> None:
             stream.write(("\t".join(columns) + "\n").encode())
         options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
         csv.write_csv(pa.table(dict(columns)), stream, options)
-
-
-def write_tables(release: Path, folder: Path) -> dict[str, Path]:
-    """Write the training rows as the users of other toolkits have them, by package."""
-    tabs = csv.ParseOptions(delimiter="\t", quote_char=False)
-    train, durations = (
-        csv.read_csv(release / f"{name}.tsv", parse_options=tabs)
-        for name in ("train", "clip_durations")
-    )
-    ids, speakers, texts = (train[name] for name in ("path", "client_id", "sentence"))
-    seconds = pc.divide(durations["duration[ms]"][: len(ids)].cast("float64"), 1000.0)
-    paths = pc.binary_join_element_wise(str(release / "clips"), ids, "/")
-    rows = pa.table(
-        {"ID": ids, "duration": seconds, "wav": paths, "spk_id": speakers, "wrd": texts}
-    )
-    files = {name: folder / name for name in ("lhotse", "datasets", "speechbrain")}
-    files["lhotse"] = folder / "cuts.jsonl"
-    with files["lhotse"].open("w") as lines:
-        for batch in rows.to_batches():
-            lines.writelines(f"{json.dumps(_to_cut(row))}\n" for row in batch.to_pylist())
-    Dataset(rows).save_to_disk(files["datasets"])
-    csv.write_csv(rows, files["speechbrain"])
-    return files
-
-
-def _to_cut(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row as lhotse writes a cut."""
-    span = {"id": row["ID"], "start": 0.0, "duration": row["duration"], "channel": 0}
-    texts = {"recording_id": row["ID"], "text": row["wrd"], "speaker": row["spk_id"]}
-    recording = {
-        "id": row["ID"],
-        "sources": [{"type": "file", "channels": [0], "source": row["wav"]}],
-        "sampling_rate": SAMPLE_RATE,
-        "num_samples": round(row["duration"] * SAMPLE_RATE),
-        "duration": row["duration"],
-        "channel_ids": [0],
-    }
-    return {**span, "supervisions": [span | texts], "recording": recording, "type": "MonoCut"}
-
-
-def measure_loader(folder: Path, options: argparse.Namespace) -> None:
-    """Print a row for each store: the speed of a worker is in seconds of audio per second."""
-    release = str(convert(folder / "release"))
-    sources = {}
-    for store in ("pcm", "flac"):
-        if options.url is None:
-            sources[store] = {"data_folder": release, "audio_store": store}
-        else:
-            url = f"{options.url}/{store}"
-            yaml = ("hparams/ctc.yaml", f"--data_folder={release}", f"--audio_store={store}")
-            sbkit(["prepare", *yaml, "--shards", url])
-            sources[f"{store}, {url}"] = {"data_folder": url}
-
-    def measure(overrides: Mapping[str, object]) -> Figures:
-        rate = loader_rate(overrides, workers=options.workers, seconds=options.seconds)
-        workers = TARGET_RTFX / rate * options.workers
-        return {"speed of a worker": rate / options.workers, "workers for eight GPUs": workers}
-
-    measure_once({name: partial(measure, overrides) for name, overrides in sources.items()})
-
-
-def loader_rate(overrides: Mapping[str, object], *, workers: int, seconds: float) -> float:
-    """Load batches for some seconds; return seconds of audio per second."""
-    knobs = read_knobs(Path("hparams/ctc.yaml"), overrides)
-    train = prepare_transcripts(knobs).train
-    sampler = TrainSampler(samples=sample_counts(train), batch_seconds=60, seed=0)
-    collate = partial(collate_clips, sample_rate=SAMPLE_RATE)
-    loader = make_loader(
-        train, sampler=sampler, collate=collate, num_workers=workers, pin_memory=False
-    )
-    audio_seconds = 0.0
-    start = time.perf_counter()
-    for epoch in count(1):
-        sampler.set_epoch(epoch)
-        for number, batch in enumerate(loader):
-            if epoch == 1 and number == 2 * workers:  # the workers have started
-                audio_seconds = 0.0
-                start = time.perf_counter()
-            audio_seconds += float(batch.seconds)
-            if time.perf_counter() - start > seconds:
-                return audio_seconds / (time.perf_counter() - start)
-    raise AssertionError("an endless loop ended")
 
 
 if __name__ == "__main__":

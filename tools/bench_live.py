@@ -1,10 +1,8 @@
 """Measure error rates and delays of a streaming model, by chunk size and decoder.
 
 python -m tools.bench_live RUN|BUNDLE [DATA] [--chunks 320,640,1280]
-    [--whole-clip-model RUN|BUNDLE]
 
 DATA is a table as for `sbkit score`; without it, the test sets of the run are used.
---whole-clip-model adds rows for another model, such as one of hparams/ctc.yaml trained for as long.
 Every clip runs through a streaming session. The columns of the table:
 
 - latency: from the end of a word, by the final text, to the end of the chunk from which on all
@@ -18,7 +16,6 @@ Every clip runs through a streaming session. The columns of the table:
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -31,7 +28,6 @@ from sbkit.base.process import run_main
 from sbkit.commands.score import open_model
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
-from sbkit.models.streaming import StreamingConfig
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer
@@ -86,20 +82,17 @@ def main() -> None:
     parser.add_argument("model", type=Path, metavar="RUN|BUNDLE")
     parser.add_argument("data", type=Path, metavar="DATA", nargs="?")
     parser.add_argument("--chunks", metavar="MS,MS", default="320,640,1280")
-    parser.add_argument("--whole-clip-model", type=Path, metavar="RUN|BUNDLE")
     options = parser.parse_args()
-    with ExitStack() as stack:
-        bundle = stack.enter_context(open_model(options.model))
+    with open_model(options.model) as bundle:
         clips = list(read_clips(bundle, options))
         sides: dict[str, Callable[[], Figures]] = {}
-        for name, decoding in with_decoders(bundle).items():
+        decoders = {GREEDY: bundle.with_decoder(GREEDY)}
+        if bundle.decoder is not None:
+            decoders[bundle.decoder.decoder_type] = bundle
+        for name, decoding in decoders.items():
             for chunk_ms in map(int, options.chunks.split(",")):
                 sides[f"{chunk_ms} ms, {name}"] = partial(measure, decoding, clips, chunk_ms)
             sides[f"whole clip, {name}"] = partial(score_whole, decoding, clips)
-        if options.whole_clip_model is not None:
-            other = stack.enter_context(open_model(options.whole_clip_model))
-            for name, decoding in with_decoders(other).items():
-                sides[f"whole-clip model, {name}"] = partial(score_whole, decoding, clips)
         measure_once(sides)
 
 
@@ -114,20 +107,11 @@ def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Cli
             yield from ((np.asarray(row["audio"]), row["text"]) for row in batch.values())
 
 
-def with_decoders(bundle: TorchBundle) -> dict[str, TorchBundle]:
-    """Return the bundle with greedy decoding, and with its own decoder if it has one, by name."""
-    variants = {GREEDY: bundle.with_decoder(GREEDY)}
-    if bundle.decoder is not None:
-        variants[bundle.decoder.decoder_type] = bundle
-    return variants
-
-
 def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
     """Set the chunk size of a streaming model; None is for whole clips."""
-    encoder = bundle.model.network.encoder.modules.get("Transformer")
-    if isinstance(streaming := getattr(encoder, "streaming", None), StreamingConfig):
-        chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
-        encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
+    encoder = bundle.model.network.encoder.modules["Transformer"]
+    chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
+    encoder.streaming = replace(encoder.streaming, chunk_frames=chunk_frames)
 
 
 def score_whole(bundle: TorchBundle, clips: Sequence[Clip]) -> Figures:

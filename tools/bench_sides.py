@@ -5,11 +5,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from recipes.prepare import corpus_of, read_manifest
+from recipes.AsteriskPrompts import corpus
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
-from sbkit.data.splits import read_column, sample_counts
 from sbkit.train.setup import RunSetup
 from tools.bench_gpu import COPIES, write_split
 
@@ -39,11 +38,9 @@ def convert(release: Path) -> Path:
     Each training clip is listed several times: its 419 are too few for either side to fill batches
     with clips of similar lengths, as in a corpus of many hours.
     """
-    knobs = {"data_folder": None, "language": "en", "splits": None}
-    corpus = corpus_of(knobs)
 
     def read_clips(split: str) -> Iterator[tuple[Any, list[str]]]:
-        for clip in read_manifest(corpus, knobs, split):
+        for clip in corpus.read({"language": "en"}, split):
             copies = COPIES if split == "train" else 1
             yield read_audio(clip.path, MP3_RATE), [clip.sentence] * copies
 
@@ -81,16 +78,3 @@ class SbkitSide:
         percents = [g.speed_percent for g in batch.speed_groups for _ in range(g.num_utterances)]
         lengths = [*map(at_speed, batch.audio_lengths.tolist(), percents)]
         return batch.seconds, batch.seconds * max(lengths) * len(lengths) / sum(lengths)
-
-
-def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
-    """Return the training clips of sbkit, with their normalized texts, by id."""
-    manifest = read_manifest(corpus_of(setup.knobs), setup.knobs, "train")
-    paths = {clip.id: clip.path for clip in manifest}
-    rows = setup.prepare_splits().train
-    ids, texts = (read_column(rows, name) for name in ("id", "text"))
-    seconds = sample_counts(rows) / setup.knobs["sample_rate"]
-    return {
-        id: {"wav": str(paths[id]), "text": text, "duration": duration}
-        for id, text, duration in zip(ids, texts, seconds.tolist(), strict=True)
-    }

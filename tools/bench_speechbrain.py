@@ -27,9 +27,11 @@ from speechbrain.processing.features import InputNormalization
 from torch import Tensor, nn
 from torchaudio.transforms import Resample
 
+from recipes.prepare import corpus_of
+from sbkit.data.corpus import iter_blocks
+from sbkit.data.splits import read_column, sample_counts
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.train.setup import RunSetup
-from tools.bench_sides import items_of
 
 BLANK, UNKNOWN, BOS, EOS = 0, 1, 2, 3  # of sbkit's tokenizers
 RATE = 16_000
@@ -137,18 +139,50 @@ def read_wav(wav: str) -> Tensor:
     return torch.Tensor(Resample(info.sample_rate, RATE)(sb.dataio.dataio.read_audio(wav)))
 
 
+def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
+    """Return the training clips of sbkit, with their normalized texts, by id."""
+    blocks = iter_blocks(corpus_of(setup.knobs), setup.knobs, "train")
+    paths = {clip.id: clip.path for block in blocks for clip in block}
+    rows = setup.prepare_splits().train
+    ids, texts = (read_column(rows, name) for name in ("id", "text"))
+    seconds = sample_counts(rows) / setup.knobs["sample_rate"]
+    return {
+        id: {"wav": str(paths[id]), "text": text, "duration": duration}
+        for id, text, duration in zip(ids, texts, seconds.tolist(), strict=True)
+    }
+
+
+def make_loader(dataset: Any, knobs: Mapping[str, Any]) -> Any:
+    """Make a loader whose batches have at most `batch_seconds`, as the recipe does."""
+    sampler = DynamicBatchSampler(
+        dataset,
+        max_batch_length=knobs["batch_seconds"],
+        num_buckets=200,
+        length_func=lambda item: item["duration"],
+        shuffle=True,
+        batch_ordering="random",
+        max_batch_ex=256,
+    )
+    return sb.dataio.dataloader.SaveableDataLoader(
+        dataset,
+        batch_sampler=sampler,
+        collate_fn=PaddedBatch,
+        num_workers=knobs["num_workers"],
+    )
+
+
 class SpeechBrainSide:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels as sbkit."""
 
     def __init__(self, setup: RunSetup) -> None:
         self._tokenizer = setup.prepare_labels()
-        self.brain = self.make_brain(setup)
+        self.brain = self._make_brain(setup)
         self.model = self.brain.modules.train()
         dataset = make_dataset(items_of(setup), self._tokenizer)
-        self._loader = self.make_loader(dataset, setup.knobs)
+        self._loader = make_loader(dataset, setup.knobs)
         self.batches = self._batches()
 
-    def make_brain(self, setup: RunSetup) -> Any:
+    def _make_brain(self, setup: RunSetup) -> Any:
         """Make the recipe's Brain with as many parameters as the run's model."""
         knobs = setup.knobs
         device = str(setup.choose_placement().device)
@@ -176,24 +210,6 @@ class SpeechBrainSide:
         brain = JointBrain(dict(modules), optimizer, hparams, options)
         brain.init_optimizers()
         return brain
-
-    def make_loader(self, dataset: Any, knobs: Mapping[str, Any]) -> Any:
-        """Make a loader whose batches have at most `batch_seconds`, as the recipe does."""
-        sampler = DynamicBatchSampler(
-            dataset,
-            max_batch_length=knobs["batch_seconds"],
-            num_buckets=200,
-            length_func=lambda item: item["duration"],
-            shuffle=True,
-            batch_ordering="random",
-            max_batch_ex=256,
-        )
-        return sb.dataio.dataloader.SaveableDataLoader(
-            dataset,
-            batch_sampler=sampler,
-            collate_fn=PaddedBatch,
-            num_workers=knobs["num_workers"],
-        )
 
     def _batches(self) -> Iterator[Any]:
         for epoch in count(1):

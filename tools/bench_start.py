@@ -1,9 +1,8 @@
-"""Start a side of `python -m tools.bench_data start` up to its first batch, and measure that.
+"""Start a run of `python -m tools.bench_data` up to its first step, and measure that.
 
-python -m tools.bench_start FIGURES sbkit --KEY=VALUE ...     (of hparams/ctc.yaml)
-python -m tools.bench_start FIGURES lhotse|datasets|speechbrain TABLE
+python -m tools.bench_start FIGURES --KEY=VALUE ...     (of hparams/ctc.yaml)
 
-FIGURES is the JSON file to write. A side imports only what its users import, and that counts.
+FIGURES is the JSON file to write. Imports count, so only what train.py needs is imported.
 """
 
 import json
@@ -11,30 +10,43 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from unittest.mock import patch
 
+from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.process import run_main
 
-BATCH_SECONDS = 400.0
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
-    """Start a side, and write what its process and the workers have used."""
-    file, side, *arguments = sys.argv[1:]
-    if side == "sbkit":
-        start_sbkit(Path(file), arguments)
-        return
-    loader, paths = SIDES[side](*arguments)
-    assert paths
-    assert all(Path(path).is_file() for path in paths)
-    Path(file).write_text(json.dumps([measure_processes()]))
-    del loader  # which was measured
+    """Start training like train.py, and leave at the first step as if it were in mid-epoch."""
+    keep_freed_memory()
+    from sbkit.base.errors import StopRequestedError
+    from sbkit.config.overrides import parse_command
+    from sbkit.distributed.ranks import gather_over_ranks, rank
+    from sbkit.logs.handlers import log_to_screen
+    from sbkit.run.run import Run  # imports torch, once `run_main` set how threads wait
+    from sbkit.train.brain import Brain
+
+    file, *arguments = sys.argv[1:]
+
+    def measure_and_leave(brain: Brain, batch: object) -> NoReturn:
+        assert brain.loaders is not None
+        gather_over_ranks(None)  # until all have their first batch
+        of_ranks = gather_over_ranks(measure_processes())
+        if rank() == 0:
+            Path(file).write_text(json.dumps(of_ranks))
+        brain.optimizer_step = brain.step = len(brain.loaders.train) // 2
+        brain.save_or_leave.save()
+        brain.save_or_leave.leave(brain.optimizer_step)
+
+    stopping = patch.object(Brain, "fit_batch", measure_and_leave)
+    with stopping, log_to_screen(), suppress(StopRequestedError):
+        Run(*parse_command(["hparams/ctc.yaml", *arguments])).train()
 
 
 def measure_processes() -> dict[str, float]:
@@ -56,73 +68,6 @@ def measure_processes() -> dict[str, float]:
         figures["PSS"] += gigabytes["Pss"]
         figures["peak"] = max(figures["peak"], gigabytes["VmHWM"])
     return figures
-
-
-def start_sbkit(file: Path, arguments: Sequence[str]) -> None:
-    """Start training like train.py, and leave at the first step as if it were in mid-epoch."""
-    from sbkit.base.allocator import keep_freed_memory
-
-    keep_freed_memory()
-    from sbkit.base.errors import StopRequestedError
-    from sbkit.config.overrides import parse_command
-    from sbkit.distributed.ranks import gather_over_ranks, rank
-    from sbkit.logs.handlers import log_to_screen
-    from sbkit.run.run import Run
-    from sbkit.train.brain import Brain
-
-    def measure_and_leave(brain: Brain, batch: object) -> NoReturn:
-        assert brain.loaders is not None
-        gather_over_ranks(None)  # until all have their first batch
-        of_ranks = gather_over_ranks(measure_processes())
-        if rank() == 0:
-            file.write_text(json.dumps(of_ranks))
-        brain.optimizer_step = brain.step = len(brain.loaders.train) // 2
-        brain.save_or_leave.save()
-        brain.save_or_leave.leave(brain.optimizer_step)
-
-    stopping = patch.object(Brain, "fit_batch", measure_and_leave)
-    with stopping, log_to_screen(), suppress(StopRequestedError):
-        Run(*parse_command(["hparams/ctc.yaml", *arguments])).train()
-
-
-def start_lhotse(table: str) -> tuple[object, list[str]]:
-    """Read cuts lazily, as in icefall's recipes."""
-    from lhotse import load_manifest_lazy
-    from lhotse.dataset import DynamicBucketingSampler
-
-    cuts = load_manifest_lazy(table)
-    sampler = DynamicBucketingSampler(
-        cuts, max_duration=BATCH_SECONDS, num_buckets=30, shuffle=True
-    )
-    return sampler, [cut.recording.sources[0].source for cut in next(iter(sampler))]
-
-
-def start_datasets(table: str) -> tuple[object, list[str]]:
-    """Map a table, and draw a batch from all of its rows."""
-    from datasets import load_from_disk
-    from torch.utils.data import DataLoader
-
-    loader: Any = DataLoader(load_from_disk(table), batch_size=64, shuffle=True)
-    return loader, next(iter(loader))["wav"]
-
-
-def start_speechbrain(table: str) -> tuple[object, list[str]]:
-    """Read a CSV, and plan dynamic batches as the recipes for Common Voice do."""
-    from speechbrain.dataio.dataset import DynamicItemDataset
-    from speechbrain.dataio.sampler import DynamicBatchSampler
-
-    rows = DynamicItemDataset.from_csv(table, output_keys=["id", "wav"])
-    sampler = DynamicBatchSampler(
-        rows, BATCH_SECONDS, num_buckets=200, length_func=lambda row: row["duration"]
-    )
-    return (rows, sampler), [rows[row]["wav"] for row in next(iter(sampler))]
-
-
-SIDES: dict[str, Callable[[str], tuple[object, list[str]]]] = {
-    "lhotse": start_lhotse,
-    "datasets": start_datasets,
-    "speechbrain": start_speechbrain,
-}
 
 
 if __name__ == "__main__":

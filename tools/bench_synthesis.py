@@ -2,39 +2,48 @@
 
 python -m tools.bench_synthesis RUN [--recognizer BUNDLE] [--max-clips N]
 
-RUN is a run of `hparams/tts.yaml`. A recognizer that knows the voice gives the error rates, with
-its own decoder and with greedy decoding. For the pitch error, the voice speaks with the durations
-that its aligner finds in the recording; only frames that are voiced in both count. The length is
+RUN is a run of `hparams/tts.yaml`. A recognizer that knows the voice gives the error rates with
+their 95 % intervals over clips, with its own decoder and with greedy decoding. The length is
 relative to the recording without the silence around it. RTFx is seconds of audio per second of
 processor time, and the first audio of a sentence comes after the median delay.
 """
 
-import math
+import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
-from recipes.synthesis.data import SpokenBatch, SpokenCollate, track_pitch
-from sbkit.audio.io import FULL_SCALE, Samples, to_int16
+from recipes.synthesis.data import SpokenBatch, SpokenCollate
+from sbkit.audio.io import Samples, to_int16
 from sbkit.base.machine import cpu_name
 from sbkit.base.process import run_main
 from sbkit.base.units import samples_to_seconds
+from sbkit.checkpoint.run_config import RUN_YAML, folder_override
+from sbkit.config.hparams import read_knobs
+from sbkit.data.batch import UtteranceDataset
+from sbkit.evaluate.intervals import Grouping, intervals_of
+from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.export.export import exported_bundle
-from sbkit.models.synthesis import frame_index
 from sbkit.runtime.synthesizer import Synthesizer
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.tasks.synthesis import SEMITONES
+from sbkit.train.recipe import load_recipe
 from tools.bench import Figures, measure_once
-from tools.bench_clips import Rows, error_rate, make_parser, read_clips, score_clips
+
+Rows = Sequence[Mapping[str, Any]]  # of clips, with `audio` (S,) int16 and `text`
 
 
 def main() -> None:
     """Synthesize the sentences, and print the rows of the table."""
-    options = make_parser(__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--recognizer", type=Path, metavar="BUNDLE")
+    parser.add_argument("--max-clips", type=int, default=1000)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows = read_clips(options.run, options.max_clips)
     recognizer = options.recognizer and load_bundle(options.recognizer)
@@ -49,13 +58,12 @@ def main() -> None:
         def score(clips: Sequence[Samples]) -> dict[str, str]:
             if recognizer is None:
                 return {}
-            cells: dict[str, str] = {}
-            for name in ("", " greedy"):
-                scored = recognizer.with_decoder("greedy") if name else recognizer
-                errors = score_clips(scored, rows, clips)
-                cells[f"WER{name}"] = error_rate([text.words for text in errors])
-                cells[f"CER{name}"] = error_rate([text.characters for text in errors])
-            return cells
+            greedy = recognizer.with_decoder("greedy")
+            rates = score_clips(greedy, rows, clips)
+            return {
+                **score_clips(recognizer, rows, clips),
+                **{f"{name} greedy": rate for name, rate in rates.items()},
+            }
 
         def speak() -> Figures:
             start = time.process_time()
@@ -64,7 +72,6 @@ def main() -> None:
             spoken_seconds = sum(samples_to_seconds(len(audio), rate) for audio in spoken)
             return {
                 **score(spoken),
-                "f0 RMSE": pitch_error(bundle, batches),
                 "length": f"{spoken_seconds / seconds:.3f}",
                 "RTFx": spoken_seconds / used,
                 "first audio (ms)": first_audio_ms(voice, rows),
@@ -79,35 +86,36 @@ def main() -> None:
         measure_once(sides)
 
 
+def read_clips(run: Path, max_clips: int) -> Rows:
+    """Return the first test clips of a run."""
+    knobs = read_knobs(run / RUN_YAML, folder_override(run / RUN_YAML))
+    test_sets = load_recipe(knobs, run / RUN_YAML).prepare_splits(knobs).test
+    readers = map(UtteranceDataset, test_sets.values())
+    rows = (reader[index] for reader in readers for index in range(len(reader)))
+    return [*islice(rows, max_clips)]
+
+
+def score_clips(bundle: TorchBundle, rows: Rows, clips: Sequence[Samples]) -> dict[str, str]:
+    """Transcribe clips one by one; return WER and CER with their counts and intervals."""
+    normalize = bundle.normalizer()
+    errors = [
+        count_errors(normalize(row["text"]), *bundle.transcribe([clip]))
+        for row, clip in zip(rows, clips, strict=True)
+    ]
+    grouping = Grouping("clip", tuple(map(str, range(len(errors)))))
+    rates = {"WER": [text.words for text in errors], "CER": [text.characters for text in errors]}
+    cells: dict[str, str] = {}
+    for name, interval in intervals_of(rates, grouping).items():
+        total = sum(rates[name], ErrorCounts())
+        cells[name] = f"{100 * total.rate:.1f} % ({total}; {interval})"
+    return cells
+
+
 @torch.inference_mode()
 def vocode(bundle: TorchBundle, batch: SpokenBatch) -> Samples:
     """Vocode the features of a recording: -> (S,)."""
     prediction = bundle.model.network.predict(batch.audio.float(), batch.audio_lengths)
     return to_int16(prediction[0].numpy())
-
-
-@torch.inference_mode()
-def pitch_error(bundle: TorchBundle, batches: Sequence[SpokenBatch]) -> float:
-    """Return the root mean square error of the pitch in semitones."""
-    model = bundle.model.network
-    rate = bundle.config.sample_rate
-    frame = model.features.frame_samples
-    squares: list[np.ndarray[Any, Any]] = []
-    for batch in batches:
-        audio = batch.audio.float() / FULL_SCALE
-        features, frames = model.features(audio, batch.audio_lengths)
-        normalized = model.mel_decoder.normalize(features)
-        _, durations = model.align(batch.symbols, batch.symbol_lengths, normalized, frames)
-        states, _ = model.encode(batch.symbols)
-        (spoken,) = model.decode(states, frame_index(durations, int(frames)))
-        missing = max(0, audio.shape[1] - spoken.shape[1])
-        recorded_pitch, spoken_pitch = (
-            track_pitch(to_int16(signal[0].numpy()), rate, frame)
-            for signal in (audio, pad(spoken, (0, missing))[:, : audio.shape[1]])
-        )
-        voiced = (recorded_pitch > 0) & (spoken_pitch > 0)
-        squares.append(np.square(np.log2(recorded_pitch[voiced] / spoken_pitch[voiced])))
-    return SEMITONES * math.sqrt(np.concatenate(squares).mean())
 
 
 def first_audio_ms(voice: Synthesizer, rows: Rows) -> float:

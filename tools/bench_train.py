@@ -1,20 +1,14 @@
-"""Train sbkit and other toolkits in alternating rounds, and compare their speed.
+"""Train sbkit and SpeechBrain in alternating rounds, and compare their speed.
 
 python -m tools.bench_train [--rounds 5] [--seconds 20] [--only-sbkit] [--yaml FILE]
     [--key=value of the YAML ...]
 
-By default, sbkit is compared with SpeechBrain's CommonVoice transformer recipe. With
---yaml hparams/ctc_pretrained.yaml, it is compared with SpeechBrain's CTC recipe and Hugging Face's
-script: all fine-tune a wav2vec 2.0 `base` of random weights (--pretrained names another, or a
-Whisper) on clips of at most 10 s.
-
-All sides have the same corpus (48 kHz mp3; without --data_folder, the default corpus is converted),
-labels, precision, number of parameters within 1 % (4 % beside the CTC recipe, because of its linear
-layers), and maximum seconds of audio in an update (mean seconds when fine-tuning: there the others
-count clips).
+SpeechBrain's side is its CommonVoice transformer recipe. All sides have the same corpus (48 kHz
+mp3; without --data_folder, the default corpus is converted), labels, precision, number of
+parameters within 1 %, and maximum seconds of audio in an update.
 
 `rtfx` is seconds of audio trained on per second, and the last column its ratio to the second side,
-the fastest of the others. `update` is the mean number of seconds of audio in an update. A small
+the faster of SpeechBrain's. `update` is the mean number of seconds of audio in an update. A small
 corpus makes it low: SpeechBrain's 200 buckets fill only with many clips, and small batches are
 slower. `memory` is the largest in GB. `tflops` counts matrix products, convolutions and attention,
 padding included, as torch does. On a GPU listed in PEAKS, `mfu` is its share of the GPU's peak in
@@ -36,30 +30,17 @@ from unittest.mock import patch
 from tools.bench import Figures, Worker, answer, start_worker, take_turns
 
 WAITING = "OMP_WAIT_POLICY"
-YAML, FINE_TUNING = "hparams/ctc.yaml", "hparams/ctc_pretrained.yaml"
+YAML = "hparams/ctc.yaml"
 # The sides, and the environment variables of each; sbkit itself chooses how its threads wait.
 SIDES = {
     "sbkit": {},
     "speechbrain active": {WAITING: "active"},
     "speechbrain passive": {WAITING: "passive"},
 }
-FINE_TUNING_SIDES = {
-    "sbkit": {},
-    "speechbrain": {WAITING: "active"},
-    "huggingface": {WAITING: "active"},
-}
-DEFAULTS = {  # for the knobs of a YAML
-    YAML: (  # CTC and attention, 2.8 million parameters; the corpus lists every clip eight times
-        *("--num_encoder_layers=4", "--num_decoder_layers=2", "--d_ffn=576", "--ctc_weight=0.3"),
-        *("--token_type=bpe", "--vocab_size=100", "--batch_seconds=60.0", "--number_of_epochs=11"),
-    ),
-    # All sides compute all layers, and have the dropout of Hugging Face's script. With batches of
-    # 32 s, SpeechBrain ran out of 24 GiB.
-    FINE_TUNING: (
-        *("--layerdrop=0.0", "--dropout=0.0", "--activation_dropout=0.0"),
-        *("--batch_seconds=16.0", "--max_seconds=10.0", "--number_of_epochs=11"),
-    ),
-}
+DEFAULTS = (  # of YAML: CTC and attention, 2.8 million parameters; each clip is listed eight times
+    *("--num_encoder_layers=4", "--num_decoder_layers=2", "--d_ffn=576", "--ctc_weight=0.3"),
+    *("--token_type=bpe", "--vocab_size=100", "--batch_seconds=60.0", "--number_of_epochs=11"),
+)
 PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121}  # TFLOP/s, dense, by NVIDIA
 
 
@@ -83,18 +64,10 @@ def main() -> None:
 def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path) -> None:
     """Run all sides in turns, and print the results."""
     arguments = ["--yaml", options.yaml, "--folder", str(folder), f"--seconds={options.seconds}"]
-    arguments += [*DEFAULTS.get(options.yaml, ()), *overrides]
-    variables_of_sides = SIDES
-    if options.yaml == FINE_TUNING:
-        variables_of_sides = FINE_TUNING_SIDES
-        names = {option.partition("=")[0] for option in overrides}
-        if names.isdisjoint(("--pretrained", "--encoder_config")):
-            from tools.bench_pretrained import save_base
-
-            arguments.append(f"--pretrained={save_base(folder / 'base')}")
+    arguments += [*DEFAULTS * (options.yaml == YAML), *overrides]
     with ExitStack() as stack:
         sides: list[Worker] = []
-        for name, variables in variables_of_sides.items():
+        for name, variables in SIDES.items():
             start = start_worker("tools.bench_train", name, arguments, **variables)
             side = stack.enter_context(start)
             sides.append(side)
@@ -104,23 +77,6 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
                 break
         base = sides[:2][-1].name
         take_turns({side.name: side.measure for side in sides}, options.rounds, base)
-
-
-def make_side(options: argparse.Namespace, overrides: Sequence[str]) -> Any:
-    """Make a side; only its own toolkit is imported."""
-    from tools import bench_sides
-
-    if options.side == "sbkit":
-        make: Any = bench_sides.SbkitSide
-    elif options.yaml == FINE_TUNING:
-        from tools import bench_pretrained
-
-        make = bench_pretrained.SIDES[options.side]
-    else:
-        from tools import bench_speechbrain
-
-        make = bench_speechbrain.SpeechBrainSide
-    return bench_sides.make_side(make, Path(options.yaml), overrides, options.folder)
 
 
 def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -133,7 +89,14 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str]) -> None:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
-        side: Any = make_side(options, overrides)
+        from tools.bench_sides import SbkitSide, make_side
+
+        kind: Any = SbkitSide
+        if options.side != "sbkit":  # only its own toolkit is imported
+            from tools.bench_speechbrain import SpeechBrainSide
+
+            kind = SpeechBrainSide
+        side = make_side(kind, Path(options.yaml), overrides, options.folder)
         parameters = sum(p.numel() for p in side.model.parameters())
         device = next(side.model.parameters()).device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -162,8 +125,8 @@ def lengths_on_device() -> Iterator[None]:
     from torch.nn.functional import ctc_loss
 
     def place_lengths(log_probs: Any, targets: Any, *lengths: Any, **options: Any) -> Any:
-        placed = (length.to(log_probs.device) for length in lengths)
-        return ctc_loss(log_probs, targets, *placed, **options)
+        device_lengths = (length.to(log_probs.device) for length in lengths)
+        return ctc_loss(log_probs, targets, *device_lengths, **options)
 
     with patch("sbkit.models.loss.ctc_loss", place_lengths):
         yield

@@ -38,7 +38,7 @@ FOLDERS = ("audio", "models", "decoding", "checkpoint", "train", "data", "evalua
 # Limits of one call of pytest: a fault is noticed if tests compute or wait forever.
 CPU_SECONDS = 300
 WALL_SECONDS = 1800  # the machine may be busy
-WHOLE_RUN = "tests/test_run.py::test_a_run_leaves_everything_in_its_folder"
+WHOLE_RUN = "tests/test_run.py::test_run_folder_has_every_file"
 QUICK_MARKS, ALL_MARKS = "not slow and not ddp and not browser", "not browser"  # of pytest
 
 

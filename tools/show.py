@@ -4,7 +4,7 @@ python -m tools.show folder hparams/ctc.yaml [--knob=value ...]
 python -m tools.show clip RUN
 """
 
-import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,30 +22,19 @@ def folder(arguments: Sequence[str]) -> str:
 def clip(arguments: Sequence[str]) -> str:
     """Name the test clip with the longest text and, after a tab, this text, normalized."""
     # Only this command needs torch and datasets, whose imports take seconds.
-    from recipes.AsteriskPrompts.corpus import prepare_prompts
-    from recipes.CommonVoice.corpus import find_release
-    from sbkit.data.cache import default_cache
-    from sbkit.data.tables import TableOptions, read_release
+    from recipes.prepare import corpus_of
+    from sbkit.data.corpus import iter_blocks
 
     knobs = read_knobs(Path(arguments[0]) / "hyperparams.yaml", {})
-    language = knobs["language"]
-    release = knobs["data_folder"] or prepare_prompts(
-        language=language, cache_folder=default_cache()
-    )
-    test = find_release(release, language) / "test.tsv"
-    clips = read_release(test, TableOptions(language=language))
-    longest = max(clips, key=lambda clip: len(clip.sentence))
-    return f"{longest.path}\t{normalize(longest.sentence, language)}"
+    blocks = iter_blocks(corpus_of(knobs), knobs, "test")
+    longest = max((clip for block in blocks for clip in block), key=lambda clip: len(clip.sentence))
+    return f"{longest.path}\t{normalize(longest.sentence, knobs['language'])}"
 
 
 def main() -> None:
     """Print what the first argument names."""
-    commands = {"folder": folder, "clip": clip}
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("command", choices=commands)
-    parser.add_argument("target", help="YAML of a run to come, or RUN")
-    options, knobs = parser.parse_known_args()
-    print(commands[options.command]([options.target, *knobs]))
+    command, *arguments = sys.argv[1:]
+    print({"folder": folder, "clip": clip}[command](arguments))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def write_release(root: Path, language: str, release: Path) -> None:
 def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:
     """Yield the key, which names the sound file, and the text of lines ``key: text``.
 
-    Comments start with a semicolon.
+    Comments start with a semicolon, and no sound file has such a key.
     """
     for content_line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         try:
@@ -125,7 +125,7 @@ def read_prompts(content: bytes) -> Iterator[tuple[str, str]]:
         except UnicodeDecodeError:
             line = content_line.decode("latin-1")  # as a few lines are
         key, colon, text = line.partition(":")
-        if colon and not key.startswith(";"):
+        if colon:
             yield key.strip(), text.strip()
 
 
@@ -147,9 +147,8 @@ def main() -> None:
     """Prepare one language; print its folder, clips and minutes."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--language", default="en", help=f"one of {', '.join(LICENSES)}")
-    parser.add_argument("--cache_folder", type=Path, default=default_cache())
-    options = parser.parse_args()
-    print_release(prepare_prompts(language=options.language, cache_folder=options.cache_folder))
+    language = parser.parse_args().language
+    print_release(prepare_prompts(language=language, cache_folder=default_cache()))
 
 
 if __name__ == "__main__":

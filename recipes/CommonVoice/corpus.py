@@ -153,7 +153,7 @@ def _find_spontaneous(knobs: KnobValues) -> dict[str, Path]:
 
 def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
     releases = {
-        language: find_release(knobs["data_folder"], language, splits)
+        language: _find_release(knobs["data_folder"], language, splits)
         for language in language_tags(knobs["language"])
     }
     if len(set(releases.values())) < len(releases):
@@ -164,7 +164,7 @@ def _find_releases(knobs: KnobValues, *splits: str) -> dict[str, Path]:
     return releases
 
 
-def find_release(data_folder: str | Path | None, language: str, splits: Sequence[str] = ()) -> Path:
+def _find_release(data_folder: str | Path | None, language: str, splits: Sequence[str]) -> Path:
     """Return the folder with the TSVs: ``data_folder``, or the folder of the language in it."""
     check_language(language)  # it becomes the name of a folder
     tsvs = ", ".join(f"{split}.tsv" for split in splits or RELEASE_SPLITS)

@@ -5,7 +5,6 @@ python -m recipes.FestvoxRu.corpus    (fetches it now)
 package -> id: sentence, wav and phone labels -> clips/*.flac + train, dev, test, validated.tsv
 """
 
-import argparse
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ def read(knobs: KnobValues, split: str) -> Manifest:
             f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}. Set "
             f"`language: {LANGUAGE}`."
         )
-    release = prepare_festvox(cache_folder=default_cache())
+    release = prepare_festvox()
     return read_release(release / f"{split}.tsv", TableOptions.from_knobs(knobs, LANGUAGE))
 
 
@@ -60,9 +59,9 @@ class TimedRow(ReleaseRow):
     word_times: str  # ``start-end`` in seconds of each word of the normalized sentence, with spaces
 
 
-def prepare_festvox(*, cache_folder: str | Path) -> Path:
+def prepare_festvox() -> Path:
     """Return the release folder; fetch and write it if it is missing."""
-    return ensure_release(Path(cache_folder) / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
+    return ensure_release(default_cache() / PACKAGE, LANGUAGE, (PACKAGE,), write_release)
 
 
 def write_release(root: Path, release: Path) -> None:
@@ -98,13 +97,5 @@ def read_sentences(content: str) -> Iterator[tuple[str, str]]:
             yield match[1], match[2].replace("+", "").replace('\\"', '"')
 
 
-def main() -> None:
-    """Prepare the corpus; print its folder, clips and minutes."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--cache_folder", type=Path, default=default_cache())
-    options = parser.parse_args()
-    print_release(prepare_festvox(cache_folder=options.cache_folder))
-
-
 if __name__ == "__main__":
-    run_main(main)
+    run_main(lambda: print_release(prepare_festvox()))

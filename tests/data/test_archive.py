@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.prepare import corpus_of, read_manifest
+from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
 from sbkit.data.cache import list_entries, unpack_corpus
 from tests.recipes.test_common_voice import make_release, prepare
@@ -41,7 +41,7 @@ def test_archive_is_prepared_like_its_folder(suffix: str, tmp_path: Path, cache:
     assert packed.fingerprints == plain.fingerprints
     assert len(packed.train) == 3
     named = {"corpus": "recipes.CommonVoice.corpus", "data_folder": archive, "language": "it"}
-    assert len(read_manifest(corpus_of(named), named, "train")) == 3
+    assert len(corpus_of(named).read(named, "train")) == 3
     again = unpack_corpus(archive)
     assert again == unpack_corpus(archive)
     (entry,) = [item for item in list_entries(cache) if item.corpus == archive]

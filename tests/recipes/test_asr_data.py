@@ -124,7 +124,6 @@ def test_sentences_are_read_from_texts_and_from_all_tables(name: str, tmp_path: 
         ({"a.txt": 'id,text\n1,"hi\n2,yo\n3,so"\n'}, "a quotation mark opens a field on line 2"),
         ({"a.csv": "id,said\n1,call\n"}, "a.csv has none of the columns sentence, .* id, said"),
         ({"a.jsonl": '{"text": "hi"}\n{"text": 7}\n'}, "the text of row 2 is '7', of the type int"),
-        ({"a.csv": 'path,text\na.wav,"hi\nb.wav,yo\n'}, "a quotation mark opens .* on line 2"),
         ({"a.txt": "call", "gone.txt": None}, "must be readable, but .*gone.txt is not"),
         ({"a.txt.gz": "call"}, "must be readable, but .*a.txt.gz is not .*Not a gzipped file"),
         ({"a.txt": "Call!"}, r"no sentence to learn from \(1 sentence left out, because dev"),

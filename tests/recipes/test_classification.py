@@ -126,18 +126,11 @@ def test_bundle_classifies_and_does_not_transcribe(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ("--label=colour", "which is not a column of"),
-        ("--nhead=99", "`d_model` must be a multiple of twice `nhead`"),
-    ],
-)
-def test_impossible_options_are_refused_in_one_sentence(
-    option: str, words: str, release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_label_that_is_no_column_is_refused(
+    release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train_here(release, tmp_path, option) == BAD_INPUT
-    assert words in capsys.readouterr().err
+    assert train_here(release, tmp_path, "--label=colour") == BAD_INPUT
+    assert "which is not a column of" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -14,11 +14,15 @@ import soundfile
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
+from sbkit.check.check import check_planned_run
+from sbkit.check.data import check_data
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import sharded_corpus
 from sbkit.data.corpus import KnobValues, describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
-from tests.runs import TINY, read_json, rows_of, train_here
+from sbkit.logs.run_log import read_log
+from tests.check.harness import planned_run
+from tests.runs import TINY, Workplace, read_json, rows_of, train_here
 from tests.runs import write_tsv as write_simple_tsv
 from tools import fake_common_voice as fake
 
@@ -115,11 +119,11 @@ def test_a_speaker_of_two_releases_is_in_one_split(
     corpus = corpus_of({"data_folder": [str(table.parent), str(later)]})
     knobs = {"data_folder": [str(table.parent), str(later)], "language": "en"}
     speakers: dict[str, set[str]] = {"train": set(), "dev": set(), "test": set()}
-    for split, found in speakers.items():
+    for split, speakers_of_split in speakers.items():
         for folder in (table.parent, later):
             manifest = corpus.read(knobs, f"{split}-{folder.name}")
             assert isinstance(manifest, Manifest)
-            found |= {clip.columns["speaker"] for clip in manifest}
+            speakers_of_split |= {clip.columns["speaker"] for clip in manifest}
     assert min(map(len, speakers.values())) > 0
     assert sum(map(len, speakers.values())) == len(set.union(*speakers.values()))
 
@@ -216,22 +220,17 @@ def test_clip_of_another_length_is_named(
     clip = scripted / "en/clips" / row["path"]
     samples, rate = soundfile.read(clip)
     soundfile.write(clip, samples[: -int(0.06 * rate)], rate)
-    options = [
-        "hparams/ctc.yaml",
-        f"--data_folder={scripted}",
-        *TINY,
-        "--max_seconds=6",
-        "--number_of_epochs=1",
-    ]
-    assert sbkit(["prepare", *options[:2]]) == 0
+    options = ["hparams/ctc.yaml", f"--data_folder={scripted}", f"--report={tmp_path / 'report'}"]
+    assert sbkit(["prepare", *options]) == 0
     assert f"train: 1 clip not as long as stated: {clip.stem}" in capsys.readouterr().out
-    run = [*options, f"--output_folder={tmp_path / 'run'}"]
-    assert train_here(["train.py", *run, "--check=True"], tmp_path / "cache") == 0
-    clips = read_json(tmp_path / "run/data_report.json")["splits"]["train"]["other_durations"]
+    clips = read_json(tmp_path / "report/data_report.json")["splits"]["train"]["other_durations"]
     assert [item["id"] for item in clips] == [clip.stem]
-    assert "shorter than their corpus states: 1 of" in (tmp_path / "run/train.log").read_text()
-    lazy = [*options, "--audio_store=lazy", "--check=False", f"--output_folder={tmp_path / 'lazy'}"]
-    assert train_here(["train.py", *lazy], tmp_path / "cache") == 0
+    workplace = Workplace(scripted, tmp_path / "cache")
+    with planned_run(workplace, tmp_path / "run", "--max_seconds=6") as planned:
+        findings = check_planned_run(planned, [check_data])
+    assert "shorter than their corpus states: 1 of" in "\n".join(map(str, findings))
+    lazy = ("--audio_store=lazy", "--max_seconds=6", "--number_of_epochs=1")
+    assert workplace.train_here(tmp_path / "lazy", *lazy) == 0
     text = (tmp_path / "lazy/train.log").read_text()
     assert text.count("but its corpus states") == text.count(f"{clip.stem} lasts") == 1
 
@@ -254,6 +253,11 @@ def test_both_products_train_in_one_run(releases: Path, tmp_path: Path) -> None:
     tests = [f"test-{SCRIPTED}", f"test-{SPONTANEOUS}"]
     summary = read_json(run / "summary.json")
     assert [*summary["test"]] == tests
+    assert all((run / f"wer_{name}.txt").is_file() for name in tests)
+    log = read_log(run / "train_log.jsonl")
+    assert [record["split"] for record in log if record["kind"] == "test"] == tests
+    (epoch,) = [record for record in log if record["kind"] == "epoch"]
+    assert {"CER", f"dev-{SCRIPTED}/CER", f"dev-{SPONTANEOUS}/WER"} <= epoch.keys()
     assert {*summary["test"][tests[1]]["report_by"]["variant"]} <= {"en-north", "en-south"}
     report = read_json(run / "data_report.json")
     assert report["corpus"]["license"] == "CC-BY-SA-3.0"
@@ -291,8 +295,6 @@ def test_delta_release_joins_a_full_one(releases: Path, tmp_path: Path) -> None:
         (delta / name).symlink_to(full / name)
     knobs: KnobValues = {"data_folder": [str(full), str(delta)], "language": "en"}
     corpus = corpus_of(knobs)
-    with pytest.raises(SbkitError, match="has no train.tsv, dev.tsv, test.tsv"):
-        splits_of(corpus, knobs)
     knobs = {**knobs, "splits": {"train": ["train-en", "validated-delta"], "valid": "dev-en"}}
     roles = splits_of(corpus, knobs)
     assert roles["train"] == ("train-en", "validated-delta")

@@ -53,7 +53,6 @@ def test_corpus_of_follows_the_yaml(tmp_path: Path) -> None:
     ("knobs", "words"),
     [
         ({"data_folder": "FOLDER"}, "has none of these layouts"),
-        ({"data_folder": "FOLDER/none"}, "is not a folder"),
         ({"data_folder": __file__}, "is not a folder"),
         ({"data_folder": "http://127.0.0.1:1/shards"}, "cannot be reached"),
         ({"corpus": "recipes.nothing"}, "cannot be imported"),
@@ -181,23 +180,9 @@ def test_split_may_be_a_column_of_another_name_and_spelling(tmp_path: Path) -> N
     }
 
 
-NEMO = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
-TABLES = {
-    "a.csv": ("path,text,client_id\na.wav,hi,ann\n", {}),
-    "a.tsv": ("wav\ttranscript\tspk_id\na.wav\thi\tann\n", {}),
-    "a.jsonl": (json.dumps({"file": "a.wav", "text": "hi", "speaker": "ann"}), {}),
-    "a.list": (json.dumps({"file_name": "file://a.wav", "text": "hi", "speaker": "ann"}), {}),
-    "named.csv": (
-        "Clip,Said,speaker\na.wav,hi,ann\n",
-        {"path_column": "clip", "text_column": "Said"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_every_form_are_read(tmp_path: Path, name: str) -> None:
-    content, knobs = TABLES[name]
-    (clip,) = read(tmp_path / name, content, **knobs)
+def test_columns_may_be_named_in_any_case(tmp_path: Path) -> None:
+    table = "Clip,Said,speaker\nfile://a.wav,hi,ann\n"
+    (clip,) = read(tmp_path / "a.csv", table, path_column="clip", text_column="Said")
     assert clip == Clip("a", tmp_path / "a.wav", "hi", {"speaker": "ann", "language": "en"})
 
 
@@ -219,7 +204,8 @@ def test_columns_of_each_table_may_have_their_own_names(tmp_path: Path) -> None:
 
 
 def test_nemo_manifest_is_read(tmp_path: Path) -> None:
-    lines = [NEMO, [1], NEMO | {"audio_filepath": "https://x/a.wav"}]
+    nemo = {"audio_filepath": "a.wav", "duration": 1.5, "text": "hi", "speaker": "ann"}
+    lines = [nemo, [1], nemo | {"audio_filepath": "https://x/a.wav"}]
     manifest = read(tmp_path / "a.json", "\n".join(map(json.dumps, lines)))
     assert manifest[0].columns == {"duration": "1.5", "speaker": "ann", "language": "en"}
     assert {(bad.id, bad.reason) for bad in manifest.excluded} == {
@@ -237,7 +223,6 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
             {"text_column": "sad"},
             "columns sad; its first line names path, said",
         ),
-        ("[{}]", {}, "one object on each line, but line 1 is not"),
     ],
 )
 def test_table_without_its_columns_is_refused(
@@ -418,11 +403,9 @@ def test_manifest_mapping_names_splits_and_roles(tmp_path: Path) -> None:
     [
         ({"train": "a.csv"}, "no files for dev. Add `dev: FILE`"),
         ({"train": "a", "dev": "b", "other": "c"}, "Write test-other"),
-        ({"train": "a", "dev": {"x": "b"}, "test": {"x": "c"}}, "'x' twice"),
         ({"train": {"a": "a"}, "dev": {"train": "b"}}, "a split called train, which is the name"),
         ({"train": [], "dev": "b"}, "must be a file or a list of files"),
         ({"train": "a", "dev": {1: "b"}, "test": {1: "c"}}, "'1' twice"),
-        ({"train": "a", "dev": "b", "test": {1: "c"}, "test-x": {1: "d"}}, "'1' twice"),
         ({"train": "~no_such_user_/a.csv", "dev": "b"}, "`manifest.train`.* no such user"),
     ],
 )

@@ -225,7 +225,7 @@ def test_prepare_speech_labels_loud_windows_near_aligned_words(
 @pytest.mark.ddp
 def test_two_ranks_equal_one(workplace: Workplace, tmp_path: Path) -> None:
     for ranks, seconds in ((1, 120), (2, 3)):  # evaluation batches change no figure
-        options = ("--check=false", f"--eval_batch_seconds={seconds}")
+        options = ["--check=false", "--number_of_epochs=1", f"--eval_batch_seconds={seconds}"]
         process = workplace.train_forked(tmp_path / str(ranks), *options, ranks=ranks, **VAD_RUN)
         assert process.returncode == 0, process.stderr
     alone, shared = (last_parameters(tmp_path / str(ranks)) for ranks in (1, 2))

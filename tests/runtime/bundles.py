@@ -121,7 +121,13 @@ def export_tasks(workplace: Workplace, folder: Path) -> None:
         tables += ["--manifest", f"{split}={table}"]
     sizes = ["--cnn_channels=16", "--d_model=16", "--nhead=2", "--d_ffn=32", "--attention_dim=8"]
     classifier = ("--device=cpu", "--batch_seconds=6", "--number_of_epochs=1", *tables)
-    classifier += ("--text_column=False", "--data_folder=null", "--label=parity", *sizes)
+    classifier += (
+        "--check=False",
+        "--text_column=False",
+        "--data_folder=null",
+        "--label=parity",
+        *sizes,
+    )
     options = {
         "codec": TINY_CODEC,
         "tts": TINY_VOICE,
