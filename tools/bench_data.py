@@ -40,14 +40,13 @@ from pyarrow import csv
 
 from recipes.debian.release import ReleaseRow
 from recipes.prepare import collate_clips, prepare_transcripts
-from sbkit.audio.io import declared_seconds
+from sbkit.audio.io import declared_seconds, encode_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs
 from sbkit.data.batch import make_loader
-from sbkit.data.clips import encode_audio
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
@@ -172,7 +171,7 @@ def write_shards(folder: Path, rows: int) -> None:
     for split, numbers, columns in _make_columns(rows, block_rows=ROWS_PER_SHARD):
         if not names[split]:
             longest = np.roll(max(noise, key=len), numbers[0])  # no clip is in two splits
-            wav = encode_audio(longest, store="pcm", sample_rate=SAMPLE_RATE)
+            wav = encode_audio(longest, SAMPLE_RATE, "WAV")
             crcs = np.array([zlib.crc32(wav[:size]) for size in sizes.tolist()])
         names[split].append(f"{split}-{len(names[split]):05d}")
         clip_of = numbers % len(noise)

@@ -48,13 +48,7 @@ from sbkit.data.filesystem import (
     iter_members,
     unpacking_errors_as_data_errors,
 )
-from sbkit.data.manifest import (
-    DURATION_COLUMN,
-    MIX_FAULT,
-    Manifest,
-    parse_durations,
-    part_columns,
-)
+from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_durations, part_columns
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,

@@ -30,14 +30,7 @@ from sbkit.data.columns import (
     TEXT_COLUMNS,
 )
 from sbkit.data.manifest import MAX_OVERLAP, Excluded
-from sbkit.data.tables import (
-    Row,
-    Table,
-    TableOptions,
-    WriteAudio,
-    collect_rows,
-    join_tables,
-)
+from sbkit.data.tables import Row, Table, TableOptions, WriteAudio, collect_rows, join_tables
 
 if TYPE_CHECKING:
     from lhotse.cut import Cut

@@ -37,13 +37,7 @@ from sbkit.data.cache import (
     default_cache,
     plan_audio,
 )
-from sbkit.data.manifest import (
-    RESERVED_COLUMNS,
-    STORED,
-    Excluded,
-    Manifest,
-    to_texts,
-)
+from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.decoding.words import frames_needed
 from sbkit.text.tokenizer import Tokenizer

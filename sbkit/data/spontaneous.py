@@ -21,7 +21,7 @@ import pyarrow as pa
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import plural
 from sbkit.data.columns import TEXT_COLUMNS, find_column
-from sbkit.data.dealing import DEFAULT_SHARES, deal_speakers
+from sbkit.data.corpus import DEFAULT_SHARES, deal_speakers
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     RELEASE_SPLITS,
