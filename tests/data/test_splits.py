@@ -91,16 +91,6 @@ def shards_of(folder: Path) -> list[Path]:
     return sorted((folder / "cache").rglob("*.arrow"))
 
 
-def test_prepare_split_puts_text_beside_audio(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 250)
-    prepared = prepare(tmp_path, clips)
-    assert_holds(prepared, clips)
-    assert prepared.excluded == []
-    first = ["id", "text", "sentence", "samples"]
-    assert prepared.dataset.column_names == [*first, "speaker", "age", "audio"]
-    assert prepared.dataset[7]["age"] == "7"
-
-
 @pytest.mark.parametrize("store", ["pcm", "flac"])
 def test_datasets_reads_shards_without_sbkit(tmp_path: Path, store: str) -> None:
     clips = make_clips(tmp_path / "clips", 3)
@@ -310,26 +300,11 @@ def test_three_processes_share_the_decoding(tmp_path: Path) -> None:
     assert {lines[-1] for lines in outputs} == {prepare(tmp_path, clips).fingerprint}
 
 
-def test_unwritable_cache_is_refused(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 2)
-    (tmp_path / "cache").touch()
-    with pytest.raises(SbkitError, match="cannot be written to"):
-        prepare(tmp_path, clips)
-
-
 # ---- stores
 
 
-def tone(folder: Path) -> list[Clip]:
-    """Write a second of a tone, 48 kHz in stereo."""
-    time = np.arange(48_000) / 48_000
-    sound = 0.3 * np.sin(2 * np.pi * 220 * time)
-    soundfile.write(folder / "tone.wav", np.stack([sound, sound], 1), 48_000)
-    return [Clip("tone", folder / "tone.wav", "A tone")]
-
-
 def test_flac_gives_the_samples_and_fingerprint_of_pcm(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 7) + tone(tmp_path)
+    clips = make_clips(tmp_path / "clips", 7)
     pcm, flac = prepare(tmp_path, clips), prepare(tmp_path, clips, store="flac")
     assert flac.fingerprint == pcm.fingerprint
     assert_holds(flac, clips)

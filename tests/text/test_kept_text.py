@@ -2,18 +2,15 @@
 
 import json
 import unicodedata
-from pathlib import Path
 from random import Random
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
     describe_normalizer,
-    join_segments,
     normalize,
     orthography,
     table_from_stored,
@@ -68,13 +65,6 @@ def test_plain_form_of_a_kept_text_is_that_of_the_transcript(language: str, case
             assert normalize(kept, language) == normalize(text, language), ascii(text)
 
 
-def test_plain_forms_of_the_default_corpus(asterisk_english: Path) -> None:
-    table = text_table("en", {"case": "keep", "punctuation": MARKS})
-    clips = read_release(asterisk_english / "validated.tsv", TableOptions(language="en"))
-    for sentence in clips.sentences:
-        assert normalize(normalize(sentence, "en", table), "en") == normalize(sentence, "en")
-
-
 def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None:
     assert text_table("en") == text_table("en", {"case": "lower"}) == orthography("en")
     table = text_table("en", {"case": "keep", "punctuation": [".", "%"]})
@@ -84,7 +74,6 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
     described = describe_normalizer("en", table)
     assert described.startswith("text table of en: upper and lower case, the letters abc")
     assert described.endswith("z, the marks . %")
-    assert join_segments(["你好。", "再见", "OK.", "Yes"]) == "你好。再见 OK. Yes"
 
 
 @pytest.mark.parametrize(
