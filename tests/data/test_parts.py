@@ -23,8 +23,7 @@ from sbkit.data.manifest import Manifest
 from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
 from sbkit.data.sharded_corpus import read as read_shards
-from sbkit.data.splits import PreparedSplit, prepare_split
-from tests.data.test_splits import prepare
+from tests.data.test_splits import prepare, prepare_manifest
 
 CUTS = Path(__file__).parent / "files" / "lhotse_cuts.jsonl"  # as Lhotse 1.33 wrote them
 RECORDINGS = {"talk.mp3": 44_100, "talk.flac": 48_000}  # Hz
@@ -61,17 +60,6 @@ def read(source: Path, **knobs: object) -> Manifest:
     manifest = own_data.read(all_knobs, "train")
     assert isinstance(manifest, Manifest)
     return manifest
-
-
-def prepare_manifest(folder: Path, manifest: Manifest) -> PreparedSplit:
-    return prepare_split(
-        manifest,
-        split="train",
-        normalize=str.lower,
-        sample_rate=16_000,
-        cache_folder=folder / "cache",
-        keep_empty=False,
-    )
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> Path:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -55,19 +56,18 @@ def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
     return clips
 
 
-def prepare(
+def prepare_manifest(
     folder: Path,
-    clips: list[Clip],
+    manifest: Manifest,
     *,
     keep_empty: bool = False,
     normalize: Callable[[str], str] = str.lower,
     sample_rate: int = 16_000,
-    excluded: tuple[Excluded, ...] = (),
     store: str = "pcm",
 ) -> PreparedSplit:
-    """Prepare clips as a training split, with a cache beside the corpus."""
+    """Prepare a training split, with a cache beside the corpus."""
     return prepare_split(
-        Manifest.of([*clips, *excluded]),
+        manifest,
         split="train",
         normalize=normalize,
         sample_rate=sample_rate,
@@ -75,6 +75,11 @@ def prepare(
         keep_empty=keep_empty,
         store=store,
     )
+
+
+def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
+    """Prepare clips like `prepare_manifest`."""
+    return prepare_manifest(folder, Manifest.of([*clips, *excluded]), **options)
 
 
 def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
@@ -188,7 +193,7 @@ def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, spoiled: st
         assert words in item.detail
         assert_holds(prepared, clips[:7] + clips[8:])
     with pytest.raises(SbkitError) as caught:
-        prepare(tmp_path, clips[:8], excluded=(Excluded("line 9", "no path", "empty"),))
+        prepare(tmp_path, clips[:8], Excluded("line 9", "no path", "empty"))
     for expected in ("rows of train are unusable", "2 of 9", "1 no path, 1 unrea", words):
         assert expected in str(caught.value)
 

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
-from recipes.OwnData import corpus as own_data
 from sbkit.audio.io import AudioPart
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
+from tests.data.test_parts import read
 
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
 HEADER = ("path", "sentence", "speaker")
@@ -84,13 +84,6 @@ WRITERS = [
     lambda rows: str(pd.DataFrame(rows, columns=HEADER).to_json(orient="records", lines=True)),
 ]
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
-
-
-def read(file: Path, **knobs: object) -> Manifest:
-    all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
-    manifest = own_data.read(all_knobs, "train")
-    assert isinstance(manifest, Manifest)
-    return manifest
 
 
 def rows_of(manifest: Manifest) -> Rows:
