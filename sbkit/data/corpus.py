@@ -186,7 +186,20 @@ def resolve_splits(
     for role in ROLES:
         splits = defaults.get(role, ()) if by_role.get(role) is None else to_names(by_role[role])
         roles[role] = tuple(dict.fromkeys(splits))
-        _check_role(role, roles[role], available)
+        choices = ", ".join(available) or "none"
+        for name in splits:
+            if name not in available:
+                raise ConfigError(
+                    f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
+                    f"among: {choices}{', or [] for none' * (role == 'test')}."
+                )
+        if not splits and role != "test":
+            raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
+        if "train" in splits and role != "train":
+            raise ConfigError(
+                f"`splits.{role}` names a split called train, which is the name of a run's "
+                "training set. Rename it, or choose another split."
+            )
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
             raise ConfigError(
@@ -200,23 +213,6 @@ def to_names(value: Any) -> list[str]:
     """Return the names in a value of ``splits``: null, a name or a list of names."""
     names = [value] if isinstance(value, str | int | float) else value or []
     return [str(name) for name in names]
-
-
-def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
-    choices = ", ".join(available) or "none"
-    for name in splits:
-        if name not in available:
-            raise ConfigError(
-                f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
-                f"among: {choices}{', or [] for none' * (role == 'test')}."
-            )
-    if not splits and role != "test":
-        raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
-    if "train" in splits and role != "train":
-        raise ConfigError(
-            f"`splits.{role}` names a split called train, which is the name of a run's training "
-            "set. Rename it, or choose another split."
-        )
 
 
 # Speakers

@@ -34,7 +34,6 @@ from sbkit.data.tables import Row, Table, TableOptions, WriteAudio, collect_rows
 
 if TYPE_CHECKING:
     from lhotse.cut import Cut
-    from lhotse.supervision import SupervisionSegment
 
 SUFFIXES = (".jsonl.gz", ".jsonl")
 CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
@@ -178,7 +177,14 @@ def _read_cut(
         channel = cut.channel if isinstance(cut.channel, int) else supervision.channel
         start, end = max(start, cut.start), min(end, cut.end)
         row = _to_row(cut, id, start, end, channel, write_audio)
-        yield row if isinstance(row, Excluded) else {**row, **_labels_of(supervision)}
+        labels = {
+            TEXT_COLUMNS[0]: supervision.text,
+            "speaker": supervision.speaker,
+            "language": supervision.language,
+            "gender": supervision.gender,
+        }
+        labels = {name: label for name, label in labels.items() if label}
+        yield row if isinstance(row, Excluded) else {**row, **labels}
 
 
 def _to_row(
@@ -201,16 +207,6 @@ def _to_row(
     if len(channels) > 1:  # they count from 0 in the file, but may have any numbers here
         row[CHANNEL_COLUMNS[0]] = str(channels.index(channel))
     return row
-
-
-def _labels_of(supervision: "SupervisionSegment") -> Row:
-    labels = {
-        TEXT_COLUMNS[0]: supervision.text,
-        "speaker": supervision.speaker,
-        "language": supervision.language,
-        "gender": supervision.gender,
-    }
-    return {name: label for name, label in labels.items() if label}
 
 
 def _find_fault(cut: "Cut", source_type: str) -> Excluded | None:

@@ -308,11 +308,11 @@ def encode_clips(
     """
     if sample_rate not in MP3_RATES:
         return {}
-    wanted = [*ids]
+    clip_ids = [*ids]
     present = take_columns(split, "id")["id"].combine_chunks()
-    rows = pc.index_in(pa.array(wanted, pa.string()), value_set=present).to_pylist()
+    rows = pc.index_in(pa.array(clip_ids, pa.string()), value_set=present).to_pylist()
     encoded: dict[str, str] = {}
-    for id, row in zip(wanted, rows, strict=True):
+    for id, row in zip(clip_ids, rows, strict=True):
         if row is None:
             continue
         try:

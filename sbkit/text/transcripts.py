@@ -142,10 +142,10 @@ def _unescape(text: str) -> str:
     return _WIDE_TAG.sub(_to_narrow, text)
 
 
-def _to_narrow(wide: re.Match[str]) -> str:
-    narrow = wide[0].translate(_NARROW)
-    match = _TAG.fullmatch(narrow)
-    return narrow if match and _is_tag(match) else wide[0]
+def _to_narrow(match: re.Match[str]) -> str:
+    narrow = match[0].translate(_NARROW)
+    tag = _TAG.fullmatch(narrow)
+    return narrow if tag and _is_tag(tag) else match[0]
 
 
 def _content(match: re.Match[str]) -> str:
