@@ -171,7 +171,7 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
         for batch in batches:
             tables.append(_to_table(batch, file, options, write_audio, first_row))
             first_row += len(batch)
-        table = join_tables(tables, file)
+        return join_tables(tables, file)
     except SbkitError:
         raise
     except Exception as error:  # damage and unknown types raise many kinds of errors
@@ -179,7 +179,6 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
             f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]}). "
             "Save it again."
         ) from error
-    return replace(table, lines=range(1, len(table.rows) + 1))
 
 
 def _to_table(
