@@ -308,12 +308,11 @@ def encode_clips(
     """
     if sample_rate not in MP3_RATES:
         return {}
-    clip_ids = [*ids]
-    present = take_columns(split, "id")["id"].combine_chunks()
-    rows = pc.index_in(pa.array(clip_ids, pa.string()), value_set=present).to_pylist()
+    present = take_columns(split, "id")["id"]
     encoded: dict[str, str] = {}
-    for id, row in zip(clip_ids, rows, strict=True):
-        if row is None:
+    for id in ids:  # one by one, because the caller shows the progress
+        row = pc.index(present, id).as_py()
+        if row < 0:
             continue
         try:
             (audio,) = read_clips(split, [row])

@@ -2,6 +2,7 @@
 
 import json
 import unicodedata
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -106,6 +107,9 @@ def test_normalizers_have_hashes_of_their_rules() -> None:
     kept = table_normalizer("en", text_table("en", {"case": "keep"}))
     assert kept.name == "text table of en, as written"
     assert len({english.sha256, german.sha256, kept.sha256}) == 3
+    rewrite = dict(reversed([*orthography("de").rewrite.items()]))  # keys in another order
+    reordered = table_normalizer("de", replace(orthography("de"), rewrite=rewrite))
+    assert reordered.sha256 == german.sha256
     with pytest.raises(SbkitError, match="must be whisper-english, whisper-basic or the tag of a"):
         named_normalizer("whisper")
 
