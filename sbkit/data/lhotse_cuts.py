@@ -29,6 +29,7 @@ from sbkit.data.columns import (
     PATH_COLUMNS,
     TEXT_COLUMNS,
 )
+from sbkit.data.filesystem import find_beside
 from sbkit.data.manifest import MAX_OVERLAP, Excluded
 from sbkit.data.tables import Row, Table, TableOptions, WriteAudio, collect_rows, join_tables
 
@@ -80,13 +81,11 @@ def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -
 
 def cuts_of_tar(file: str) -> str | None:
     """Return the cuts of a tar of Lhotse Shar, a file or URL; None for any other tar."""
-    folder, _, name = file.rpartition("/")
+    name = file.rpartition("/")[2]
     field, _, number = name.partition(".tar")[0].partition(".")
     if field != RECORDINGS:
         return None
-    filesystem, path = fsspec.url_to_fs(folder)
-    names = [f"cuts.{number}{suffix}" for suffix in SUFFIXES]
-    return next((f"{folder}/{name}" for name in names if filesystem.exists(f"{path}/{name}")), None)
+    return find_beside(file, [f"cuts.{number}{suffix}" for suffix in SUFFIXES])
 
 
 def read_shar(
