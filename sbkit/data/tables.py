@@ -316,10 +316,10 @@ class _Delimited:
         self._encoding = encoding
         self._header = header
         self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
-        has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
-        self.is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
         fields = first.split(self._delimiter)
+        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
+        has_marks = all(re.fullmatch('".*"', field) for field in fields)
+        self.is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
         if self.is_quoted:
             (fields,) = csv.reader([first], delimiter=self._delimiter)
         self.names = [name.strip() for name in fields]
