@@ -838,10 +838,10 @@ def _open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
     """Open a table whose first line names its columns, with tabs and no quotes."""
     with _open_text(tsv, encoding) as (lines, encoding):
         header = next(lines, "")
-    table = None
-    if "\t" in header:
-        table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
-    return None if table is None or table.is_quoted else table
+    if "\t" not in header:
+        return None
+    table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
+    return None if table.is_quoted else table
 
 
 def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[Manifest]:
