@@ -277,7 +277,7 @@ PLAYLISTS = {
 }
 
 
-@pytest.mark.parametrize("extension", ["", "wav", "mp3"])
+@pytest.mark.parametrize("extension", ["", "wav"])
 @pytest.mark.parametrize("kind", PLAYLISTS)
 def test_playlists_are_refused_without_opening_what_they_name(
     tmp_path: Path, kind: str, extension: str
@@ -442,7 +442,7 @@ NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
 
 
 @pytest.mark.parametrize("content", NOT_AUDIO)
-@pytest.mark.parametrize("extension", ["wav", "flac", "mp3", "raw", "txt"])
+@pytest.mark.parametrize("extension", ["wav", "txt"])
 def test_files_that_are_not_audio_are_refused_by_name(
     tmp_path: Path, extension: str, content: str
 ) -> None:

@@ -26,8 +26,6 @@ TEXTS = {  # a transcript, without its tags, and with those that are kept
     "[[noise] a": ("a", "[noise] a"),
     "a noise] b": ("a b", "a [noise] b"),
     "a [ b ] c [": ("a c", "a c"),
-    "[silence]": ("", ""),
-    "no brackets": ("no brackets", "no brackets"),
 }
 
 
