@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from datasets.table import InMemoryTable
 
-from sbkit.data.clips import encode_audio
+from sbkit.audio.io import encode_audio
+from sbkit.data.clips import STORE_FORMATS
 from sbkit.data.shard import AUDIO, AUDIO_TYPE
 
 FOLDER = tempfile.TemporaryDirectory(prefix="sbkit-stores")  # deleted when Python ends
@@ -36,7 +37,7 @@ def make_store(utterances: Iterable[Utterance], store: str = "pcm") -> datasets.
     file, content = Path(FOLDER.name, uuid4().hex), b""
     for row in rows:
         samples = np.frombuffer(row[AUDIO], "<i2")
-        clip = encode_audio(samples, store=store, sample_rate=16_000)
+        clip = encode_audio(samples, 16_000, **STORE_FORMATS[store])
         row[AUDIO] = {"file": str(file), "start": len(content), "size": len(clip), "shard": 0}
         row[AUDIO] |= {"crc32": zlib.crc32(clip), "sample_rate": 16_000}
         content += clip

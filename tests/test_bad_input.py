@@ -74,15 +74,6 @@ def test_unwritable_output_folder_is_named(
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
-def test_missing_knob_that_recipe_reads_is_named(
-    workplace: Workplace, tmp_path: Path, capsys: Captured
-) -> None:
-    text, yaml = (ROOT / "hparams/ctc.yaml").read_text("utf-8"), tmp_path / "own.yaml"
-    yaml.write_text(text.replace("\nlabel_smoothing: 0.1", "\n# "))
-    sentence = refusal(workplace, tmp_path / "run", "--check=False", yaml=str(yaml), capsys=capsys)
-    assert "This run reads `label_smoothing`, which is not in the YAML" in sentence
-
-
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_torchrun_exits_with_bad_input_and_one_sentence(

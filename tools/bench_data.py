@@ -30,11 +30,10 @@ import soundfile
 from pyarrow import csv
 
 from recipes.debian.release import ReleaseRow
-from sbkit.audio.io import declared_seconds
+from sbkit.audio.io import declared_seconds, encode_audio
 from sbkit.base.errors import SbkitError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.run_config import CHECKPOINTS
-from sbkit.data.clips import encode_audio
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
@@ -145,7 +144,7 @@ def write_shards(folder: Path, rows: int) -> None:
     for split, numbers, columns in _make_columns(rows, block_rows=ROWS_PER_SHARD):
         if not names[split]:
             longest = np.roll(max(noise, key=len), numbers[0])  # no clip is in two splits
-            wav = encode_audio(longest, store="pcm", sample_rate=SAMPLE_RATE)
+            wav = encode_audio(longest, SAMPLE_RATE, "WAV")
             crcs = np.array([zlib.crc32(wav[:size]) for size in sizes.tolist()])
         names[split].append(f"{split}-{len(names[split]):05d}")
         clip_of = numbers % len(noise)

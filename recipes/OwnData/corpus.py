@@ -25,8 +25,7 @@ from sbkit.data.columns import (
     find_split_column,
     role_of,
 )
-from sbkit.data.corpus import ROLES, KnobValues
-from sbkit.data.dealing import check_shares, deal_speakers
+from sbkit.data.corpus import ROLES, KnobValues, check_shares, deal_speakers
 from sbkit.data.kaldi import is_kaldi
 from sbkit.data.manifest import Excluded, Manifest, to_texts
 from sbkit.data.sources import (

@@ -293,14 +293,14 @@ class AddPauses(nn.Module):
         end = start + lengths.to(device, non_blocking=True).unsqueeze(1)
         is_speech = (samples >= start) & (samples < end)  # (B, S')
         audio = audio.float()
-        moved = audio.gather(1, (samples - start).clamp(0, audio.shape[1] - 1))
+        speech = audio.gather(1, (samples - start).clamp(0, audio.shape[1] - 1))
         colored = make_colored(self.sample_rate, device)  # (K, N)
         offsets = (offset * colored.shape[1]).long().unsqueeze(1) + samples
         noise = colored[(kind * len(colored)).long().unsqueeze(1), offsets % colored.shape[1]]
         power = audio.square().sum(1) / lengths.clamp(min=1).to(device, non_blocking=True)
         gain = (power * 10 ** (-(10 + 50 * level) / 10)).sqrt().unsqueeze(1)
         is_pause = ~is_speech & length_mask(new_lengths, size, device)
-        return moved * is_speech + gain * noise * is_pause, new_lengths
+        return speech * is_speech + gain * noise * is_pause, new_lengths
 
 
 @lru_cache(maxsize=8)

@@ -140,12 +140,6 @@ class _Reader:
         check_rate(self.name, rate)
         return max(1, min(round(self.options.block_seconds * rate), MAX_BLOCK_VALUES // channels))
 
-    def mix(
-        self, rate: int, samples: npt.NDArray[np.float32], channel_names: tuple[str, ...]
-    ) -> Block:
-        """Make a block of samples (S, C)."""
-        return Block(rate, self.options.mixer.mix(self.name, samples, channel_names, rate))
-
 
 class _PcmReader(_Reader):
     """Read a WAV of PCM by libsndfile."""
@@ -160,7 +154,8 @@ class _PcmReader(_Reader):
             while len(samples := sound.read(block_frames, np.float32, always_2d=True)):
                 frames_read += len(samples)
                 check_values(self.name, samples)
-                yield self.mix(rate, samples, ("FL", "FR")[:channels])
+                names = ("FL", "FR")[:channels]
+                yield Block(rate, self.options.mixer.mix(self.name, samples, names, rate))
         if not frames_read:
             raise _no_samples(self.name)
 
@@ -219,7 +214,8 @@ class _PacketReader(_Reader):
             check_values(self.name, floats)
         has_positions = stream.codec.name not in CODECS_WITHOUT_POSITIONS
         names = tuple(channel.name for channel in layout.channels) if has_positions else ()
-        return self.mix(frames[0].rate, floats, names)
+        rate = frames[0].rate
+        return Block(rate, self.options.mixer.mix(self.name, floats, names, rate))
 
     def _decode(
         self, container: "InputContainer", stream: "AudioStream", decoder: "AudioCodecContext"

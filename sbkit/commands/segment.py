@@ -52,7 +52,7 @@ def segment(options: Namespace) -> None:
     from sbkit.runtime.alignment import align, run_model
     from sbkit.runtime.runtimes import model_options
     from sbkit.runtime.transcriber import Transcriber, open_recognizer
-    from sbkit.text.sentences import split_text
+    from sbkit.text.transcripts import split_text
 
     lines = read_text_lines(options.transcript, max_bytes=MAX_TEXT_BYTES, subject="A transcript")
     require_writable(options.out, option="--out")

@@ -148,7 +148,8 @@ def _write_clips(
     numbers: Mapping[str, int],
 ) -> int:
     """Add the clip of each text to a table; return how many texts the voice cannot speak."""
-    from sbkit.audio.io import to_int16, write_flac
+    from sbkit.audio.io import encode_audio, to_int16
+    from sbkit.base.files import write_bytes_atomically
     from sbkit.base.units import samples_to_seconds
     from sbkit.logs.progress import progress_bar
     from sbkit.runtime.synthesizer import Synthesizer
@@ -172,7 +173,8 @@ def _write_clips(
             for clip, signal in zip(clips, signals, strict=True):
                 file = options.out_dir / clip["path"]
                 file.parent.mkdir(exist_ok=True)
-                write_flac(file, to_int16(signal), voice.sample_rate)
+                flac = encode_audio(to_int16(signal), voice.sample_rate, "FLAC")
+                write_bytes_atomically(file, flac)
                 seconds = samples_to_seconds(len(signal), voice.sample_rate)
                 table.add(clip["text"], [{**clip, "duration": round(seconds, 3)}])
             advance(len(step))

@@ -48,13 +48,7 @@ from sbkit.data.filesystem import (
     iter_members,
     unpacking_errors_as_data_errors,
 )
-from sbkit.data.manifest import (
-    DURATION_COLUMN,
-    MIX_FAULT,
-    Manifest,
-    parse_durations,
-    part_columns,
-)
+from sbkit.data.manifest import DURATION_COLUMN, MIX_FAULT, Manifest, parse_durations, part_columns
 from sbkit.data.shard import (
     AUDIO,
     AUDIO_TYPE,
@@ -170,12 +164,11 @@ def plan_audio(manifest: Manifest, sample_rate: int) -> StoredAudio:
             "Choose pcm or flac."
         )
     rows = manifest.rows
-    seconds = np.full(len(rows), np.nan)
-    is_empty = np.zeros(len(rows), bool)
+    durations = pa.chunked_array([pa.nulls(len(rows), pa.string())])
     if DURATION_COLUMN in rows.column_names:
-        seconds = parse_durations(rows[DURATION_COLUMN])
-        texts = rows[DURATION_COLUMN].fill_null("")
-        is_empty = pc.match_substring_regex(texts, r"^0+(\.0*)?$").to_numpy()
+        durations = rows[DURATION_COLUMN]
+    seconds = parse_durations(durations)
+    is_empty = pc.match_substring_regex(durations.fill_null(""), r"^0+(\.0*)?$").to_numpy()
     unknown = np.flatnonzero(np.isnan(seconds) & ~is_empty)
     if len(unknown):
         raise ConfigError(

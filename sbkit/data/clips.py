@@ -4,25 +4,26 @@ audio file -> samples (S,) -> bytes of a WAV or FLAC
 """
 
 import hashlib
-import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import soundfile
-
 from sbkit.audio.channels import ChannelMixer
 from sbkit.audio.containers import AudioError
-from sbkit.audio.io import AudioPart, Samples, read_audio, read_parts
+from sbkit.audio.io import AudioPart, Samples, encode_audio, read_audio, read_parts
 from sbkit.base.errors import DataError
 from sbkit.base.machine import usable_cores
 from sbkit.base.process import begin_work
 
-FLAC_COMPRESSION = 0.0  # the fastest; the highest takes four times as long and saves 3 %
+STORE_FORMATS: Mapping[str, Mapping[str, Any]] = {  # options of libsndfile
+    "pcm": {"format": "WAV"},
+    # The fastest compression; the highest takes four times as long and saves 3 %.
+    "flac": {"format": "FLAC", "compression_level": 0.0},
+}
 MIN_CLIPS_FOR_PROCESSES = 500  # starting a process takes as long as decoding 200 clips
 MAX_PROCESSES = 64  # each takes 0.1 GB
 CLIPS_AHEAD = 8  # how many decoded clips may wait to be written, per process
@@ -115,7 +116,7 @@ def _decode_clip(part: AudioPart, sample_rate: int, store: str) -> DecodedClip:
 def _encode_clip(
     samples: Samples, digest: str, mix_fault: str, sample_rate: int, store: str
 ) -> DecodedClip:
-    audio = encode_audio(samples, store=store, sample_rate=sample_rate)
+    audio = encode_audio(samples, sample_rate, **STORE_FORMATS[store])
     return DecodedClip(audio, len(samples), digest, mix_fault)
 
 
@@ -139,13 +140,3 @@ def by_file(parts: Iterable[AudioPart]) -> list[int]:
         for part in parts
     ]
     return sorted(range(len(keys)), key=keys.__getitem__)
-
-
-def encode_audio(samples: Samples, *, store: str, sample_rate: int) -> bytes:
-    """Return a clip, samples (S,), in the form of a store."""
-    content = io.BytesIO()
-    format_options: dict[str, Any] = {"format": "WAV"}
-    if store == "flac":
-        format_options = {"format": "FLAC", "compression_level": FLAC_COMPRESSION}
-    soundfile.write(content, samples, sample_rate, subtype="PCM_16", **format_options)
-    return content.getvalue()

@@ -1,5 +1,9 @@
-"""Corpora: they name the splits of each role, and read the manifest of a split."""
+"""Corpora: they name the splits of each role, and read the manifest of a split.
 
+Speakers are dealt to the splits, the same in every table and in later releases.
+"""
+
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
 from pathlib import Path
@@ -8,9 +12,11 @@ from typing import Any, Protocol
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.data.manifest import Manifest
 from sbkit.data.sources import TableFolders
+from sbkit.data.tables import RELEASE_SPLITS
 
 ROLES = ("train", "valid", "test")
 USUAL_SPLITS = {"train": ("train",), "valid": ("dev",), "test": ("test",)}  # by role
+DEFAULT_SHARES = {"dev": 0.1, "test": 0.1}  # of the speakers, about; the others are for training
 
 KnobValues = Mapping[str, Any]  # the plain values of a YAML
 
@@ -180,7 +186,20 @@ def resolve_splits(
     for role in ROLES:
         splits = defaults.get(role, ()) if by_role.get(role) is None else to_names(by_role[role])
         roles[role] = tuple(dict.fromkeys(splits))
-        _check_role(role, roles[role], available)
+        choices = ", ".join(available) or "none"
+        for name in splits:
+            if name not in available:
+                raise ConfigError(
+                    f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
+                    f"among: {choices}{', or [] for none' * (role == 'test')}."
+                )
+        if not splits and role != "test":
+            raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
+        if "train" in splits and role != "train":
+            raise ConfigError(
+                f"`splits.{role}` names a split called train, which is the name of a run's "
+                "training set. Rename it, or choose another split."
+            )
     for first, second in combinations(ROLES, 2):
         for name in {*roles[first]} & {*roles[second]}:
             raise ConfigError(
@@ -196,18 +215,62 @@ def to_names(value: Any) -> list[str]:
     return [str(name) for name in names]
 
 
-def _check_role(role: str, splits: Sequence[str], available: Sequence[str]) -> None:
-    choices = ", ".join(available) or "none"
-    for name in splits:
-        if name not in available:
-            raise ConfigError(
-                f"`splits.{role}` names {name!r}, which is not a split of the corpus. Choose "
-                f"among: {choices}{', or [] for none' * (role == 'test')}."
-            )
-    if not splits and role != "test":
-        raise ConfigError(f"`splits.{role}` is empty. Choose at least one split: {choices}.")
-    if "train" in splits and role != "train":
+# Speakers
+
+
+def check_shares(shares: object) -> dict[str, float]:
+    """Check the value of the key ``split_shares``; raises ConfigError."""
+    shares = DEFAULT_SHARES if shares is None else shares
+    if (
+        not isinstance(shares, Mapping)
+        or not {*shares} <= {*RELEASE_SPLITS[1:]}
+        or not all(type(share) in (int, float) and 0 < share < 1 for share in shares.values())
+        or not 0 < sum(shares.values()) < 1
+    ):
         raise ConfigError(
-            f"`splits.{role}` names a split called train, which is the name of a run's training "
-            "set. Rename it, or choose another split."
+            "`split_shares` must map dev and test to shares of the speakers that together are "
+            f"below 1, such as {DEFAULT_SHARES}, but is {shares!r}."
         )
+    return dict(shares)
+
+
+def deal_speakers(
+    counts: Mapping[str, int], shares: Mapping[str, float], source: object, *, fill: bool = True
+) -> dict[str, str]:
+    """Return the split of each speaker, which follows from the speaker's name.
+
+    Speakers with more rows than a split shall have are for training.
+
+    counts: the number of rows of each speaker.
+    source: of the rows, for an error.
+    fill: whether each split must have a speaker, if need be the one with the fewest rows.
+
+    Raises:
+        DataError: there are fewer speakers than splits that must have one.
+    """
+    if fill and len(counts) <= len(shares):
+        raise DataError(
+            f"{source} has {len(counts)} of the {len(shares) + 1} speakers that it takes to choose "
+            "splits. Write the splits into its column `split`."
+        )
+    total = sum(counts.values())
+    split_of = dict.fromkeys(counts, RELEASE_SPLITS[0])
+    start = 0.0
+    for split, share in shares.items():
+        chosen = [
+            speaker
+            for speaker, count in counts.items()
+            if start <= _position(speaker) < start + share and count <= share * total
+        ]
+        if fill and not chosen:
+            undealt = [speaker for speaker in counts if split_of[speaker] == RELEASE_SPLITS[0]]
+            chosen = [min(undealt, key=lambda speaker: (counts[speaker], _position(speaker)))]
+        split_of |= dict.fromkeys(chosen, split)
+        start += share
+    return split_of
+
+
+def _position(speaker: str) -> float:
+    """Return a number from 0 to 1 that follows from the name of a speaker and tells nothing."""
+    digest = hashlib.sha256(speaker.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:8], "big") / (1 << 64)

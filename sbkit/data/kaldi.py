@@ -24,12 +24,7 @@ from sbkit.data.columns import (
     TEXT_COLUMNS,
 )
 from sbkit.data.manifest import Excluded
-from sbkit.data.tables import (
-    Row,
-    Table,
-    TableOptions,
-    collect_rows,
-)
+from sbkit.data.tables import Row, Table, TableOptions, collect_rows
 
 LABELS = {"utt2spk": "speaker", "utt2lang": "language", "utt2gender": "gender"}  # columns, by file
 MAX_BYTES = 1 << 31  # of a file
@@ -57,7 +52,8 @@ def read_kaldi(folder: Path, options: TableOptions) -> Table:
 def _read_utterances(listing: Path, options: TableOptions) -> Iterator[tuple[int, Row | Excluded]]:
     folder = listing.parent
     recordings = _read_recordings(folder)
-    sentences = {} if options.text_column is False else _read_values(folder / "text")
+    texts = [] if options.text_column is False else _read_lines(folder / "text")
+    sentences = {line.key: line.value for line in texts}
     labels = {name: _read_if_any(folder / file) for file, name in LABELS.items()}
     genders = _read_if_any(folder / "spk2gender")
     lines = _read_lines(listing)
@@ -111,12 +107,8 @@ def _read_recordings(folder: Path) -> dict[str, Row]:
     return rows
 
 
-def _read_values(file: Path) -> dict[str, str]:
-    return {line.key: line.value for line in _read_lines(file)}
-
-
 def _read_if_any(file: Path) -> dict[str, str]:
-    return _read_values(file) if file.is_file() else {}
+    return {line.key: line.value for line in _read_lines(file)} if file.is_file() else {}
 
 
 def _read_lines(file: Path) -> list[Line]:

@@ -29,19 +29,12 @@ from sbkit.data.columns import (
     PATH_COLUMNS,
     TEXT_COLUMNS,
 )
+from sbkit.data.filesystem import find_beside
 from sbkit.data.manifest import MAX_OVERLAP, Excluded
-from sbkit.data.tables import (
-    Row,
-    Table,
-    TableOptions,
-    WriteAudio,
-    collect_rows,
-    join_tables,
-)
+from sbkit.data.tables import Row, Table, TableOptions, WriteAudio, collect_rows, join_tables
 
 if TYPE_CHECKING:
     from lhotse.cut import Cut
-    from lhotse.supervision import SupervisionSegment
 
 SUFFIXES = (".jsonl.gz", ".jsonl")
 CUT_TYPES = ("MonoCut", "MultiCut", "MixedCut", "PaddingCut")
@@ -88,13 +81,11 @@ def read_prepared(recordings: Path, supervisions: Path, options: TableOptions) -
 
 def cuts_of_tar(file: str) -> str | None:
     """Return the cuts of a tar of Lhotse Shar, a file or URL; None for any other tar."""
-    folder, _, name = file.rpartition("/")
+    name = file.rpartition("/")[2]
     field, _, number = name.partition(".tar")[0].partition(".")
     if field != RECORDINGS:
         return None
-    filesystem, path = fsspec.url_to_fs(folder)
-    names = [f"cuts.{number}{suffix}" for suffix in SUFFIXES]
-    return next((f"{folder}/{name}" for name in names if filesystem.exists(f"{path}/{name}")), None)
+    return find_beside(file, [f"cuts.{number}{suffix}" for suffix in SUFFIXES])
 
 
 def read_shar(
@@ -185,7 +176,14 @@ def _read_cut(
         channel = cut.channel if isinstance(cut.channel, int) else supervision.channel
         start, end = max(start, cut.start), min(end, cut.end)
         row = _to_row(cut, id, start, end, channel, write_audio)
-        yield row if isinstance(row, Excluded) else {**row, **_labels_of(supervision)}
+        labels = {
+            TEXT_COLUMNS[0]: supervision.text,
+            "speaker": supervision.speaker,
+            "language": supervision.language,
+            "gender": supervision.gender,
+        }
+        labels = {name: label for name, label in labels.items() if label}
+        yield row if isinstance(row, Excluded) else {**row, **labels}
 
 
 def _to_row(
@@ -208,16 +206,6 @@ def _to_row(
     if len(channels) > 1:  # they count from 0 in the file, but may have any numbers here
         row[CHANNEL_COLUMNS[0]] = str(channels.index(channel))
     return row
-
-
-def _labels_of(supervision: "SupervisionSegment") -> Row:
-    labels = {
-        TEXT_COLUMNS[0]: supervision.text,
-        "speaker": supervision.speaker,
-        "language": supervision.language,
-        "gender": supervision.gender,
-    }
-    return {name: label for name, label in labels.items() if label}
 
 
 def _find_fault(cut: "Cut", source_type: str) -> Excluded | None:

@@ -28,13 +28,7 @@ import pyarrow.compute as pc
 from datasets.table import MemoryMappedTable, Table
 
 from sbkit.base.errors import ConfigError
-from sbkit.base.files import (
-    atomic_folder,
-    fsync_tree,
-    task_lock,
-    to_json,
-    write_text_atomically,
-)
+from sbkit.base.files import atomic_folder, fsync_tree, task_lock, to_json, write_text_atomically
 from sbkit.base.versions import code_identity
 from sbkit.config.hparams import Knobs
 from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder

@@ -308,12 +308,11 @@ def encode_clips(
     """
     if sample_rate not in MP3_RATES:
         return {}
-    wanted = [*ids]
-    present = take_columns(split, "id")["id"].combine_chunks()
-    rows = pc.index_in(pa.array(wanted, pa.string()), value_set=present).to_pylist()
+    present = take_columns(split, "id")["id"]
     encoded: dict[str, str] = {}
-    for id, row in zip(wanted, rows, strict=True):
-        if row is None:
+    for id in ids:  # one by one, because the caller shows the progress
+        row = pc.index(present, id).as_py()
+        if row < 0:
             continue
         try:
             (audio,) = read_clips(split, [row])

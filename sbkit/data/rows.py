@@ -16,9 +16,8 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
-import soundfile
 
-from sbkit.audio.io import file_or_array, to_samples
+from sbkit.audio.io import encode_audio, file_or_array, to_samples
 from sbkit.base.errors import DataError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.messages import short_value
@@ -110,9 +109,7 @@ def _to_file(audio: Any) -> str | dict[str, Any]:
     if isinstance(source, str | Path):
         return str(source) if "://" in str(source) else str(Path(source).absolute())
     if rate is not None:
-        wav = io.BytesIO()
-        soundfile.write(wav, to_samples(source), rate, format="WAV")
-        source = wav.getvalue()
+        source = encode_audio(to_samples(source), rate, "WAV")
     elif isinstance(source, IOBase):
         source = source.read()
     name = audio.get("path") if isinstance(audio, Mapping) and rate is None else None

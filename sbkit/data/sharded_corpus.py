@@ -296,7 +296,11 @@ def write_shards(
             logger.info("Other processes are still writing; the last one writes the index.")
             return None
         index = Index(options.sample_rate, roles, shard_names, corpus or {})
-        _write_index(storage, index)
+        text = json.dumps({"format": INDEX_FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
+        with task_lock(storage.folder, INDEX_FILE, wait=True) if storage.folder else nullcontext():
+            storage.write(INDEX_FILE, text.encode())
+            if storage.folder:
+                remove_leftovers(storage.folder)
         return index
 
 
@@ -479,12 +483,3 @@ def _finish(
         for reason, number in Counter(row.reason for row in lost).items():
             logger.info(f"{split}: {number} left out, {reason}")
     return names
-
-
-def _write_index(storage: Storage, index: Index) -> None:
-    folder = storage.folder
-    with task_lock(folder, INDEX_FILE, wait=True) if folder else nullcontext():
-        text = json.dumps({"format": INDEX_FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
-        storage.write(INDEX_FILE, text.encode())
-        if folder:
-            remove_leftovers(folder)

@@ -171,7 +171,7 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
         for batch in batches:
             tables.append(_to_table(batch, file, options, write_audio, first_row))
             first_row += len(batch)
-        table = join_tables(tables, file)
+        return join_tables(tables, file)
     except SbkitError:
         raise
     except Exception as error:  # damage and unknown types raise many kinds of errors
@@ -179,7 +179,6 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
             f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]}). "
             "Save it again."
         ) from error
-    return replace(table, lines=range(1, len(table.rows) + 1))
 
 
 def _to_table(
@@ -328,22 +327,28 @@ class TableFolders:
             TemporaryDirectory(dir=scratch) as temporary,
         ):
             audio_folder = Path(temporary) / "audio"
-            tables = self._read_tables(file, partial(_write_audio, audio_folder))
+            cuts = cuts_of_tar(file) if file.endswith(TAR_SUFFIXES) else None
+            tables = self._read_tables(file, cuts, partial(_write_audio, audio_folder))
+            options = self.options
+            if file.endswith(TAR_SUFFIXES):  # whose readers name the path
+                options = options.usual if cuts else replace(options, path_column=None)
             for index, table in enumerate(tables):
                 if index >= start_batch:
-                    manifest = self._to_manifest(table, file, audio_folder).without_repeats()
+                    # A recording is fetched once for all of its parts.
+                    find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
+                    manifest = Manifest.of(table.excluded)
+                    if len(table.rows):
+                        manifest = to_manifest(table, options, find_audio).without_repeats()
                     name = Path(file).name
                     excluded = [replace(r, id=f"{name} {r.id}") for r in manifest.excluded]
                     yield replace(manifest, excluded=tuple(excluded))
                 shutil.rmtree(audio_folder, ignore_errors=True)
 
-    def _read_tables(self, file: str, write_audio: WriteAudio) -> Iterator[Table]:
-        if file.endswith(TAR_SUFFIXES):
-            cuts = cuts_of_tar(file)
-            if cuts is None:
-                yield from read_tar(file, self.options, BATCH_ROWS, write_audio)
-            else:
-                yield from read_shar(file, cuts, self.options, BATCH_ROWS, write_audio)
+    def _read_tables(self, file: str, cuts: str | None, write_audio: WriteAudio) -> Iterator[Table]:
+        if cuts is not None:
+            yield from read_shar(file, cuts, self.options, BATCH_ROWS, write_audio)
+        elif file.endswith(TAR_SUFFIXES):
+            yield from read_tar(file, self.options, BATCH_ROWS, write_audio)
         elif file.endswith(".jsonl"):
             encoding = self.options.encoding or "utf-8-sig"
             with fsspec.open(file, "rt", encoding=encoding) as lines:
@@ -354,16 +359,6 @@ class TableFolders:
                 for rows in pq.ParquetFile(stream).iter_batches(BATCH_ROWS):
                     yield _to_table(rows, Path(file), self.options, write_audio, first_row)
                     first_row += len(rows)
-
-    def _to_manifest(self, table: Table, file: str, audio_folder: Path) -> Manifest:
-        if not len(table.rows):
-            return Manifest.of(table.excluded)
-        options = self.options
-        if file.endswith(TAR_SUFFIXES):  # whose readers name the path
-            options = options.usual if cuts_of_tar(file) else replace(options, path_column=None)
-        # A recording is fetched once for all of its parts.
-        find_audio = lru_cache(maxsize=None)(partial(_fetch_audio, file, audio_folder))
-        return to_manifest(table, options, find_audio)
 
 
 def list_tables(source: str) -> list[str]:

@@ -37,13 +37,7 @@ from sbkit.data.cache import (
     default_cache,
     plan_audio,
 )
-from sbkit.data.manifest import (
-    RESERVED_COLUMNS,
-    STORED,
-    Excluded,
-    Manifest,
-    to_texts,
-)
+from sbkit.data.manifest import RESERVED_COLUMNS, STORED, Excluded, Manifest, to_texts
 from sbkit.data.shard import AUDIO, LAZY
 from sbkit.decoding.words import frames_needed
 from sbkit.text.tokenizer import Tokenizer
@@ -218,12 +212,12 @@ class _Preparation:
             block = self.locate(block, partial(plan_audio, sample_rate=self._sample_rate))
         rows = block.rows
         stored = pa.Table.from_struct_array(rows[STORED])
-        others = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
+        corpus_columns = [name for name in rows.column_names if name not in RESERVED_COLUMNS]
         located = [name for name in stored.column_names if name not in ("digest", AUDIO)]
         table = pa.table(
             {name: rows[name] for name in ("id", "text", "sentence")}
             | {name: stored[name] for name in located}
-            | {name: rows[name].fill_null("") for name in others}
+            | {name: rows[name].fill_null("") for name in corpus_columns}
             | {AUDIO: stored[AUDIO]}
         )
         # The contents of a split, but not where or when they were stored
@@ -335,9 +329,9 @@ def _take_rows(table: pa.Table, rows: npt.NDArray[np.uint64]) -> pa.Table:
         if first < end:
             inside = pa.array(in_order[first:end] - start)
             blocks.append(table.slice(start, TEXT_ROWS).take(inside))
-    taken = pa.concat_tables(blocks)
+    selection = pa.concat_tables(blocks)
     is_in_order = bool((np.diff(order) > 0).all())
-    return taken if is_in_order else taken.take(pa.array(np.argsort(order)))
+    return selection if is_in_order else selection.take(pa.array(np.argsort(order)))
 
 
 def read_column(split: datasets.Dataset, name: str) -> list[str]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import plural
 from sbkit.data.columns import TEXT_COLUMNS, find_column
-from sbkit.data.dealing import DEFAULT_SHARES, deal_speakers
+from sbkit.data.corpus import DEFAULT_SHARES, deal_speakers
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import (
     RELEASE_SPLITS,
@@ -68,8 +68,9 @@ def read_spontaneous(
     own = _find_speakers(table, options)
     split_rows = [*range(len(rows))]
     if split is not None:
-        others = [_find_speakers(read_table(other, options.encoding), options) for other in beside]
-        splits = choose_splits(own, others, file)
+        tables_beside = (read_table(other, options.encoding) for other in beside)
+        speakers_beside = [_find_speakers(other, options) for other in tables_beside]
+        splits = choose_splits(own, speakers_beside, file)
         split_rows = [row for row, name in enumerate(splits) if name == split]
         if split == "train":
             pairs = zip(splits, own.splits, strict=True)
@@ -121,7 +122,7 @@ def _find_speakers(table: Table, options: TableOptions) -> TableSpeakers:
     )
 
 
-def choose_splits(own: TableSpeakers, others: Sequence[TableSpeakers], source: object) -> list[str]:
+def choose_splits(own: TableSpeakers, beside: Sequence[TableSpeakers], source: object) -> list[str]:
     """Return the split of each row.
 
     A row that has none gets the split of its speaker's other rows, in this table or another. Other
@@ -132,7 +133,7 @@ def choose_splits(own: TableSpeakers, others: Sequence[TableSpeakers], source: o
 
     Raises DataError if there are fewer than three speakers to deal.
     """
-    tables = [*others, own]  # its own assignments count most
+    tables = [*beside, own]  # its own assignments count most
     assigned: dict[str, str] = {}
     for table in tables:
         pairs = zip(table.speakers, table.splits, strict=True)

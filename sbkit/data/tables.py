@@ -316,10 +316,10 @@ class _Delimited:
         self._encoding = encoding
         self._header = header
         self._delimiter = "\t" if "\t" in first else max(DELIMITERS, key=first.count)
-        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
-        has_marks = all(re.fullmatch('".*"', field) for field in first.split(self._delimiter))
-        self.is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
         fields = first.split(self._delimiter)
+        # With tabs, marks are characters, as in Common Voice, unless they enclose all fields.
+        has_marks = all(re.fullmatch('".*"', field) for field in fields)
+        self.is_quoted = is_quoted and (self._delimiter != "\t" or has_marks)
         if self.is_quoted:
             (fields,) = csv.reader([first], delimiter=self._delimiter)
         self.names = [name.strip() for name in fields]
@@ -388,21 +388,17 @@ class _Delimited:
             parse.invalid_row_handler = skip
             return arrow_csv.read_csv(self._source(), read, parse, convert), invalid
 
-    def read_blocks(self) -> Iterator[Table]:
-        """Yield the rows in blocks; raises ArrowInvalid if a line is not a row."""
-        first = self._header + 1
-        for rows in self.blocks():
-            yield Table(self._file, rows, range(first, first + len(rows)))
-            first += len(rows)
-
-    def blocks(self, *columns: str) -> Iterator[pa.Table]:
-        """Yield some columns block by block, or all; raises ArrowInvalid if a line is no row."""
+    def read_blocks(self, *columns: str) -> Iterator[Table]:
+        """Yield all columns in blocks, or some; raises ArrowInvalid if a line is not a row."""
         read, parse, convert = self._options()
         convert.include_columns = [str(self.names.index(name)) for name in columns]
         names = columns or self.names
+        first = self._header + 1
         with arrow_csv.open_csv(self._source(), read, parse, convert) as reader:
             for batch in reader:
-                yield pa.table({name: batch[index] for index, name in enumerate(names) if name})
+                rows = pa.table({name: batch[index] for index, name in enumerate(names) if name})
+                yield Table(self._file, rows, range(first, first + len(rows)))
+                first += len(rows)
 
     def _options(
         self,
@@ -425,18 +421,15 @@ class _Delimited:
 
     def _source(self) -> Any:
         """Return the file for Arrow; if it is compressed, its decompressed stream."""
-        is_compressed = infer_compression(self._file.name) is not None
-        return (
-            fsspec.open(self._file, "rb", compression="infer").open()
-            if is_compressed
-            else self._file
-        )
+        if infer_compression(self._file.name) is None:
+            return self._file
+        return fsspec.open(self._file, "rb", compression="infer").open()
 
     def _check_line_breaks(self, table: pa.Table, invalid: set[int]) -> None:
         """Raise DataError if a quoted field of a table with tabs goes on in the next line."""
-        numbers = (n for n in range(self._header + 1, self._header + 1 + len(table) + len(invalid)))
-        valid = [number for number in numbers if number not in invalid]
-        for row, number in enumerate(valid):
+        first = self._header + 1
+        numbers = range(first, first + len(table) + len(invalid))
+        for row, number in enumerate(number for number in numbers if number not in invalid):
             last = table.columns[-1][row].as_py() if number + 1 in invalid else ""
             if last.startswith('"') and not last.endswith('"'):
                 raise DataError(
@@ -575,7 +568,10 @@ def to_manifest(
     clips = dict[str, pa.Array]()
     part, channel = _find_position(table)
     if folder and not (id or part.start or channel):
-        clips = _relative_clips(rows[path].fill_null(""), folder)
+        files = rows[path].fill_null("")
+        if pc.all(pc.match_substring_regex(files, RELATIVE_PATH)).as_py():
+            ids = pc.replace_substring_regex(files, NOT_STEM, "")
+            clips = {"id": ids, "audio": _join_path(folder, files)}
     if not clips:
         clip_columns = ClipColumns(path, id, part, channel)
         clips, rows = _find_clips(table, clip_columns, find_audio, excluded)
@@ -630,14 +626,6 @@ def _require_column(table: Table, name: str | None, usual: Sequence[str], key: s
     )
 
 
-def _relative_clips(names: pa.ChunkedArray, folder: Path) -> dict[str, pa.Array]:
-    """Return the ids and paths of files below a folder, or {} unless all names are simple."""
-    if not pc.all(pc.match_substring_regex(names, RELATIVE_PATH)).as_py():
-        return {}
-    ids = pc.replace_substring_regex(names, NOT_STEM, "")
-    return {"id": ids, "audio": _join_path(folder, names)}
-
-
 def _join_path(folder: Path, names: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the paths of files in a folder, as bytes."""
     base, slash = pa.scalar(os.fsencode(folder), pa.binary()), pa.scalar(b"/", pa.binary())
@@ -684,19 +672,13 @@ def _note_unused(file: Path, columns: tuple[str, ...]) -> None:
 
 def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
     """Fill the missing paths, texts and speakers of rows from other columns with usual names."""
-    usual_columns = (
-        (options.path_column, PATH_COLUMNS),
-        (options.text_column, TEXT_COLUMNS),
-        (None, SPEAKER_COLUMNS),
-    )
+    usual_columns = [(options.path_column, PATH_COLUMNS), (None, SPEAKER_COLUMNS)]
+    if options.text_column is not False:
+        usual_columns.append((options.text_column, TEXT_COLUMNS))
     for name, usual in usual_columns:
-        if name is False:
-            continue
         columns = find_columns(rows.column_names, name, usual)
         if len(columns) > 1:
-            values = [
-                pc.if_else(pc.equal(rows[column], ""), None, rows[column]) for column in columns
-            ]
+            values = (pc.if_else(pc.equal(rows[c], ""), None, rows[c]) for c in columns)
             index = rows.column_names.index(columns[0])
             rows = rows.set_column(index, columns[0], pc.coalesce(*values))
     return rows
@@ -840,10 +822,11 @@ def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
             return False
         num_blocks = len(hashes)
         try:
-            for block in table.blocks(path):
-                if not pc.all(pc.match_substring_regex(block[path], PLAIN_CLIP)).as_py():
+            for block in table.read_blocks(path):
+                names_of_clips = block.rows[path]
+                if not pc.all(pc.match_substring_regex(names_of_clips, PLAIN_CLIP)).as_py():
                     return False
-                hashes.append(hash_texts(block[path]))
+                hashes.append(hash_texts(names_of_clips))
         except pa.ArrowInvalid:
             return False
         if len(hashes) == num_blocks:  # the table has a header only
@@ -855,10 +838,10 @@ def _open_tabs(tsv: Path, encoding: str | None) -> "_Delimited | None":
     """Open a table whose first line names its columns, with tabs and no quotes."""
     with _open_text(tsv, encoding) as (lines, encoding):
         header = next(lines, "")
-    table = None
-    if "\t" in header:
-        table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
-    return None if table is None or table.is_quoted else table
+    if "\t" not in header:
+        return None
+    table = _Delimited(tsv, encoding, header.rstrip("\r\n"), 1)
+    return None if table.is_quoted else table
 
 
 def _read_release(tsv: Path, options: TableOptions, is_plain: bool) -> Iterator[Manifest]:

@@ -30,7 +30,7 @@ from sbkit.data.columns import (
     find_columns,
     find_part_columns,
 )
-from sbkit.data.filesystem import iter_members, unpacking_errors_as_data_errors
+from sbkit.data.filesystem import find_beside, iter_members, unpacking_errors_as_data_errors
 from sbkit.data.manifest import Excluded
 from sbkit.data.tables import (
     Row,
@@ -83,11 +83,9 @@ def nemo_manifest(file: str) -> str | None:
     match = _NUMBER.search(file)
     if match is None:
         return None
-    folder = file.rpartition("/")[0] or "."
     sharded = f"manifest_{int(match[1])}.json"
-    filesystem, path = fsspec.url_to_fs(folder)
     names = (f"sharded_manifests/{sharded}", sharded, "tarred_audio_manifest.json")
-    return next((f"{folder}/{name}" for name in names if filesystem.exists(f"{path}/{name}")), None)
+    return find_beside(file, names)
 
 
 def read_tar(

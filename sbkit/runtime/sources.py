@@ -16,8 +16,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from sbkit.audio.decode import Block, check_rate
-from sbkit.audio.io import FULL_SCALE, Samples, stream_audio, to_int16
-from sbkit.audio.resample import resample_blocks
+from sbkit.audio.io import FULL_SCALE, Samples, resample_blocks, stream_audio, to_int16
 from sbkit.base.errors import DataError, DeviceError
 from sbkit.base.imports import require_package
 from sbkit.base.process import handle_signals

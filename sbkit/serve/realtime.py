@@ -21,8 +21,7 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sbkit.audio.decode import Signal
-from sbkit.audio.io import Samples, to_int16
-from sbkit.audio.resample import END, Resampler
+from sbkit.audio.io import END, Resampler, Samples, to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
 from sbkit.runtime.session import Endpoint, Event, Final, Partial

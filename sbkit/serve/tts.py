@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sbkit.audio.decode import Signal
-from sbkit.audio.resample import END, Resampler
+from sbkit.audio.io import END, Resampler
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.serve.middleware import Metrics

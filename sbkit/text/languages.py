@@ -42,9 +42,9 @@ yi yid yiddish, yo yor yoruba, za zha zhuang, zh zho chi cmn chinese mandarin, z
 
 
 _TWO_LETTER_OF = {  # by three-letter code and English name
-    other: two_letter_code
-    for two_letter_code, *others in map(str.split, _CODES.split(","))
-    for other in others
+    synonym: two_letter_code
+    for two_letter_code, *synonyms in map(str.split, _CODES.split(","))
+    for synonym in synonyms
 }
 TWO_LETTER_CODES = frozenset(_TWO_LETTER_OF.values())
 

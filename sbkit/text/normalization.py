@@ -180,17 +180,10 @@ def table_from_stored(stored: Any) -> tuple[int, Orthography]:
     table = Orthography(**{name: stored[name] for name in stored if name != "version"})
     version = stored["version"]
     rewrite = {**table.rewrite}  # raises TypeError unless it is a mapping
-    texts = [
-        table.letters,
-        table.joiners,
-        table.punctuation,
-        table.numbers,
-        *rewrite.keys(),
-        *rewrite.values(),
-    ]
-    are_texts = all(isinstance(text, str) for text in texts)
-    are_flags = all(isinstance(flag, bool) for flag in (table.spaces, table.keep_case))
-    if type(version) is not int or not are_flags or not are_texts:
+    types = {name: type(value) for name, value in vars(replace(table, rewrite=rewrite)).items()}
+    are_texts = all(isinstance(text, str) for text in (*rewrite.keys(), *rewrite.values()))
+    is_typed = types == {name: type(value) for name, value in vars(ANY_LANGUAGE).items()}
+    if type(version) is not int or not is_typed or not are_texts:
         raise ValueError("a value has the wrong type")
     if not all(map(is_mark, table.punctuation)):
         raise ValueError("`punctuation` must be marks of punctuation")

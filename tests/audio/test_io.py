@@ -277,7 +277,7 @@ PLAYLISTS = {
 }
 
 
-@pytest.mark.parametrize("extension", ["", "wav", "mp3"])
+@pytest.mark.parametrize("extension", ["", "wav"])
 @pytest.mark.parametrize("kind", PLAYLISTS)
 def test_playlists_are_refused_without_opening_what_they_name(
     tmp_path: Path, kind: str, extension: str
@@ -418,12 +418,6 @@ def test_resampling_keeps_tones_and_removes_aliases(rate: int) -> None:
         assert np.abs(read(file.getvalue())[2000:-2000]).max() <= 1
 
 
-@pytest.mark.parametrize("extension", ["wav", "flac"])
-def test_16_bit_samples_are_read_exactly(tmp_path: Path, extension: str) -> None:
-    samples = np.random.default_rng(0).integers(-32768, 32768, 5000).astype(np.int16)
-    assert np.array_equal(read_audio(write(tmp_path / f"a.{extension}", samples)), samples)
-
-
 def test_samples_above_full_scale_are_clipped_not_wrapped(tmp_path: Path) -> None:
     loud = 4 * tone(SAMPLE_RATE)
     samples = read_audio(write(tmp_path / "a.wav", loud, subtype="FLOAT"))
@@ -448,7 +442,7 @@ NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
 
 
 @pytest.mark.parametrize("content", NOT_AUDIO)
-@pytest.mark.parametrize("extension", ["wav", "flac", "mp3", "raw", "txt"])
+@pytest.mark.parametrize("extension", ["wav", "txt"])
 def test_files_that_are_not_audio_are_refused_by_name(
     tmp_path: Path, extension: str, content: str
 ) -> None:

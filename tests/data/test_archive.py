@@ -80,7 +80,8 @@ def test_truncated_archive_is_refused(share: float, tmp_path: Path, cache: Path)
 
 def write_tar(archive: Path, *members: tuple[str, bytes]) -> Path:
     """Write an archive of members: a name and the content of a file, or the type of another one."""
-    with tarfile.open(archive, "w") as tar:
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz" if archive.suffix == ".gz" else "w") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)
             if content in LINKS_AND_DEVICES:

@@ -23,8 +23,7 @@ from sbkit.data.manifest import Manifest
 from sbkit.data.shard import read_rows
 from sbkit.data.sharded_corpus import ShardOptions, read_index, write_shards
 from sbkit.data.sharded_corpus import read as read_shards
-from sbkit.data.splits import PreparedSplit, prepare_split
-from tests.data.test_splits import prepare
+from tests.data.test_splits import prepare, prepare_manifest
 
 CUTS = Path(__file__).parent / "files" / "lhotse_cuts.jsonl"  # as Lhotse 1.33 wrote them
 RECORDINGS = {"talk.mp3": 44_100, "talk.flac": 48_000}  # Hz
@@ -61,17 +60,6 @@ def read(source: Path, **knobs: object) -> Manifest:
     manifest = own_data.read(all_knobs, "train")
     assert isinstance(manifest, Manifest)
     return manifest
-
-
-def prepare_manifest(folder: Path, manifest: Manifest) -> PreparedSplit:
-    return prepare_split(
-        manifest,
-        split="train",
-        normalize=str.lower,
-        sample_rate=16_000,
-        cache_folder=folder / "cache",
-        keep_empty=False,
-    )
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> Path:
@@ -185,11 +173,9 @@ def test_start_and_end_are_times_in_the_file_or_where_a_clip_was_cut_from(
 @pytest.mark.parametrize(
     ("header", "times"),
     [
-        ("start_time,end_time", "1.5,2.25"),
         ("Begin,Duration", "1.5,0.75"),
         ("start_ms,end_ms", "1.5e3,2250"),
         ("Start Time (s),End Time (s)", "1.5,2.25"),
-        ("startTime,endTime", "1.5,2.25"),
         ("from,to", "1.5,2.25"),
         ("offset,end", "1.5,2.25"),
         ("offset,duration,start,end", "0,30,1.5,2.25"),
@@ -226,7 +212,6 @@ LEFT_OUT = [  # row, reason, detail
         "part overlaps another",
         "11.9 to 12.4 s of talk.flac overlaps 10 to 12 s of talk.flac, talk-10000-12000",
     ),
-    ("talk.flac,9,3,x", "part overlaps another", "9 to 12 s of talk.flac overlaps 10 to 12 s"),
     ("talk.flac,,15,x", "part overlaps another", "0 to 15 s of talk.flac overlaps"),
     ("talk.mp3,70,10.06,x", "part beyond the end of its file", "lasts only 80.000 s"),
     ("talk.mp3,81,,x", "part beyond the end of its file", "81 to the end of talk.mp3"),

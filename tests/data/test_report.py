@@ -155,7 +155,9 @@ def test_encode_clips_keeps_the_order_and_skips_unreadable_clips(split: datasets
 def test_encode_clips_stops_at_max_characters(split: datasets.Dataset) -> None:
     options = {"sample_rate": 16_000, "max_seconds": 30.0}
     (size,) = map(len, encode_clips(split, ["a"], **options).values())
-    assert [*encode_clips(split, ["a", "b"], max_characters=size, **options)] == ["a"]
+    ids = iter("abc")
+    assert [*encode_clips(split, ids, max_characters=size, **options)] == ["a"]
+    assert [*ids] == ["c"]  # the caller shows the progress
     assert encode_clips(split, ["a", "b"], max_characters=size - 1, **options) == {}
 
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
+from sbkit.audio.io import encode_audio
 from sbkit.data.rows import store_rows
 
 RATE = 16_000
 CLIP = (1000 * np.sin(np.arange(800))).astype(np.int16)
-WAV = io.BytesIO()
-soundfile.write(WAV, CLIP, RATE, format="WAV")
+WAV = encode_audio(CLIP, RATE, "WAV")
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +47,9 @@ def test_rows_keep_columns_that_the_first_one_lacks_and_paths(tmp_path: Path) ->
     [
         {"array": CLIP, "sampling_rate": RATE},
         {"array": CLIP / 32768, "sampling_rate": RATE, "path": "another.wav"},  # after a `map`
-        {"bytes": WAV.getvalue(), "path": "clip.wav"},
+        {"bytes": WAV, "path": "clip.wav"},
         (CLIP, RATE),
-        WAV.getvalue(),
+        WAV,
         SimpleNamespace(get_all_samples=lambda: SimpleNamespace(data=CLIP, sample_rate=RATE)),
     ],
 )

@@ -14,7 +14,6 @@ from sbkit.data.sampler import (
     Example,
     MicroBatch,
     TrainSampler,
-    cut_runs,
     fastest_percent,
     split_batch,
     to_percents,
@@ -222,8 +221,3 @@ def test_train_sampler_plays_at_natural_speed_what_would_not_fit() -> None:
 def test_to_percents_refuses_bad_speeds(speeds: Any) -> None:
     with pytest.raises(SbkitError, match="`speeds` must be"):
         to_percents(speeds)
-
-
-def test_cut_runs_fills_each_run_up_to_its_capacity() -> None:
-    assert cut_runs([1] * 10, 4) == [4, 8, 10]
-    assert cut_runs([], 4) == []

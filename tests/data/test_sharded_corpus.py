@@ -1,6 +1,5 @@
 """Corpora of shards: written by several processes, read in parts by several ranks."""
 
-import io
 import json
 import os
 import signal
@@ -20,10 +19,9 @@ import datasets
 import fsspec
 import numpy as np
 import pytest
-import soundfile
 
 from recipes.prepare import corpus_of, prepare_transcripts
-from sbkit.audio.io import read_audio
+from sbkit.audio.io import encode_audio, read_audio, to_int16
 from sbkit.base import files
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import task_lock, try_lock
@@ -318,10 +316,8 @@ def test_killed_writer_loses_only_its_current_shard(tmp_path: Path, decoded: lis
 
 
 def wav(n: int) -> bytes:
-    content = io.BytesIO()
     noise = 0.1 * np.random.default_rng(n).standard_normal(1600)
-    soundfile.write(content, noise, 16_000, format="WAV")
-    return content.getvalue()
+    return encode_audio(to_int16(noise), 16_000, "WAV")
 
 
 def write_sources(folder: Path, *, kind: str = "parquet") -> None:

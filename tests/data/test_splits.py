@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -55,19 +56,18 @@ def make_clips(folder: Path, count: int, rate: int = 16_000) -> list[Clip]:
     return clips
 
 
-def prepare(
+def prepare_manifest(
     folder: Path,
-    clips: list[Clip],
+    manifest: Manifest,
     *,
     keep_empty: bool = False,
     normalize: Callable[[str], str] = str.lower,
     sample_rate: int = 16_000,
-    excluded: tuple[Excluded, ...] = (),
     store: str = "pcm",
 ) -> PreparedSplit:
-    """Prepare clips as a training split, with a cache beside the corpus."""
+    """Prepare a training split, with a cache beside the corpus."""
     return prepare_split(
-        Manifest.of([*clips, *excluded]),
+        manifest,
         split="train",
         normalize=normalize,
         sample_rate=sample_rate,
@@ -75,6 +75,11 @@ def prepare(
         keep_empty=keep_empty,
         store=store,
     )
+
+
+def prepare(folder: Path, clips: list[Clip], *excluded: Excluded, **options: Any) -> PreparedSplit:
+    """Prepare clips like `prepare_manifest`."""
+    return prepare_manifest(folder, Manifest.of([*clips, *excluded]), **options)
 
 
 def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 16_000) -> None:
@@ -89,16 +94,6 @@ def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 
 
 def shards_of(folder: Path) -> list[Path]:
     return sorted((folder / "cache").rglob("*.arrow"))
-
-
-def test_prepare_split_puts_text_beside_audio(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 250)
-    prepared = prepare(tmp_path, clips)
-    assert_holds(prepared, clips)
-    assert prepared.excluded == []
-    first = ["id", "text", "sentence", "samples"]
-    assert prepared.dataset.column_names == [*first, "speaker", "age", "audio"]
-    assert prepared.dataset[7]["age"] == "7"
 
 
 @pytest.mark.parametrize("store", ["pcm", "flac"])
@@ -198,7 +193,7 @@ def test_unreadable_clip_is_excluded_with_its_reason(tmp_path: Path, spoiled: st
         assert words in item.detail
         assert_holds(prepared, clips[:7] + clips[8:])
     with pytest.raises(SbkitError) as caught:
-        prepare(tmp_path, clips[:8], excluded=(Excluded("line 9", "no path", "empty"),))
+        prepare(tmp_path, clips[:8], Excluded("line 9", "no path", "empty"))
     for expected in ("rows of train are unusable", "2 of 9", "1 no path, 1 unrea", words):
         assert expected in str(caught.value)
 
@@ -310,26 +305,11 @@ def test_three_processes_share_the_decoding(tmp_path: Path) -> None:
     assert {lines[-1] for lines in outputs} == {prepare(tmp_path, clips).fingerprint}
 
 
-def test_unwritable_cache_is_refused(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 2)
-    (tmp_path / "cache").touch()
-    with pytest.raises(SbkitError, match="cannot be written to"):
-        prepare(tmp_path, clips)
-
-
 # ---- stores
 
 
-def tone(folder: Path) -> list[Clip]:
-    """Write a second of a tone, 48 kHz in stereo."""
-    time = np.arange(48_000) / 48_000
-    sound = 0.3 * np.sin(2 * np.pi * 220 * time)
-    soundfile.write(folder / "tone.wav", np.stack([sound, sound], 1), 48_000)
-    return [Clip("tone", folder / "tone.wav", "A tone")]
-
-
 def test_flac_gives_the_samples_and_fingerprint_of_pcm(tmp_path: Path) -> None:
-    clips = make_clips(tmp_path / "clips", 7) + tone(tmp_path)
+    clips = make_clips(tmp_path / "clips", 7)
     pcm, flac = prepare(tmp_path, clips), prepare(tmp_path, clips, store="flac")
     assert flac.fingerprint == pcm.fingerprint
     assert_holds(flac, clips)

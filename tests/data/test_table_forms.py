@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 import soundfile
 
-from recipes.OwnData import corpus as own_data
-from sbkit.audio.io import AudioPart
+from sbkit.audio.io import AudioPart, encode_audio
 from sbkit.base.errors import SbkitError
 from sbkit.data.manifest import Manifest
+from tests.data.test_parts import read
 
 Rows = list[tuple[str, str, str]]  # path, sentence, speaker
 HEADER = ("path", "sentence", "speaker")
@@ -84,13 +84,6 @@ WRITERS = [
     lambda rows: str(pd.DataFrame(rows, columns=HEADER).to_json(orient="records", lines=True)),
 ]
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
-
-
-def read(file: Path, **knobs: object) -> Manifest:
-    all_knobs = {"manifest": {"train": str(file)}, "language": "en", **knobs}
-    manifest = own_data.read(all_knobs, "train")
-    assert isinstance(manifest, Manifest)
-    return manifest
 
 
 def rows_of(manifest: Manifest) -> Rows:
@@ -275,9 +268,7 @@ def test_third_field_of_ljspeech_is_the_text_of_the_second(tmp_path: Path) -> No
 
 
 def test_sound_in_a_dataset_is_read_instead_of_its_old_path(tmp_path: Path) -> None:
-    sound = io.BytesIO()
-    soundfile.write(sound, np.zeros(1600), 16_000, format="WAV")
-    audio = {"bytes": sound.getvalue(), "path": "a.wav"}
+    audio = {"bytes": encode_audio(np.zeros(1600, np.int16), 16_000, "WAV"), "path": "a.wav"}
     columns = {"path": ["/gone/a.wav"], "audio": [audio], "sentence": ["hi"]}
     columns["client_id"] = [bytes(range(240, 256))]  # a UUID
     pq.write_table(pa.table(columns), tmp_path / "cv.parquet")

@@ -25,7 +25,7 @@ from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
 from recipes.synthesis.recipe import SynthesisBrain
 from sbkit.audio.decode import Signal
-from sbkit.audio.io import write_flac
+from sbkit.audio.io import encode_audio
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
@@ -342,17 +342,17 @@ def files_with_times(folder: Path) -> dict[Path, int]:
 def test_parts_are_the_whole_and_an_interrupted_part_goes_on(
     speak_lines: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_written = 0
+    num_encoded = 0
 
-    def write_once(*arguments: Any) -> None:
-        nonlocal num_written
-        num_written += 1
-        if num_written == 2:
+    def encode_once(*arguments: Any) -> bytes:
+        nonlocal num_encoded
+        num_encoded += 1
+        if num_encoded == 2:
             raise KeyboardInterrupt
-        write_flac(*arguments)
+        return encode_audio(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("sbkit.audio.io.write_flac", write_once)
+        patch.setattr("sbkit.audio.io.encode_audio", encode_once)
         speak_lines("--part", "1/2")
     before = files_with_times(tmp_path / "clips")
     assert len(before) == 1

@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from sbkit.audio.resample import Signal
+from sbkit.audio.decode import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.runtime.synthesizer import Speech

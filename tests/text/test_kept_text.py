@@ -2,18 +2,16 @@
 
 import json
 import unicodedata
-from pathlib import Path
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import (
     NORMALIZER_VERSION,
     ORTHOGRAPHIES,
     describe_normalizer,
-    join_segments,
     normalize,
     orthography,
     table_from_stored,
@@ -68,13 +66,6 @@ def test_plain_form_of_a_kept_text_is_that_of_the_transcript(language: str, case
             assert normalize(kept, language) == normalize(text, language), ascii(text)
 
 
-def test_plain_forms_of_the_default_corpus(asterisk_english: Path) -> None:
-    table = text_table("en", {"case": "keep", "punctuation": MARKS})
-    clips = read_release(asterisk_english / "validated.tsv", TableOptions(language="en"))
-    for sentence in clips.sentences:
-        assert normalize(normalize(sentence, "en", table), "en") == normalize(sentence, "en")
-
-
 def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None:
     assert text_table("en") == text_table("en", {"case": "lower"}) == orthography("en")
     table = text_table("en", {"case": "keep", "punctuation": [".", "%"]})
@@ -84,7 +75,6 @@ def test_default_is_the_table_of_the_language_and_a_kept_one_is_stored() -> None
     described = describe_normalizer("en", table)
     assert described.startswith("text table of en: upper and lower case, the letters abc")
     assert described.endswith("z, the marks . %")
-    assert join_segments(["你好。", "再见", "OK.", "Yes"]) == "你好。再见 OK. Yes"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +107,9 @@ def test_normalizers_have_hashes_of_their_rules() -> None:
     kept = table_normalizer("en", text_table("en", {"case": "keep"}))
     assert kept.name == "text table of en, as written"
     assert len({english.sha256, german.sha256, kept.sha256}) == 3
+    rewrite = dict(reversed([*orthography("de").rewrite.items()]))  # keys in another order
+    reordered = table_normalizer("de", replace(orthography("de"), rewrite=rewrite))
+    assert reordered.sha256 == german.sha256
     with pytest.raises(SbkitError, match="must be whisper-english, whisper-basic or the tag of a"):
         named_normalizer("whisper")
 

@@ -1,10 +1,8 @@
 """Normalization: each row has a transcript and its normalized text."""
 
 import hashlib
-import json
 import unicodedata
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.normalization import (
-    NORMALIZER_VERSION,
     ORTHOGRAPHIES,
     describe_normalizer,
     join_segments,
@@ -24,7 +21,6 @@ from sbkit.text.normalization import (
     table_to_store,
     text_table,
 )
-from sbkit.text.normalizers import table_normalizer
 
 MARKS = "aIİßΣeё\u0301\u0308\u0307'\u2019·-. \u00ad\u200dAl"
 
@@ -88,12 +84,6 @@ def test_texts_of_default_corpus_are_those_of_version_1(asterisk_english: Path) 
     assert hashlib.sha256(texts.encode()).hexdigest().startswith("ff219231bba757c8")
 
 
-@pytest.mark.parametrize("language", [*ORTHOGRAPHIES, "xx", "ja"])
-def test_stored_table_is_read_back(language: str) -> None:
-    stored = json.loads(json.dumps(table_to_store(text_table(language))))
-    assert table_from_stored(stored) == (NORMALIZER_VERSION, orthography(language))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -110,14 +100,6 @@ def test_stored_table_is_read_back(language: str) -> None:
 def test_invalid_stored_table_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         table_from_stored({**table_to_store(text_table("en")), **change})
-
-
-def test_normalizers_of_one_table_have_one_hash_whatever_the_order_of_its_keys() -> None:
-    table = text_table("de")
-    pairs = [*table.rewrite.items()]
-    assert len(pairs) > 1
-    reordered = replace(table, rewrite=dict(reversed(pairs)))
-    assert table_normalizer("de", reordered).sha256 == table_normalizer("de", table).sha256
 
 
 @pytest.mark.parametrize(
@@ -140,6 +122,7 @@ def test_describe_normalizer_names_table(language: str, words: str) -> None:
         (["こんにちは", "ラーメン"], "こんにちはラーメン"),
         (["안녕", "하세요"], "안녕 하세요"),
         (["", ""], ""),
+        (["你好。", "再见", "OK.", "Yes"], "你好。再见 OK. Yes"),
     ],
 )
 def test_join_segments_with_and_without_spaces(segments: list[str], joined: str) -> None:

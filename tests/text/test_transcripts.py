@@ -1,4 +1,4 @@
-"""Transcripts: tags in brackets are dropped or kept as tokens, and numbers may become words."""
+"""Transcripts: tags are dropped or kept as tokens, numbers may become words; sentences are cut."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from sbkit.text.transcripts import (
     check_tag_names,
     count_dropped_tags,
     select_tags,
+    split_text,
     transcript_normalizer,
 )
 
@@ -25,8 +26,6 @@ TEXTS = {  # a transcript, without its tags, and with those that are kept
     "[[noise] a": ("a", "[noise] a"),
     "a noise] b": ("a b", "a [noise] b"),
     "a [ b ] c [": ("a c", "a c"),
-    "[silence]": ("", ""),
-    "no brackets": ("no brackets", "no brackets"),
 }
 
 
@@ -52,11 +51,6 @@ def test_a_kept_tag_is_one_token_and_a_word(kind: str, size: int | None, tmp_pat
     assert tokenizer.decode(ids) == "hello [noise] [laughter] noise"
     with pytest.raises(SbkitError, match="`keep_tags` names sneeze, which no transcript"):
         ensure("noise", "laughter", "sneeze")
-
-
-def test_normalization_keeps_tags_and_changes_the_words_around_them() -> None:
-    normalize = transcript_normalizer(text_table("en"), ["noise"])
-    assert normalize("Well, [noise] YES [Sic]!") == "well [noise] yes"
 
 
 WRITTEN = {  # a transcript, as it is trained, and the tags that are dropped
@@ -121,3 +115,26 @@ def test_other_languages_and_values_are_refused() -> None:
         transcript_normalizer(text_table("pl", {"numbers": "spell"}))
     with pytest.raises(SbkitError, match="`text.numbers` must be keep or spell, but is 'yes'"):
         text_table("en", {"numbers": "yes"})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ('Mr. Wu said: "Yes."  He\nleft\n\nEnd', ['Mr. Wu said: "Yes."', "He left", "End"]),
+        ("今天很好。他说。「好。」走", ["今天很好。", "他说。", "「好。」", "走"]),
+        ("मैं घर गया। वह आया।", ["मैं घर गया।", "वह आया।"]),
+        ("word " * 99 + "then, " + "more " * 99, None),
+    ],
+)
+def test_text_is_split_into_sentences(text: str, sentences: list[str] | None) -> None:
+    parts = split_text(text, seconds=200 if sentences is None else 5)
+    if sentences is None:
+        assert max(map(len, parts)) <= 100
+        assert " ".join(parts).split() == text.split()
+        assert "then," in {part.split()[-1] for part in parts}
+    else:
+        assert parts == sentences
+
+
+def test_short_text_of_a_long_recording_is_not_cut_into_words() -> None:
+    assert split_text("One two, three. ... ?!", seconds=600) == ["One two, three.", "...", "?!"]
