@@ -16,7 +16,6 @@ from sbkit.base.messages import plural
 from sbkit.bundle.config import BundleConfig, BundleFiles
 from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table, utterance_id
 from sbkit.commands.recordings import (
-    STANDARD_INPUT,
     find_audio,
     open_errors,
     open_transcriber,
@@ -27,6 +26,7 @@ from sbkit.decoding.clips import Recognition
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import split_units
 from sbkit.runtime.segments import MARGIN_SECONDS
+from sbkit.streaming.sources import STANDARD_INPUT
 from sbkit.tasks.task import load_task
 
 MIN_CONFIDENCE = 0.9

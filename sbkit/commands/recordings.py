@@ -23,8 +23,8 @@ from sbkit.base.messages import printable_json
 from sbkit.commands.arguments import open_detector, recognizer_options
 from sbkit.logs.progress import progress_bar
 from sbkit.runtime.transcriber import Transcriber
+from sbkit.streaming.sources import STANDARD_INPUT
 
-STANDARD_INPUT = "-"
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 

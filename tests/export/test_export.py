@@ -4,7 +4,6 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.export.export import change_config, describe_parts, export_run, replacing_bundle
 from sbkit.runtime import test_sets
 from sbkit.runtime.test_sets import prepare_test_sets
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
+from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from tests.runtime.bundles import ROOT, make_bundle, make_run
 
@@ -75,23 +74,6 @@ def test_export_into_a_changed_bundle_is_refused(
     with pytest.raises(SbkitError, match=f"is neither: {words}"):
         export_run(run, bundle)
     assert (bundle / file).read_text() == "mine"
-
-
-def test_export_keeps_files_that_are_put_into_out_meanwhile(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "bundle"
-
-    def load_slowly(folder: Path, **options: Any) -> TorchBundle:
-        out.mkdir(exist_ok=True)
-        (out / "NOTES.md").write_text("mine")
-        return load_bundle(folder, **options)
-
-    monkeypatch.setattr("sbkit.export.export.load_bundle", load_slowly)
-    with pytest.raises(SbkitError, match="is neither: it is not a bundle"):
-        export_run(run, out)
-    assert (out / "NOTES.md").read_text() == "mine"
-    assert names(tmp_path) == {"bundle"}
 
 
 def test_replacing_bundle_keeps_an_earlier_bundle_that_is_changed_meanwhile(bundle: Path) -> None:

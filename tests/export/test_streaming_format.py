@@ -6,11 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
 
 from sbkit.base.errors import SbkitError
-from sbkit.export.sherpa_format import write_sherpa
-from sbkit.runtime.torch_model import load_bundle
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, make_bundle, parity_report
 
@@ -47,10 +44,3 @@ def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
         StreamingRecognizer.load(make_bundle(tmp_path), runtime="onnx")
-
-
-def test_model_with_features_that_sherpa_onnx_cannot_compute_is_refused(tmp_path: Path) -> None:
-    bundle = load_bundle(make_bundle(tmp_path))
-    bundle.model.network.encoder.modules["compute_features"] = nn.Identity()
-    with pytest.raises(SbkitError, match="This model has others. Leave the format out"):
-        write_sherpa(bundle, tmp_path)

@@ -13,9 +13,9 @@ import torch
 
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.protocols import Effective, Encoded
+from sbkit.bundle.protocols import Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
-from sbkit.runtime.model_thread import ModelThread, require_effective, run_batches
+from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
@@ -68,18 +68,6 @@ def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(32) as threads:
             assert all(threads.map(is_same, range(32)))
-
-
-@pytest.mark.parametrize(("device", "precision"), [("cuda:0", "fp32"), ("cpu", "bf16")])
-def test_require_effective_refuses_another_device_or_precision(device: str, precision: str) -> None:
-    effective = Effective(runtime="torch", device="cpu", precision="fp32")
-    with pytest.raises(SbkitError, match="was requested, but the model runs (on cpu|with fp32)"):
-        require_effective(effective, device=device, precision=precision)
-    assert require_effective(effective, device="cpu", precision="fp32") == effective
-    mixed = Effective(runtime="torch", device="cpu", precision="bf16 and fp32")
-    assert require_effective(mixed, device="cpu", precision="bf16") == mixed
-    with pytest.raises(SbkitError, match="precision fp32 was requested"):
-        require_effective(mixed, device="cpu", precision="fp32")
 
 
 def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:

@@ -212,15 +212,6 @@ def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
         transcriber.transcribe(tmp_path / "loud.wav")
 
 
-def test_stream_yields_the_results_beside_a_broken_file(tmp_path: Path) -> None:
-    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    spoken = [speak(tokenizer, text) for text in SENTENCES[:2]]
-    sources = [spoken[0], tmp_path / "gone.wav", spoken[1]]
-    first, missing, second = transcriber.stream(sources, RATE)
-    assert [str(first), str(second)] == [*SENTENCES[:2]]
-    assert isinstance(missing, SbkitError)
-
-
 def test_stream_refuses_a_single_file(tmp_path: Path) -> None:
     transcriber, _, _ = tone_transcriber(tmp_path)
     with pytest.raises(SbkitError, match=r"`ab\.wav` is a single source\. Pass a list of sources"):
@@ -268,9 +259,7 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
         ),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "array is empty"),
-        (np.zeros(100, np.int64), RATE, "int64 with shape"),
         (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
-        (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
     ],
 )
 def test_transcriber_refuses_arrays_that_are_no_audio(
@@ -281,13 +270,10 @@ def test_transcriber_refuses_arrays_that_are_no_audio(
         transcriber.transcribe(array, rate)
 
 
-def test_transcriber_takes_arrays_of_any_layout(tmp_path: Path) -> None:
-    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+def test_bundle_takes_arrays_of_any_layout(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
     spoken = speak(tokenizer, "a fox")
     floats = spoken / np.float32(32768)
-    for array in (spoken, floats[None], np.stack([floats, floats], 1), floats.astype(np.float64)):
-        assert transcriber.transcribe(array, RATE).text == "a fox"
-    bundle, _, _ = tone_bundle(tmp_path)
     assert bundle.transcribe([spoken, spoken[None], floats]) == ["a fox"] * 3
     (words,) = bundle.align([floats[None]], ["a fox"])
     assert [word.text for word in words] == ["a", "fox"]

@@ -15,9 +15,10 @@ from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
-from sbkit.streaming.session import Final, Session, StreamingRecognizer, advance_batch
+from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
+from tests.streaming.streaming_tones import finals, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 
@@ -25,8 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
-    run = make_live_run(folder / "run", encoder_module="transformer")
-    export_run(run, folder / "bundle")
+    export_run(make_live_run(folder / "run", encoder_module="transformer"), folder / "bundle")
     return folder / "bundle"
 
 
@@ -42,10 +42,8 @@ def noise(seed: int, samples: int) -> Samples:
 
 def final_texts(recognizer: StreamingRecognizer, clip: Samples) -> list[str]:
     """Run a clip through a session, block by block."""
-    session = Session(recognizer)
     blocks = np.array_split(clip, 1 + len(clip) // 5000)
-    events = [event for block in blocks for event in session.push(block)]
-    return [event.text for event in events + session.finish() if isinstance(event, Final)]
+    return [final.text for final in finals(run(recognizer, blocks))]
 
 
 def compare(bundle: Path, **options: Any) -> None:
@@ -68,7 +66,7 @@ def compare(bundle: Path, **options: Any) -> None:
             session.is_finished = True
         for events in advance_batch(sessions):
             assert isinstance(events, list)
-            assert [event.text for event in events if isinstance(event, Final)] == expected[1]
+            assert [final.text for final in finals(events)] == expected[1]
     assert counters["stats"]["unique_graphs"] == warm
 
 
