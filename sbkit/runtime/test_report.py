@@ -43,8 +43,9 @@ class ScoredSet:
         shares = gather_on_main_rank(results)
         by_row = {row: result for share in shares for row, result in share.items()}
         scored = sorted(by_row)
-        kept = rows if len(scored) == len(rows) else rows.select(scored)
-        return cls(name=name, rows=kept, results=[by_row[row] for row in scored], note=note)
+        if len(scored) < len(rows):
+            rows = rows.select(scored)
+        return cls(name=name, rows=rows, results=[by_row[row] for row in scored], note=note)
 
 
 class TestReport:

@@ -1,6 +1,6 @@
 """Streaming speech: sessions of a recognizer.
 
-A `StreamingRecognizer` runs many `Session`s, each of which turns samples into `Event`s.
+A `StreamingRecognizer` runs many `Session`s; a session turns samples into `Event`s.
 """
 
 from sbkit.streaming.session import EndpointRules as EndpointRules

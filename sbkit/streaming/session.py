@@ -233,7 +233,7 @@ class Session:
         self.pending = np.zeros(0, np.int16)  # samples from the start of the next chunk on
         self._num_samples = 0  # received
         self._num_chunks = 0  # decoded
-        self.utterance = self._new_utterance(first_frame=0)
+        self.utterance = Utterance(0, self._decoder.start())
 
     def push(self, samples: Samples) -> list[Event]:
         """Take samples at the recognizer's rate, and return the new events; see `feed`."""
@@ -324,9 +324,6 @@ class Session:
         last = self._speech_events[num_reported - 1]
         return 0.0 if last.kind == "started" else min(seconds, now - last.seconds)
 
-    def _new_utterance(self, *, first_frame: int) -> Utterance:
-        return Utterance(first_frame, self._decoder.start())
-
     def _decode(self, log_probs: LogProbs) -> None:
         utterance = self.utterance
         utterance.decoder_state = self._decoder.advance(utterance.decoder_state, log_probs)
@@ -374,7 +371,7 @@ class Session:
             )
             events.append(final)
         next_frame = utterance.first_frame + utterance.num_frames
-        self.utterance = self._new_utterance(first_frame=next_frame)
+        self.utterance = Utterance(next_frame, self._decoder.start())
         return events
 
     @property

@@ -13,16 +13,9 @@ from tests.runtime.bundles import ROOT, make_bundle, parity_report
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("name", ["onnx", "sherpa-onnx"])
-def test_frames_of_80_ms_equal_torch_in_every_format(streaming: Path, name: str) -> None:
-    for precision, report in parity_report(streaming, name).items():
-        if "int8" not in precision:  # which needs the test sets
-            assert report["written"] and report["grid"]["largest_difference"] < 1e-4
-
-
-@pytest.mark.slow(20)
-def test_onnx_chunks_have_the_events_of_torch(streaming: Path) -> None:
-    assert "streaming, fp32" in parity_report(streaming, "onnx")
+def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -> None:
+    report = parity_report(streaming, "onnx")["streaming, fp32"]
+    assert report["written"] and report["grid"]["largest_difference"] < 1e-4
     random = np.random.default_rng(0)
     clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
     events_by_runtime = []
