@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import soundfile
 
@@ -20,29 +19,26 @@ from sbkit.lm.language_models import TOKENS, WORDS
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused, watched
-from tests.runtime.bundles import edit_config, edit_weights, make_bundle
+from tests.runtime.bundles import edit_config, edit_weights
+from tests.runtime.tones import noise
 
 MISSING = object()
 CALLED = ["touch CANARY"]  # a command that leaves a trace
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with a bundle and a clip."""
-    folder = tmp_path_factory.mktemp("healthy")
-    make_bundle(folder)
-    noise = np.random.default_rng(0).integers(-3000, 3000, 8000).astype(np.int16)
-    soundfile.write(folder / "clip.wav", noise, 16_000)
-    run(["transcribe", str(folder / "bundle"), str(folder / "clip.wav")])
-    return folder
+def healthy(plain_bundle: Path) -> Path:
+    """Transcribe with a bundle once, so that later commands import nothing."""
+    soundfile.write(plain_bundle.parent / "clip.wav", noise(0.5)[0], 16_000)
+    run(["transcribe", str(plain_bundle), str(plain_bundle.parent / "clip.wav")])
+    return plain_bundle
 
 
 @pytest.fixture
 def bundle(healthy: Path, tmp_path: Path) -> Path:
     """Copy the bundle and the clip; a canary would appear beside them."""
-    shutil.copytree(healthy / "bundle", tmp_path / "bundle")
-    shutil.copy(healthy / "clip.wav", tmp_path / "clip.wav")
-    return tmp_path / "bundle"
+    shutil.copy(healthy.parent / "clip.wav", tmp_path / "clip.wav")
+    return Path(shutil.copytree(healthy, tmp_path / "bundle"))
 
 
 def transcription_refused(bundle: Path, *options: str) -> str:

@@ -24,7 +24,7 @@ from sbkit.runtime.transcriber import Transcriber
 from sbkit.streaming.session import Event, Final, Partial, Session, StreamingRecognizer
 from sbkit.streaming.sources import audio_blocks
 from tests.logs.terminal import Terminal
-from tests.runtime.bundles import ROOT, make_bundle, make_live_run
+from tests.runtime.bundles import ROOT, make_live_run
 from tests.runtime.tones import RATE, silence, speak
 from tests.streaming.streaming_tones import finals, streaming_tones
 from tests.streaming.streaming_tones import run as run_session
@@ -237,7 +237,6 @@ def test_streaming_bundle_equals_its_whole_clip_transcripts(
     assert len(screen["events"]) == 3
 
 
-def test_listen_refuses_a_whole_clip_bundle(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path)
+def test_listen_refuses_a_whole_clip_bundle(plain_bundle: Path) -> None:
     with pytest.raises(SbkitError, match="This one, run by torch, only takes whole clips"):
-        run(["transcribe", str(bundle), "--live", "a.wav", "--quiet"])
+        run(["transcribe", str(plain_bundle), "--live", "a.wav", "--quiet"])

@@ -9,7 +9,7 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.streaming.session import Session, StreamingRecognizer, advance_batch
-from tests.runtime.bundles import ROOT, make_bundle, parity_report
+from tests.runtime.bundles import ROOT, parity_report
 
 
 @pytest.mark.slow(20)
@@ -32,8 +32,8 @@ def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -
     assert torch_events == onnx_events
 
 
-def test_listening_with_onnxruntime_imports_no_torch(tmp_path: Path) -> None:
+def test_listening_with_onnxruntime_imports_no_torch(plain_bundle: Path) -> None:
     code = "import sys, sbkit.commands.live; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
-        StreamingRecognizer.load(make_bundle(tmp_path), runtime="onnx")
+        StreamingRecognizer.load(plain_bundle, runtime="onnx")

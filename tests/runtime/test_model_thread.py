@@ -19,7 +19,6 @@ from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.transcriber import Transcriber
-from tests.runtime.bundles import make_bundle
 from tests.runtime.tones import RATE, ToneModel, noise
 
 
@@ -56,9 +55,9 @@ def test_model_thread_ends_when_the_model_cannot_be_made() -> None:
     assert threading.active_count() == before
 
 
-def test_transcriber_gives_32_threads_the_texts_of_one(tmp_path: Path) -> None:
-    clips = noise(*np.random.default_rng(0).uniform(0.05, 0.75, 20))
-    with Transcriber.load(make_bundle(tmp_path), device="cpu") as transcriber:
+def test_transcriber_gives_32_threads_the_texts_of_one(plain_bundle: Path) -> None:
+    clips = noise(*np.random.default_rng(0).uniform(0.05, 0.75, 8))
+    with Transcriber.load(plain_bundle, device="cpu") as transcriber:
         expected = [transcriber.transcribe(clip, RATE) for clip in clips]
         assert any(transcript.text for transcript in expected)
 
@@ -82,9 +81,9 @@ def test_run_batches_runs_two_in_parallel_and_keeps_their_order() -> None:
 
 
 def test_encode_batches_equals_encode_and_restores_torch_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plain_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load_bundle(make_bundle(tmp_path)).model
+    model = load_bundle(plain_bundle).model
     batches = [noise(1.0, 0.7), noise(0.3), noise(0.2, 0.5)]
     expected, thread_counts = [model.encode(batch) for batch in batches], set()
     encode = model.network.encode
@@ -125,8 +124,8 @@ def test_shapes_batches_fit_the_table(seed: int, fewest: int) -> None:
         assert (len(batch), *padded) in pairs
 
 
-def test_padding_to_the_table_changes_no_output(tmp_path: Path) -> None:
-    thread = open_model(make_bundle(tmp_path), device="cpu").model
+def test_padding_to_the_table_changes_no_output(plain_bundle: Path) -> None:
+    thread = open_model(plain_bundle, device="cpu").model
     clips = noise(0.5, 0.56)
     before = thread.encode(clips)
     thread.warm_up(BatchShapes.table(RATE, batch_seconds=2.0, clips=(1, 2), seconds=(0.5, 1.0)))

@@ -22,7 +22,7 @@ from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
 from sbkit.runtime.runtimes import open_model
 from sbkit.tasks.task import PRECISIONS
-from tests.runtime.bundles import edit_weights, make_bundle
+from tests.runtime.bundles import edit_weights
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
@@ -51,14 +51,9 @@ class StandInSession:
         )
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("healthy"))
-
-
 @pytest.fixture
-def bundle(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = Path(shutil.copytree(healthy, tmp_path / "bundle"))
+def bundle(plain_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = Path(shutil.copytree(plain_bundle, tmp_path / "bundle"))
     (copy / "onnx").mkdir()
     (copy / "onnx/model.onnx").write_bytes(b"graph")
     (copy / "onnx/model.int8.onnx").write_bytes(b"int8")

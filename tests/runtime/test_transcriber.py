@@ -20,9 +20,16 @@ from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.scoring import describe_decoding
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
-from tests.runtime.bundles import make_bundle
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
+from tests.runtime.tones import (
+    RATE,
+    ToneModel,
+    UnsureModel,
+    silence,
+    speak,
+    tone_bundle,
+    tone_transcriber,
+)
 
 SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -53,17 +60,6 @@ class StandInDecoder:
 
     def get_all_samples(self) -> SimpleNamespace:
         return SimpleNamespace(data=torch.from_numpy(self.clip)[None], sample_rate=RATE)
-
-
-class UnsureModel(ToneModel):
-    """A model to which the second best token of a frame is nearly as probable."""
-
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        outputs = super().encode(clips)
-        for output in outputs:
-            log_probs = np.roll(output.log_probs, 1, axis=1) * 0.05  # -1 for the next token
-            np.maximum(output.log_probs, log_probs - 1.5, out=output.log_probs)
-        return outputs
 
 
 def say(seconds: float, *, seed: int = 0) -> str:
@@ -218,12 +214,12 @@ def test_stream_refuses_a_single_file(tmp_path: Path) -> None:
         next(transcriber.stream("ab.wav"))
 
 
-def test_load_ends_the_model_if_the_detector_has_another_rate(tmp_path: Path) -> None:
+def test_load_ends_the_model_if_the_detector_has_another_rate(plain_bundle: Path) -> None:
     speech = ScriptedSpeech()
     speech.sample_rate = 8000
     before = set(enumerate_threads())
     with pytest.raises(SbkitError, match="takes audio at 8000 Hz"):
-        Transcriber.load(make_bundle(tmp_path), device="cpu", detector=VoiceDetector(speech))
+        Transcriber.load(plain_bundle, device="cpu", detector=VoiceDetector(speech))
     assert not any(thread.name.startswith("model") for thread in {*enumerate_threads()} - before)
 
 
@@ -325,13 +321,12 @@ def test_transcriber_tells_that_channels_cancel_each_other_out(
     assert not caplog.text
 
 
-def test_transcriber_reports_what_it_runs_on(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path)
+def test_transcriber_reports_what_it_runs_on(plain_bundle: Path) -> None:
     for precision in ("fp32", "bf16"):
-        with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:
+        with Transcriber.load(plain_bundle, device="cpu", precision=precision) as transcriber:
             effective = Effective(runtime="torch", device="cpu", precision=precision)
             assert transcriber.effective == effective
             assert transcriber.transcribe(silence(1), RATE).effective == effective
     for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
         with pytest.raises(SbkitError, match="must be"):
-            Transcriber.load(bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]
+            Transcriber.load(plain_bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]

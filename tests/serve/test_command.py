@@ -30,7 +30,7 @@ from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
 from tests import processes
-from tests.runtime.bundles import make_bundle, make_live_run
+from tests.runtime.bundles import make_live_run
 from tests.runtime.tones import RATE, tone_bundle
 from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
 from tests.serve.test_realtime import send, set_input, until
@@ -141,11 +141,10 @@ def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[int]:
 
 
 @pytest.mark.ddp
-def test_serve_answers_each_request_that_it_received_before_it_stops(tmp_path: Path) -> None:
+def test_serve_answers_each_request_that_it_received_before_it_stops(plain_bundle: Path) -> None:
     """Once, 4 of 168 requests got a closed connection: requests on kept-alive connections."""
-    bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with (
-        serving(bundle, "--drain-seconds", "1") as (client, process),
+        serving(plain_bundle, "--drain-seconds", "1") as (client, process),
         ThreadPoolExecutor(24) as clients,
     ):
         counts = [clients.submit(ask_until_gone, client.base_url, NOISE_WAV) for _ in range(24)]
@@ -165,10 +164,9 @@ def test_serve_answers_each_request_that_it_received_before_it_stops(tmp_path: P
 
 
 @pytest.mark.ddp
-def test_serve_reads_keys_again_on_sighup(tmp_path: Path) -> None:
+def test_serve_reads_keys_again_on_sighup(plain_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one")
-    bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
-    with serving(bundle, "--api-key-file", str(tmp_path / "keys")) as (client, process):
+    with serving(plain_bundle, "--api-key-file", str(tmp_path / "keys")) as (client, process):
         (tmp_path / "keys").write_text("two")
         os.kill(process.pid, signal.SIGHUP)
         two = {"Authorization": "Bearer two"}
@@ -202,16 +200,15 @@ def test_serve_refuses_a_model_on_another_device(
             run(["serve", str(tmp_path), "--port", "0", *options])
 
 
-def test_serve_refuses_unusable_addresses_and_names(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path)
+def test_serve_refuses_unusable_addresses_and_names(plain_bundle: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
         with pytest.raises(SbkitError, match="cannot listen at"):
-            run(["serve", str(bundle), "--port", port])
+            run(["serve", str(plain_bundle), "--port", port])
     with pytest.raises(SbkitError, match="cannot listen at"):
-        run(["serve", str(bundle), "--host", "nowhere.invalid"])
+        run(["serve", str(plain_bundle), "--host", "nowhere.invalid"])
     for host in ("0.0.0.0", "::"):
         with pytest.raises(SbkitError, match="on other machines, which needs keys"):
-            run(["serve", str(bundle), "--host", host, "--port", "0"])
+            run(["serve", str(plain_bundle), "--host", host, "--port", "0"])
     with pytest.raises(SbkitError, match="two are the same"):
-        run(["serve", str(bundle), str(bundle)])
+        run(["serve", str(plain_bundle), str(plain_bundle)])

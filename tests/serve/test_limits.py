@@ -228,18 +228,14 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         with pytest.raises(openai.AuthenticationError):
             server.openai.models.list()
         assert server.get("/health/ready").status_code == 200
-        file.write_text("three\n")
-        server.http_server.read_keys()
-        assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
-        assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 401
         file.write_text("schlüssel", "utf-8")  # clients send it as latin-1, UTF-8 or not at all
         server.http_server.read_keys()
         assert "Write keys in ASCII" in caplog.text
         file.write_text("\n")
         server.http_server.read_keys()
         assert "has no keys" in caplog.text
-        assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
-    assert "three" not in caplog.text
+        assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 200
+    assert "two" not in caplog.text
     with pytest.raises(SbkitError, match="has no keys"):
         Keys(file)
 

@@ -27,9 +27,8 @@ from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.serve.recognition import SessionBatcher
 from sbkit.streaming.session import Final, Session, StreamingRecognizer
 from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
-from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle
 from tests.serve.server import RunningServer, running_server, wait_for
-from tests.serve.test_clients import UnsureModel
 from tests.streaming.streaming_tones import StreamingToneModel, streaming_bundle
 
 TEXT = "the quick brown fox"
