@@ -19,8 +19,6 @@ from sbkit.bundle import config as files
 from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.commands.cli import run
-from sbkit.decoding.greedy import best_tokens
-from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.runtime.classification import classify_files
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
@@ -47,28 +45,6 @@ def test_normalizer_uses_the_table_of_the_checkpoint(bundle: Path) -> None:
     edit_config(bundle, lambda config: config["normalizer"].update(letters=0))
     with pytest.raises(SbkitError, match="what `sbkit export` writes, .* wrong type"):
         load_bundle(bundle)
-
-
-def test_recognize_gives_the_words_and_confidences_of_word_aligner(bundle: Path) -> None:
-    weights = {"bias": 2.0, "entropy": -3.0, "length": 0.1}
-    edit_config(bundle, lambda config: config.update(confidence={"greedy": {"weights": weights}}))
-    loaded = load_bundle(bundle)
-    clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
-    (recognized,) = loaded.recognize([clip], times=True)
-    (encoded,), tokenizer = loaded.model.encode([clip]), loaded.tokenizer
-    tokens = best_tokens(encoded.log_probs, tokenizer.vocabulary.blank)
-    aligner = WordAligner(
-        tokenizer=tokenizer,
-        samples_per_frame=640,
-        sample_rate=16_000,
-        confidence=Confidence.from_plain(weights),
-    )
-    assert recognized.words == aligner.align(encoded.log_probs, tokens, samples=len(clip))
-    assert recognized.text.split() == [word.text for word in recognized.words]
-    assert all(0 < word.confidence < 1 for word in recognized.words if word.confidence)
-    assert recognized.words
-    (without,) = load_bundle(bundle).recognize([clip])
-    assert without.words == ()
 
 
 @pytest.mark.parametrize(

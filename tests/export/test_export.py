@@ -126,15 +126,6 @@ def test_class_of_a_notebook_is_refused_with_the_way_out(
         export_run(run, tmp_path / "bundle")
 
 
-def test_describe_parts_describes_parts_that_only_the_model_class_takes(tmp_path: Path) -> None:
-    names = ("encoder", "ctc_lin", "seq_lin", "unused")
-    parts = [f"{name}: &{name} !new:torch.nn.Linear\n    in_features: 4\n" for name in names]
-    yaml = tmp_path / "train.yaml"
-    yaml.write_text("".join([*parts, "model: !new:torch.nn.ModuleList\n    - [*ctc_lin]\n"]))
-    described = describe_parts(read_document(yaml).root, {}, SPEECH_RECOGNITION)
-    assert described["model"] == ["ctc_lin"] and {*described["parts"]} == {*names[:3]}
-
-
 def test_describe_parts_takes_a_number_that_refers_to_the_labels(tmp_path: Path) -> None:
     yaml = tmp_path / "train.yaml"
     yaml.write_text(

@@ -211,10 +211,3 @@ def test_grid_pads_clips_in_every_way() -> None:
     ragged = cases["2 x 1 s, padding: ragged"]
     assert ragged.lengths.tolist() == [100, 40] and not ragged.audio[1, 40:].any()
     assert cases["1 x 1 s, padding: beyond"].audio.shape == (1, 201)
-
-
-def test_grid_noise_swells_and_fades_four_times_a_second() -> None:
-    case, *_ = Grid(batch_sizes=(1,), seconds=(20.0,)).cases(400)
-    loudness = case.audio.reshape(80, 100).std(0)
-    assert loudness[20:30].mean() == pytest.approx(0.1, rel=0.1)
-    assert loudness[70:80].mean() < 0.002
