@@ -36,7 +36,14 @@ from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
-from sbkit.streaming.session import Event, Final, Session, StreamingRecognizer, advance_batch
+from sbkit.streaming.session import (
+    DEFAULT_RULES,
+    Event,
+    Final,
+    Session,
+    StreamingRecognizer,
+    advance_batch,
+)
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer
@@ -329,7 +336,7 @@ class RecognitionService:
         self.streaming: StreamingRecognizer | None = None
         with suppress(SbkitError):  # the model cannot run in chunks
             self.streaming = StreamingRecognizer(bundle=bundle)
-        self.silence = None if self.streaming is None else self.streaming.endpoint_rules.silence
+        self.silence = None if self.streaming is None else DEFAULT_RULES.silence
         if detector is not None:
             detector.require_rate(self.sample_rate)
             self.silence = TURN_SILENCE_SECONDS
@@ -394,7 +401,7 @@ class RecognitionService:
         streaming = self.streaming
         if streaming is None:
             return partial(ClipTurn, phrases)
-        rules = streaming.endpoint_rules
+        rules = DEFAULT_RULES
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
         decoder = self._bundle.decoder

@@ -65,6 +65,9 @@ class EndpointRules:
         return "longest" if seconds >= self.max_utterance else None
 
 
+DEFAULT_RULES = EndpointRules()
+
+
 class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecognizer"]):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
@@ -72,9 +75,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
     initial_state: the model's state before the first sample of a session.
     """
 
-    def __init__(
-        self, *, bundle: ThreadedBundle, endpoint_rules: EndpointRules | None = None
-    ) -> None:
+    def __init__(self, *, bundle: ThreadedBundle) -> None:
         """Use an open bundle, whose model has a thread of its own.
 
         Raises:
@@ -82,7 +83,6 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         """
         self.model = bundle.model
         self.effective = bundle.model.effective
-        self.endpoint_rules = EndpointRules() if endpoint_rules is None else endpoint_rules
         self.sample_rate = bundle.config.sample_rate
         chunks = self.model.chunks
         if chunks is None:
@@ -111,9 +111,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         self.initial_state = self.model.start()
 
     @classmethod
-    def load(
-        cls, folder: Path | str, *, endpoint_rules: EndpointRules | None = None, **options: Any
-    ) -> Self:
+    def load(cls, folder: Path | str, **options: Any) -> Self:
         """Load a bundle, with the options of `Transcriber.load` except ``times``.
 
         Raises:
@@ -121,7 +119,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         """
         bundle = open_recognizer(folder, streaming="only", **options)
         try:
-            return cls(bundle=bundle, endpoint_rules=endpoint_rules)
+            return cls(bundle=bundle)
         except BaseException:
             bundle.model.close()
             raise
@@ -207,21 +205,21 @@ class Session:
     def __init__(
         self,
         recognizer: StreamingRecognizer,
-        endpoint_rules: EndpointRules | None = None,
+        endpoint_rules: EndpointRules = DEFAULT_RULES,
         *,
         offset: int = 0,
         detector: VoiceDetector | None = None,
     ) -> None:
         """Begin a session.
 
-        endpoint_rules: when an utterance ends, by default the recognizer's.
+        endpoint_rules: when an utterance ends.
         offset: the samples of the stream before this session. The times of events count from the
             start of the stream.
         detector: detects silence; by default, frames without a token are silent.
         """
         self.recognizer = recognizer
         self.model_state = recognizer.initial_state
-        self._rules = recognizer.endpoint_rules if endpoint_rules is None else endpoint_rules
+        self._rules = endpoint_rules
         self._offset = offset
         self._detector = detector
         self._speech_events: tuple[SpeechEvent, ...] = ()

@@ -145,10 +145,9 @@ class SpeechUntil(ScriptedSpeech):
 
 
 def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(
-        tmp_path, endpoint_rules=EndpointRules(max_utterance=1.5)
-    )
-    events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
+    session = Session(recognizer, EndpointRules(max_utterance=1.5))
+    events = session.push(speak(tokenizer, "jumps over a lazy dog")) + session.finish()
     assert [event.rule for event in events if isinstance(event, Endpoint)] == ["longest"]
     first, second = finals(events)
     assert first.end == second.start == pytest.approx(1.5, abs=0.05)
