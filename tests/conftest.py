@@ -22,7 +22,7 @@ from torch import Tensor
 from recipes.AsteriskPrompts.corpus import prepare_prompts
 from sbkit.data.cache import default_cache
 from tests.runs import ROOT, Workplace, make_workplace
-from tests.runtime.bundles import export_all, export_streaming, export_tasks
+from tests.runtime.bundles import export_all, export_streaming, export_tasks, make_bundle
 
 USERS_CACHE = default_cache()
 
@@ -142,6 +142,12 @@ def exported_once(folder: Path, export: Callable[[Path], object]) -> Path:
 def exported(shared_folder: Path, asterisk_english: Path) -> Path:
     """Return a bundle in all formats."""
     return exported_once(shared_folder / "exported", export_all)
+
+
+@pytest.fixture(scope="session")
+def plain_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a bundle for torch of an untrained model, which no test changes."""
+    return make_bundle(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,8 @@ def test_score_repeats_the_figures_of_the_run(
     assert sbkit([*command, "--report-by", "speaker", "--report-by", "length"]) == 0
     summary, scores = read_json(run / "summary.json"), read_json(tmp_path / "summary.json")
     at_the_end_of_training, scored = summary["test"]["test"], scores["test"]["test"]
-    assert scores["provenance"] == summary["provenance"]
+    for name in ("provenance", "versions", "machine"):
+        assert scores[name] == summary[name]
     assert read_records(tmp_path)[SETTINGS]["sample_rate"] == 16_000  # `compare` reads them
     for slices in scored.pop("report_by").values():
         utterances = sum(scored_slice["utterances"] for scored_slice in slices.values())

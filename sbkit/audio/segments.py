@@ -129,7 +129,7 @@ class Segmenter:
     def _possible_cuts(
         self, head: Samples, pauses: "Pauses", *, previous: Segment, has_more: bool
     ) -> list["_Cut"]:
-        """Return the pauses of samples (S,) in which a segment may end."""
+        """Return the pauses of samples (S,) where a segment may end."""
         num_windows = len(head) // self._window_samples
         min_windows = max(
             self.min_seconds * WINDOWS_PER_SECOND, previous.overlap / self._window_samples

@@ -122,8 +122,8 @@ def _add_group(add: Add, group: str) -> None:
             add("--part", metavar="K/N", type=parse_part, help=share)
         case "import":
             module = "import a module of your own that defines parts of the model; repeatable"
-            several = {"action": "append", "default": []}
-            add("--import", dest="imports", metavar="MODULE", help=module, **several)
+            repeatable = {"action": "append", "default": []}
+            add("--import", dest="imports", metavar="MODULE", help=module, **repeatable)
         case _:
             raise ValueError(group)
 

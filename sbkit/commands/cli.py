@@ -1,4 +1,4 @@
-"""The command `sbkit`: runs one of its commands, each of which a module of this folder declares."""
+"""The command `sbkit`: runs one of its commands, which the modules of this folder declare."""
 
 import argparse
 import re

@@ -28,7 +28,7 @@ Item = TypeVar("Item")
 Row = dict[str, Any]
 
 
-class Part(NamedTuple):
+class Share(NamedTuple):
     """One of several shares of a list, which differ by at most one item: `--part 3/16`.
 
     >>> parse_part("2/3").of("abcdefgh")
@@ -42,12 +42,12 @@ class Part(NamedTuple):
         return items[self.number - 1 :: self.total]
 
 
-def parse_part(text: str) -> Part:
+def parse_part(text: str) -> Share:
     """Parse K/N; raises ConfigError unless K is from 1 to N."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"`--part` must be K/N with K from 1 to N, such as 3/16, but is {text}.")
-    return Part(int(match[1]), int(match[2]))
+    return Share(int(match[1]), int(match[2]))
 
 
 @dataclass

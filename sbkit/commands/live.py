@@ -24,7 +24,15 @@ def transcribe_live(options: Namespace) -> int:
 
     Raises SbkitError if the bundle or the source cannot be used, or the options do not fit.
     """
-    _check_options(options)
+    unsupported = [
+        f"--{name}" for name in ("out", "errors", "channel") if getattr(options, name) is not None
+    ]
+    if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
+        raise ConfigError(
+            "`--live` takes one FILE, - or mic, and --format text or json, but was given "
+            f"{len(options.files)} with {' and '.join([options.format, *unsupported])}. Correct "
+            "that, or leave out --live."
+        )
     with StreamingRecognizer.load(options.bundle, **recognizer_options(options)) as recognizer:
         if not options.quiet:
             print(f"running on {recognizer.effective}", file=sys.stderr)
@@ -37,18 +45,6 @@ def transcribe_live(options: Namespace) -> int:
             show(session.push(block))
         show(session.finish())
     return 0
-
-
-def _check_options(options: Namespace) -> None:
-    unsupported = [
-        f"--{name}" for name in ("out", "errors", "channel") if getattr(options, name) is not None
-    ]
-    if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
-        raise ConfigError(
-            "`--live` takes one FILE, - or mic, and --format text or json, but was given "
-            f"{len(options.files)} with {' and '.join([options.format, *unsupported])}. Correct "
-            "that, or leave out --live."
-        )
 
 
 class Display:

@@ -15,9 +15,8 @@ from sbkit.base.errors import FILES_FAILED, BundleError, ConfigError, SbkitError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import plural
 from sbkit.bundle.config import BundleConfig, BundleFiles
-from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table, utterance_id
+from sbkit.commands.clip_table import ClipTable, Row, Share, open_clip_table, utterance_id
 from sbkit.commands.recordings import (
-    STANDARD_INPUT,
     find_audio,
     open_errors,
     open_transcriber,
@@ -27,6 +26,7 @@ from sbkit.commands.recordings import (
 from sbkit.decoding.clips import Recognition
 from sbkit.decoding.words import GREEDY
 from sbkit.evaluate.wer import split_units
+from sbkit.runtime.sources import STANDARD_INPUT
 from sbkit.tasks.task import load_task
 
 MIN_CONFIDENCE = 0.9
@@ -43,13 +43,13 @@ def write_pseudo_labels(options: Namespace) -> int:
     _check_options(options)
     config = BundleFiles(options.bundle).config
     settings = _settings(options, config)
-    part = options.part or Part()
+    share = options.part or Share()
     with (
         find_audio(options.files, options.raw_rate) as named_files,
         open_clip_table(options.out, settings) as table,
     ):
         names = sorted({str(file.parent.resolve() / file.name) for file in named_files})
-        recordings = part.of(names)
+        recordings = share.of(names)
         table.require_unchanged(recordings)
         files = table.unfinished(recordings)
         num_failed = _transcribe(files, table, options) if files else 0

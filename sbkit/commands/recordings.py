@@ -22,9 +22,9 @@ from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable_json
 from sbkit.commands.arguments import open_detector, recognizer_options
 from sbkit.logs.progress import progress_bar
+from sbkit.runtime.sources import STANDARD_INPUT
 from sbkit.runtime.transcriber import Transcriber
 
-STANDARD_INPUT = "-"
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
 

@@ -140,8 +140,8 @@ def _prepare(
         )
     if names and options.split:
         raise ConfigError("--split names a split of the run, so leave out the files, or --split.")
-    given = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
-    knobs = table_knobs(folder, given)
+    table_options = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
+    knobs = table_knobs(folder, table_options)
     sources = zip(names, options.data, strict=True)
     prepared = ((name, prepare_source(bundle, file, knobs)) for name, file in sources)
     for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():

@@ -58,22 +58,21 @@ def segment(options: Namespace) -> None:
     require_writable(options.out, option="--out")
     options.out.mkdir(parents=True, exist_ok=True)
     bundle = open_recognizer(options.bundle, decoder=GREEDY, **model_options(options))
+    detector = open_detector(options)
     settings = {name: getattr(options, name) for name in ("runtime", "precision", "vad")}
     recording = str(options.recording.parent.resolve() / options.recording.name)
     digest = hashlib.sha256("\n".join([str(options.lines), *lines]).encode()).hexdigest()
     with (
-        Transcriber(bundle=bundle, times=False, detector=open_detector(options)) as transcriber,
+        Transcriber(bundle=bundle, times=False, detector=detector) as transcriber,
         open_clip_table(
             options.out / TABLE_FILE, {**(bundle.config.provenance or {}), **settings}
         ) as table,
     ):
         table.require_unchanged([recording])
         if digest not in {row["transcript"] for row in table.rows.get(recording, ())}:
-            file, detector = options.recording, open_detector(options)
+            file = options.recording
             with show_seconds("listening", [file], quiet=options.quiet) as on_seconds:
-                output = run_model(
-                    transcriber, bundle, file, detector=detector, on_seconds=on_seconds
-                )
+                output = run_model(transcriber, file, detector=detector, on_seconds=on_seconds)
             sentences = lines if options.lines else split_text("\n".join(lines), output.seconds)
             aligned = align(bundle, output, sentences)
             if not aligned:

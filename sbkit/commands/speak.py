@@ -17,7 +17,7 @@ from sbkit.base.errors import FILES_FAILED, ConfigError, DataError
 from sbkit.base.files import read_regular, read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
 from sbkit.commands.arguments import Parser
-from sbkit.commands.clip_table import ClipTable, Part, Row, open_clip_table
+from sbkit.commands.clip_table import ClipTable, Row, Share, open_clip_table
 from sbkit.commands.task import run_task
 
 if TYPE_CHECKING:
@@ -114,15 +114,15 @@ def _speak_lines(options: Namespace) -> int:
 
     folder: Path = options.out_dir
     lines = _read_lines(options.lines)
-    part = options.part or Part()
-    suffix = f".{part.number}-of-{part.total}" if options.part else ""
+    share = options.part or Share()
+    suffix = f".{share.number}-of-{share.total}" if options.part else ""
     require_writable(folder, option="--out-dir")
     settings = {
         "weights": read_checksums(options.bundle)[WEIGHTS_FILE],
         "speeds": options.speeds or [1.0, 1.0],
     }
     with open_clip_table(folder / f"{options.lines.stem}{suffix}.csv", settings) as table:
-        texts = table.unfinished(part.of([*lines]))
+        texts = table.unfinished(share.of([*lines]))
         num_left_out = _write_clips(texts, table, settings, options, lines) if texts else 0
         rows = table.sorted_rows()
         minutes = sum(row["duration"] for row in rows) / 60

@@ -32,11 +32,6 @@ BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords,
 class BeamDecoder(LanguageModelDecoder):
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
 
-    language_models: `LanguageModels`, or their file, which is loaded when it is first needed.
-    beam_size: the number of hypotheses.
-    weights: `DecoderWeights`; None to have them fitted to the validation sets after training.
-    attention_rescoring: whether the attention decoder's score is added to the hypotheses.
-
     >>> import numpy as np, tempfile
     >>> from pathlib import Path
     >>> from sbkit.lm.language_models import LanguageModels
@@ -146,27 +141,18 @@ class BeamDecoder(LanguageModelDecoder):
     def nbest(
         self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
-        """Return the hypotheses of a whole clip, (U, V), the best first; there is at least one.
-
-        attention: the attention decoder of the utterance, which rescoring needs.
-        """
         return self.finish(self.advance(self.start(), log_probs), attention)
 
     def start(self) -> BeamStates:
         return tuple(search.start() for search in self._searches())
 
     def advance(self, states: BeamStates, log_probs: LogProbs) -> BeamStates:
-        """Return the states after more frames, (U, V). The earlier states are no longer valid."""
         pairs = zip(self._searches(), states, strict=True)
         return tuple(search.advance(state, log_probs) for search, state in pairs)
 
     def finish(
         self, states: BeamStates, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
-        """Return the hypotheses of a clip that ends here, the best first; there is at least one.
-
-        attention: the attention decoder of the utterance, which rescoring needs.
-        """
         if not self.attention_rescoring:
             attention = None
         elif attention is None:

@@ -4,7 +4,7 @@ log-probabilities, tokens, beam -> alignment -> features of words -> confidences
 
 Times are from forced alignment: Viterbi over the text with blanks between its tokens. The text of
 any decoder can be aligned, so times do not depend on the decoder. CTC emits a token in one or two
-of the frames in which it is spoken, so a word begins before its first token and ends after its last
+of the frames that it is spoken in, so a word begins before its first token and ends after its last
 one. Where there is a pause, a word is extended by offsets that were fitted to data with known
 times. Without a pause, two words meet in the middle.
 

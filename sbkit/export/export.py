@@ -316,8 +316,8 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
             weights=weights, decoder=None, language_models=None, confidence=None
         ),
         "checkpoints": [
-            {key: kept.meta[key] for key in ("epoch", *task.metrics) if key in kept.meta}
-            for kept in checkpoints
+            {key: meta[key] for key in ("epoch", *task.metrics) if key in meta}
+            for meta in (checkpoint.meta for checkpoint in checkpoints)
         ],
         NORMALIZER: checkpoints[0].meta.get(NORMALIZER),
         "versions": versions(distributions(user_modules, sources)),
@@ -347,8 +347,8 @@ def _modules_of(
         modules.add(name := pending.pop())
         for source in source_files([name]).values():
             imported = {*_imported(source)} & sys.modules.keys() - modules
-            others = ("sbkit", "recipes", *sys.stdlib_module_names)
-            own = {name for name in imported if name.partition(".")[0] not in others}
+            foreign = ("sbkit", "recipes", *sys.stdlib_module_names)
+            own = {name for name in imported if name.partition(".")[0] not in foreign}
             pending += [name for name in own if source_files([name])]
     return frozenset(modules)
 

@@ -15,6 +15,7 @@ speechbrain/     a folder for SpeechBrain's `EncoderASR`
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -119,23 +120,16 @@ def write_formats(
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
         reports |= compare(bundle, candidates, grid, test_sets)
-    for name in names:
-        _finish(folder / name, candidates.get(name) or graphs.get(name, ()), reports[name])
+    for name, parts in reports.items():
+        written: Sequence[Candidate | WrittenGraph] = candidates.get(name) or graphs.get(name, ())
+        missed = [item for item in written if not parts[item.name]["written"]]
+        if len(missed) == len(written):
+            shutil.rmtree(folder / name)
+            (folder / name).mkdir()
+        else:
+            for file in chain.from_iterable(item.files for item in missed):
+                (folder / name / file).unlink()
+        parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": parts}
+        (folder / name / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
+        write_checksums(folder / name)
     return reports
-
-
-def _finish(
-    folder: Path, written: Sequence[Candidate | WrittenGraph], reports: Mapping[str, ParityReport]
-) -> None:
-    """Remove the files that missed their limits, and write the parity report and the checksums."""
-    missed = [item for item in written if not reports[item.name]["written"]]
-    if len(missed) == len(written):
-        shutil.rmtree(folder)
-        folder.mkdir()
-    else:
-        for item in missed:
-            for file in item.files:
-                (folder / file).unlink()
-    parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": reports}
-    (folder / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
-    write_checksums(folder)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule
 
 from sbkit.audio.io import FULL_SCALE
 from sbkit.base.arrays import Counts, Float32s
@@ -57,7 +56,7 @@ def trace(
     with torch.no_grad(), quiet_exporters():
         try:
             module(*example)  # fills the module's caches with real tensors
-            program = torch.export.export(
+            return torch.export.export(
                 module, example, dynamic_shapes=dynamic_shapes or default, strict=False
             )
         except Exception as error:  # a user's part may use anything
@@ -66,10 +65,6 @@ def trace(
                 f"{type(error).__name__} ({str(error)[:300]}). Leave the format out, or change "
                 "that part of the model."
             ) from error
-    for graph in program.graph_module.modules():  # graphs are nested, as with autocast
-        for node in graph.graph.nodes if isinstance(graph, GraphModule) else ():
-            node.meta.pop("stack_trace", None)  # is saved, and names folders of this machine
-    return program
 
 
 def min_samples(program: ExportedProgram) -> int:

@@ -16,7 +16,7 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 
 class WhisperCTCConfig(WhisperConfig):
-    """The sizes of a Whisper, of which the decoder's are not used."""
+    """The sizes of a Whisper; those of its decoder are not used."""
 
     model_type = "whisper_ctc"
     inputs_to_logits_ratio = 320  # samples of a frame, for chunks and times of the pipeline

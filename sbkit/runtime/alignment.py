@@ -47,19 +47,17 @@ class RecordingOutput(NamedTuple):
 
 def run_model(
     transcriber: Transcriber,
-    bundle: Bundle,
     recording: Path,
     *,
     detector: VoiceDetector | None,
     on_seconds: Callable[[float], object],
 ) -> RecordingOutput:
-    """Run the model of a bundle on a recording; raises SbkitError if it cannot be read.
+    """Run the model on a recording; raises SbkitError if it cannot be read.
 
     detector: finds the pauses.
-    on_seconds: called with the seconds of audio that were heard since its last call.
+    on_seconds: called with the seconds of audio that the model has run on since its last call.
     """
-    rate = bundle.config.sample_rate
-    frame_seconds = samples_to_seconds(bundle.model.samples_per_frame, rate)
+    rate = transcriber.sample_rate
     pauses = Pauses(detector, rate)
     starts: list[npt.NDArray[np.floating]] = []
     windows: list[list[float]] = []
@@ -75,7 +73,8 @@ def run_model(
             ]
             file.write(np.asarray(segment_output.log_probs, np.float32).tobytes())
             starts.append(
-                segment_output.start + frame_seconds * np.arange(len(segment_output.log_probs))
+                segment_output.start
+                + transcriber.frame_seconds * np.arange(len(segment_output.log_probs))
             )
             seconds = samples_to_seconds(audio.next_start, rate)
             on_seconds(samples_to_seconds(len(samples), rate))

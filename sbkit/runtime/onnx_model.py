@@ -28,7 +28,7 @@ from sbkit.base.imports import require_package
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.protocols import ChunkSizes, DeviceArray, Effective, Encoded, StreamingModel
 from sbkit.runtime.batch_shapes import pad_clips, round_up
-from sbkit.runtime.model_thread import StreamingUse, run_batches
+from sbkit.runtime.model_thread import run_batches
 
 ONNX_FOLDER = "onnx"  # of a bundle
 MODEL_FILES = {"fp32": "model.onnx", "int8": "model.int8.onnx"}  # by precision
@@ -213,17 +213,6 @@ class OnnxGraphs:
     def run(self, graph: str, *arrays: Array) -> list[Array]:
         """Run the graph of that name, and return its outputs."""
         return self._models[graph].run(*arrays)
-
-
-def load_onnx(bundle: Path, *, streaming: StreamingUse, device: str, precision: str) -> OnnxModel:
-    """Load the model of whole clips, the model of chunks, or both; raises SbkitError."""
-    if streaming == "only":
-        return OnnxStreamingModel.load(bundle, device=device, precision=precision)
-    model = OnnxModel.load(bundle, device=device, precision=precision)
-    chunk_file = bundle / ONNX_FOLDER / OnnxStreamingModel.files[precision]
-    if streaming == "also" and chunk_file.exists():
-        model.chunk_model = OnnxStreamingModel.load(bundle, device=device, precision=precision)
-    return model
 
 
 def read_graph(bundle: Path, name: str) -> bytes:

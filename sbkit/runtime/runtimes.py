@@ -22,12 +22,13 @@ from sbkit.runtime.model_thread import (
     require_effective,
 )
 from sbkit.runtime.onnx_model import (
+    ONNX_FOLDER,
     PROVIDERS,
     WEIGHTS_SHA256,
     OnnxGraphs,
     OnnxModel,
+    OnnxStreamingModel,
     available_providers,
-    load_onnx,
 )
 from sbkit.tasks.task import ONNX, PRECISIONS
 
@@ -136,11 +137,17 @@ def _load_onnx(
     if device == AUTO:
         device = "cpu" if why_no_cuda(ONNX) else gpu
     device = gpu if device == "cuda" else device
+    options = {"device": device, "precision": precision}
     model: OnnxModel | OnnxGraphs
     if graphs:
         model = OnnxGraphs(graphs, folder, device=device)
+    elif streaming == "only":
+        model = OnnxStreamingModel.load(folder, **options)
     else:
-        model = load_onnx(folder, streaming=streaming, device=device, precision=precision)
+        model = OnnxModel.load(folder, **options)
+        chunk_file = folder / ONNX_FOLDER / OnnxStreamingModel.files[precision]
+        if streaming == "also" and chunk_file.exists():
+            model.chunk_model = OnnxStreamingModel.load(folder, **options)
     if model.metadata.get(WEIGHTS_SHA256) != read_checksums(folder).get(WEIGHTS_FILE):
         raise BundleError(
             f"The ONNX model in {folder} was not made from the weights of its bundle. Export it "

@@ -65,6 +65,9 @@ class EndpointRules:
         return "longest" if seconds >= self.max_utterance else None
 
 
+DEFAULT_RULES = EndpointRules()
+
+
 class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecognizer"]):
     """A streaming model with its decoder, for any number of sessions; `load` opens a bundle.
 
@@ -72,9 +75,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
     initial_state: the model's state before the first sample of a session.
     """
 
-    def __init__(
-        self, *, bundle: ThreadedBundle, endpoint_rules: EndpointRules | None = None
-    ) -> None:
+    def __init__(self, *, bundle: ThreadedBundle) -> None:
         """Use an open bundle, whose model has a thread of its own.
 
         Raises:
@@ -82,7 +83,6 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         """
         self.model = bundle.model
         self.effective = bundle.model.effective
-        self.endpoint_rules = EndpointRules() if endpoint_rules is None else endpoint_rules
         self.sample_rate = bundle.config.sample_rate
         chunks = self.model.chunks
         if chunks is None:
@@ -111,9 +111,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         self.initial_state = self.model.start()
 
     @classmethod
-    def load(
-        cls, folder: Path | str, *, endpoint_rules: EndpointRules | None = None, **options: Any
-    ) -> Self:
+    def load(cls, folder: Path | str, **options: Any) -> Self:
         """Load a bundle, with the options of `Transcriber.load` except ``times``.
 
         Raises:
@@ -121,7 +119,7 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         """
         bundle = open_recognizer(folder, streaming="only", **options)
         try:
-            return cls(bundle=bundle, endpoint_rules=endpoint_rules)
+            return cls(bundle=bundle)
         except BaseException:
             bundle.model.close()
             raise
@@ -207,21 +205,21 @@ class Session:
     def __init__(
         self,
         recognizer: StreamingRecognizer,
-        endpoint_rules: EndpointRules | None = None,
+        endpoint_rules: EndpointRules = DEFAULT_RULES,
         *,
         offset: int = 0,
         detector: VoiceDetector | None = None,
     ) -> None:
         """Begin a session.
 
-        endpoint_rules: when an utterance ends, by default the recognizer's.
+        endpoint_rules: when an utterance ends.
         offset: the samples of the stream before this session. The times of events count from the
             start of the stream.
         detector: detects silence; by default, frames without a token are silent.
         """
         self.recognizer = recognizer
         self.model_state = recognizer.initial_state
-        self._rules = recognizer.endpoint_rules if endpoint_rules is None else endpoint_rules
+        self._rules = endpoint_rules
         self._offset = offset
         self._detector = detector
         self._speech_events: tuple[SpeechEvent, ...] = ()
@@ -233,7 +231,7 @@ class Session:
         self.pending = np.zeros(0, np.int16)  # samples from the start of the next chunk on
         self._num_samples = 0  # received
         self._num_chunks = 0  # decoded
-        self.utterance = self._new_utterance(first_frame=0)
+        self.utterance = Utterance(0, self._decoder.start())
 
     def push(self, samples: Samples) -> list[Event]:
         """Take samples at the recognizer's rate, and return the new events; see `feed`."""
@@ -324,9 +322,6 @@ class Session:
         last = self._speech_events[num_reported - 1]
         return 0.0 if last.kind == "started" else min(seconds, now - last.seconds)
 
-    def _new_utterance(self, *, first_frame: int) -> Utterance:
-        return Utterance(first_frame, self._decoder.start())
-
     def _decode(self, log_probs: LogProbs) -> None:
         utterance = self.utterance
         utterance.decoder_state = self._decoder.advance(utterance.decoder_state, log_probs)
@@ -374,7 +369,7 @@ class Session:
             )
             events.append(final)
         next_frame = utterance.first_frame + utterance.num_frames
-        self.utterance = self._new_utterance(first_frame=next_frame)
+        self.utterance = Utterance(next_frame, self._decoder.start())
         return events
 
     @property

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 
+from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.messages import plural
+from sbkit.base.versions import git_commit, versions
 from sbkit.checkpoint.provenance import read_json
 from sbkit.data.report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
 from sbkit.evaluate.report import MAX_CLIP_SECONDS, REPORT, write_report
-from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY, write_summary
+from sbkit.evaluate.run_results import DATA_REPORT, SUMMARY
 from sbkit.evaluate.slices import measure_slices, slice_columns, write_slices
 from sbkit.evaluate.wer import FigureDict
 from sbkit.evaluate.wer_report import utterances_file
@@ -39,8 +43,9 @@ class ScoredSet:
         shares = gather_on_main_rank(results)
         by_row = {row: result for share in shares for row, result in share.items()}
         scored = sorted(by_row)
-        kept = rows if len(scored) == len(rows) else rows.select(scored)
-        return cls(name=name, rows=kept, results=[by_row[row] for row in scored], note=note)
+        if len(scored) < len(rows):
+            rows = rows.select(scored)
+        return cls(name=name, rows=rows, results=[by_row[row] for row in scored], note=note)
 
 
 class TestReport:
@@ -136,10 +141,11 @@ class TestReport:
             for note in entry.get("notes", ())
         ]
 
-    def write(self, *, notes: Sequence[str], **facts: Any) -> None:
+    def write(self, *, notes: Sequence[str], device: str, **facts: Any) -> None:
         """Write the page and the summary of all test sets.
 
-        notes: further lines of the page; facts: of the summary.
+        notes: further lines of the page; device: where the model was tested; facts: further ones
+        for the summary, about the model and its training.
         """
         folder = self.folder
         utterances = {
@@ -161,7 +167,21 @@ class TestReport:
             ],
             notes=[*self.notes, *notes],
         )
-        write_summary(folder / SUMMARY, test=self.entries, **facts)
+        accelerator = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+        machine = {
+            "cpu": cpu_name(),
+            "cores": usable_cores(),
+            "device": device,
+            "accelerator": accelerator,
+        }
+        summary = {
+            "test": self.entries,
+            **facts,
+            "versions": versions(),
+            "git_commit": git_commit(Path(__file__).parent),
+            "machine": machine,
+        }
+        write_text_atomically(folder / SUMMARY, to_json(summary, indent=2) + "\n")
 
     def _encode_clips(self, name: str, ids: Sequence[str], max_characters: int) -> dict[str, str]:
         with progress_bar("writing clips", len(ids), quiet=self._quiet) as advance:

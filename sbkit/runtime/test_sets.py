@@ -76,9 +76,9 @@ def name_of(source: Path) -> str:
     return source.absolute().stem
 
 
-def table_knobs(model: Path, given: Mapping[str, object]) -> dict[str, object]:
-    """Return the columns and the encoding of tables: those that are given, else those of a run."""
-    knobs = dict(given)
+def table_knobs(model: Path, options: Mapping[str, object]) -> dict[str, object]:
+    """Return the columns and the encoding of tables: those of a command, else those of a run."""
+    knobs = dict(options)
     if not (model / CONFIG_FILE).exists() and (model / RUN_YAML).is_file():
         declared = read_run_knobs(model)
         for name in COLUMN_KEYS:

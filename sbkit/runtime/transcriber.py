@@ -238,13 +238,9 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
             hotwords, _ = self._bundle.split_phrases(phrases)
         times = self._times if times is None else times
         recognized: list[Recognition] = []  # the segments of the present source
-        frames_to_skip = 0  # frames of the next segment that belong to the previous one
         last_character = ""  # of the text of the present source
-        for batch in _batches(
-            self._read(audios, sample_rate, channel), self.sample_rate, self._read_ahead_seconds
-        ):
-            inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, hotwords)
-            inputs = [replace(decoder_input, nbest=nbest) for decoder_input in inputs]
+        for batch, inputs in self._encode_batches(audios, sample_rate, channel):
+            inputs = [replace(item, phrases=hotwords, nbest=nbest) for item in inputs]
             decoded = iter(self._decoder_pool.decode(inputs, with_times=times))
             for item in batch:
                 if isinstance(item.segment, SbkitError):
@@ -277,11 +273,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         Raises:
             SbkitError: the source cannot be read.
         """
-        frames_to_skip = 0
-        for batch in _batches(
-            self._read([audio], sample_rate, channel), self.sample_rate, self._read_ahead_seconds
-        ):
-            inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip, ())
+        for batch, inputs in self._encode_batches([audio], sample_rate, channel):
             for item, decoder_input in zip(batch, inputs, strict=False):
                 assert isinstance(item.segment, Segment)  # an error is the last item
                 yield item.segment, decoder_input
@@ -327,43 +319,49 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
                     )
                 yield _SegmentResult(file, previous, is_last=True)
 
+    def _encode_batches(
+        self, audios: Iterable[AudioSource], sample_rate: float | None, channel: int | None
+    ) -> Iterator[tuple[list[_SegmentResult], list[DecoderInput]]]:
+        """Read ahead, and run the model; yield results, and the decoder's input of each segment."""
+        frames_to_skip = 0  # of the next segment, which belong to the previous one
+        results = self._read(audios, sample_rate, channel)
+        for batch in _batches(results, self.sample_rate, self._read_ahead_seconds):
+            inputs, frames_to_skip = self._decoder_inputs(batch, frames_to_skip)
+            yield batch, inputs
+
     def _decoder_inputs(
-        self, batch: Sequence[_SegmentResult], frames_to_skip: int, hotwords: tuple[str, ...]
+        self, batch: Sequence[_SegmentResult], frames_to_skip: int
     ) -> tuple[list[DecoderInput], int]:
         """Run the model on the segments of a batch, and return the inputs of the decoder.
 
-        frames_to_skip: frames of the first segment that belong to the previous batch. The number
-            for the next batch is returned, too.
+        They lack the frames that the previous segment or the next one provides. Return also how
+        many frames the first segment of the next batch must skip.
         """
         segments = [item.segment for item in batch if isinstance(item.segment, Segment)]
         names = dict.fromkeys(item.file or "an array" for item in batch)
         with model_errors_as_bundle_errors(listed(names)):
-            encoded = iter(self._encode([segment.samples for segment in segments]))
-        inputs: list[DecoderInput] = []
-        for item in batch:
-            if isinstance(item.segment, SbkitError):
-                frames_to_skip = 0
-            else:
-                trimmed, frames_to_skip = self._trim(item.segment, next(encoded), frames_to_skip)
-                inputs.append(replace(trimmed, phrases=hotwords))
-        return inputs, frames_to_skip
-
-    def _trim(
-        self, segment: Segment, encoded: Encoded, frames_to_skip: int
-    ) -> tuple[DecoderInput, int]:
-        """Omit the frames of a segment that the previous segment or the next one provides.
-
-        Return also how many frames the next segment must skip.
-        """
+            outputs = iter(self._encode([segment.samples for segment in segments]))
         frame_samples = self._model.samples_per_frame
         silent = self._bundle.tokenizer.silent
-        end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
-        last_sample = end * frame_samples if segment.overlap else len(segment.samples)
-        num_samples = last_sample - frames_to_skip * frame_samples
-        start = self._seconds(segment.start + frames_to_skip * frame_samples)
-        part = encoded.part(frames_to_skip, end)
-        decoder_input = self._bundle.decoder_input(part, samples=num_samples, start=start)
-        return decoder_input, skipped_by_next
+        inputs: list[DecoderInput] = []
+        for item in batch:
+            segment = item.segment
+            if isinstance(segment, SbkitError):
+                frames_to_skip = 0
+                continue
+            encoded = next(outputs)
+            end, skipped_by_next = segment.end_frame(encoded.log_probs, frame_samples, silent)
+            last_sample = end * frame_samples if segment.overlap else len(segment.samples)
+            first_sample = frames_to_skip * frame_samples
+            inputs.append(
+                self._bundle.decoder_input(
+                    encoded.part(frames_to_skip, end),
+                    samples=last_sample - first_sample,
+                    start=self._seconds(segment.start + first_sample),
+                )
+            )
+            frames_to_skip = skipped_by_next
+        return inputs, frames_to_skip
 
     def _join(
         self, recognized: Sequence[Recognition], file: str | None, last: Segment, nbest: int

@@ -33,7 +33,14 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.session import Event, Final, Session, StreamingRecognizer, advance_batch
+from sbkit.runtime.session import (
+    DEFAULT_RULES,
+    Event,
+    Final,
+    Session,
+    StreamingRecognizer,
+    advance_batch,
+)
 from sbkit.runtime.transcriber import Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.middleware import ApiError, Metrics, too_large
@@ -329,7 +336,7 @@ class RecognitionService:
         self.streaming: StreamingRecognizer | None = None
         with suppress(SbkitError):  # the model cannot run in chunks
             self.streaming = StreamingRecognizer(bundle=bundle)
-        self.silence = None if self.streaming is None else self.streaming.endpoint_rules.silence
+        self.silence = None if self.streaming is None else DEFAULT_RULES.silence
         if detector is not None:
             detector.require_rate(self.sample_rate)
             self.silence = TURN_SILENCE_SECONDS
@@ -394,7 +401,7 @@ class RecognitionService:
         streaming = self.streaming
         if streaming is None:
             return partial(ClipTurn, phrases)
-        rules = streaming.endpoint_rules
+        rules = DEFAULT_RULES
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
         decoder = self._bundle.decoder

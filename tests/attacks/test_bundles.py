@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import soundfile
 
@@ -20,29 +19,26 @@ from sbkit.lm.language_models import TOKENS, WORDS
 from sbkit.lm.training import LmText, Spelling, ensure_language_models
 from sbkit.text.tokenizer import Tokenizer
 from tests.attacks.hostile import DAMAGES, refused, watched
-from tests.runtime.bundles import edit_config, edit_weights, make_bundle
+from tests.runtime.bundles import edit_config, edit_weights
+from tests.runtime.tones import noise
 
 MISSING = object()
 CALLED = ["touch CANARY"]  # a command that leaves a trace
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with a bundle and a clip."""
-    folder = tmp_path_factory.mktemp("healthy")
-    make_bundle(folder)
-    noise = np.random.default_rng(0).integers(-3000, 3000, 8000).astype(np.int16)
-    soundfile.write(folder / "clip.wav", noise, 16_000)
-    run(["transcribe", str(folder / "bundle"), str(folder / "clip.wav")])
-    return folder
+def healthy(plain_bundle: Path) -> Path:
+    """Transcribe with a bundle once, so that later commands import nothing."""
+    soundfile.write(plain_bundle.parent / "clip.wav", noise(0.5)[0], 16_000)
+    run(["transcribe", str(plain_bundle), str(plain_bundle.parent / "clip.wav")])
+    return plain_bundle
 
 
 @pytest.fixture
 def bundle(healthy: Path, tmp_path: Path) -> Path:
     """Copy the bundle and the clip; a canary would appear beside them."""
-    shutil.copytree(healthy / "bundle", tmp_path / "bundle")
-    shutil.copy(healthy / "clip.wav", tmp_path / "clip.wav")
-    return tmp_path / "bundle"
+    shutil.copy(healthy.parent / "clip.wav", tmp_path / "clip.wav")
+    return Path(shutil.copytree(healthy, tmp_path / "bundle"))
 
 
 def transcription_refused(bundle: Path, *options: str) -> str:
@@ -68,11 +64,7 @@ CODE = {  # these nested classes once ran a command
 }
 CHAINS: dict[str, Any] = {
     "code": CODE,
-    "code in a mapping": {"new": "torch.nn.ModuleDict", "arguments": [{"a": CODE}]},
-    "a tuple": {"tuple": [CODE]},
     "YAML": "!!python/object/apply:os.system ['touch CANARY']",
-    "new in new": {"new": {"new": "os.system"}, "arguments": CALLED},
-    "a class that is called": {"new": "torch.nn.Linear", "arguments": {"dtype": CODE}},
     "arguments that are an object": {  # ran the command in an earlier version
         "new": "torch.nn.modules.linear.Identity",
         "arguments": {"new": "posix.system", "arguments": CALLED},
@@ -80,16 +72,16 @@ CHAINS: dict[str, Any] = {
 }
 
 
-def with_part(bundle: Path, key: str, plain: Any) -> None:
+def with_part(bundle: Path, plain: Any) -> None:
     """Replace the description of a part."""
     text = json.dumps(plain).replace("CANARY", str(bundle.parent / "canary"))
-    edit_config(bundle, lambda config: config["parts"].update({key: json.loads(text)}))
+    edit_config(bundle, lambda config: config["parts"].update(seq_lin=json.loads(text)))
 
 
-@pytest.mark.parametrize("key", ["seq_lin", "compute_features"])
 @pytest.mark.parametrize("plain", CHAINS.values(), ids=CHAINS.keys())
-def test_parts_with_chains_of_callables_are_refused(plain: Any, key: str, bundle: Path) -> None:
-    with_part(bundle, key, plain)
+def test_parts_with_chains_of_callables_are_refused(plain: Any, bundle: Path) -> None:
+    """`test_parts.py` puts such names into every place of a part."""
+    with_part(bundle, plain)
     transcription_refused(bundle)
 
 
@@ -196,7 +188,7 @@ def test_malformed_orders_of_language_models_are_refused(orders: bytes, bundle: 
 def test_parts_larger_than_the_weights_are_refused(
     name: str, arguments: dict[str, int], bundle: Path
 ) -> None:
-    with_part(bundle, "seq_lin", {"new": name, "arguments": arguments})
+    with_part(bundle, {"new": name, "arguments": arguments})
     assert "twice as large" in transcription_refused(bundle)
 
 

@@ -6,8 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -42,10 +40,7 @@ def test_package_runs_as_module() -> None:
     ("arguments", "says"),
     [
         ([], "COMMAND"),
-        (["exprot", "x"], "invalid choice"),
         (["export", "x"], "--out"),
-        (["transcribe", "x"], "FILE"),
-        (["transcribe", "x", "y.wav", "--format", "xml"], "invalid choice"),
     ],
 )
 def test_wrong_arguments_exit_with_2(
@@ -97,30 +92,6 @@ def test_only_a_missing_package_of_sbkit_gets_install_advice(
     assert ("needs the package torch.nn" in str(error.value)) is is_required
 
 
-def test_export_passes_folders_and_formats(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    calls: list[tuple[Path, Path, list[str], str]] = []
-    module = ModuleType("sbkit.export.export")
-
-    def export_run(
-        run: Path, out: Path, *, formats: list[str], license: str, user_modules: frozenset[str]
-    ) -> Any:
-        calls.append((run, out, formats, license))
-        return {"onnx": {"int8": {"reasons": ["too far"]}}} if formats else {}
-
-    monkeypatch.setattr(module, "export_run", export_run, raising=False)
-    monkeypatch.setitem(sys.modules, "sbkit.export.export", module)
-    assert run(["export", "results/1", "--out", "model"]) == 0
-    more = ["--formats", "onnx, torch", "--license", "mit"]
-    assert run(["export", "results/1", "--out", "model", *more]) == 1
-    folders = (Path("results/1"), Path("model"))
-    assert calls == [(*folders, [], "unknown"), (*folders, ["onnx", "torch"], "mit")]
-    printed = capsys.readouterr()
-    assert printed.out == "model\n" * 2
-    assert printed.err == "onnx (int8) is not written: too far.\n"
-
-
 def test_command_exits_with_sentence_and_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,12 +114,3 @@ def test_closed_pipe_exits_without_error_message() -> None:
 def test_unknown_public_name_is_attribute_error() -> None:
     process = python("import sbkit; sbkit.Brian")
     assert "module 'sbkit' has no attribute 'Brian'" in process.stderr
-
-
-def test_help_says_that_other_decoder_must_be_tuned_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        run(["score", "--help"])
-    help = " ".join(capsys.readouterr().out.split())
-    assert "another must be tuned first: sbkit tune MODEL --decoder graph" in help

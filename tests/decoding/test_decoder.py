@@ -105,9 +105,7 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
         ({"attention_rescoring": "rescore"}, "must be True or False; got rescore"),
         ({"weights": {"words": 1}}, "are word, .*; got {'words': 1}"),
         ({"weights": {"word": 1000}}, "a number between -1000 and 1000; got {'word': 1000}"),
-        ({"weights": [1]}, r"are word, .*; got \[1\]"),
         ({"beam_size": 0}, "`beam_size` must be a whole number from 1 to 4096, but is 0"),
-        ({"beam_size": 2.5}, "`beam_size` must be a whole number from 1 to 4096, but is 2.5"),
     ],
 )
 def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:

@@ -16,8 +16,6 @@ from sbkit.base.errors import SbkitError
 from sbkit.data.splits import Splits
 from sbkit.decoding.decoder import DecoderWeights
 from sbkit.decoding.decoding_graph import GraphDecoder
-from sbkit.decoding.fit import fit_weights
-from sbkit.decoding.sample import ValidationUtterance
 from sbkit.lm.kneser_ney import train
 from sbkit.lm.language_models import LanguageModels
 from sbkit.lm.ngram import END, UNKNOWN, Automaton, NgramModel, make_automaton
@@ -175,17 +173,6 @@ def test_nothing_is_written_where_greedy_decoding_hears_nothing(
     office = spoken(tokenizer, "office", {})
     assert transcribe(eager, pause) == ""
     assert transcribe(eager, np.concatenate([pause, office, pause, office])) == "office office"
-
-
-def test_weights_of_a_graph_are_fitted(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    decoder = graph_of(tmp_path, tokenizer, weights=None)
-    assert decoder.used_weights == ["word", "unknown_word", "word_bonus"]
-    utterances = [
-        ValidationUtterance(spoken(tokenizer, text, {3: "s"}), text) for text in TEXTS[:3]
-    ]
-    fitted = fit_weights(decoder, utterances)
-    assert fitted.errors.wer == 0
-    assert decoder.with_weights(fitted.weights).decoder_type == "graph"
 
 
 def test_graph_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -50,11 +50,9 @@ def test_searched_weights_make_fewer_errors_than_none(fitting: Fitting) -> None:
     assert fitted.plain()["utterances"] == 6
 
 
-def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
-    fitting: Fitting,
-) -> None:
+def test_fit_decoder_pings_at_each_utterance(fitting: Fitting) -> None:
     """All trials of the weights may take longer than the watchdog waits."""
-    decoder, utterances, weights = fitting
+    decoder, utterances, _ = fitting
     phases: list[str] = []
 
     def ping(phase: str, utterances: Sequence[str] = ()) -> bool:
@@ -65,12 +63,6 @@ def test_fit_decoder_pings_at_each_utterance_and_writes_its_files(
     fitted = fit_decoder(decoder, aligner, utterances, splits=["dev"], by_words=True, ping=ping)
     assert phases.count("tuning") >= 64 * 6
     assert phases.count("confidence") == 6
-    record = fitted.decoder_record
-    assert record is not None
-    assert record["weights"] == weights.weights.plain()
-    assert (record["decoder_type"], record["chosen_on"]) == ("beam", ["dev"])
-    assert fitted.confidence_record.keys() == {"greedy", "beam"}
-    assert fitted.decoder is not None
     again = fit_decoder(fitted.decoder, aligner, [], splits=[], by_words=True)
     assert again.weights is None  # it has weights
 

@@ -8,8 +8,6 @@ import pytest
 
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
-from sbkit.decoding.fit_confidence import label_words
-from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import (
     Confidence,
     TimedToken,
@@ -182,17 +180,3 @@ def test_aligner_gives_an_unclear_word_a_lower_confidence(tokenizer: Tokenizer) 
     assert the.confidence < 0.5 < 0.99 < call.confidence <= 0.999
     assert office.confidence is None and "confidence" not in office.plain()
     assert aligner.align(log_probs[:0], [], samples=0) == ()
-
-
-def test_label_words_compares_features_with_the_reference(tokenizer: Tokenizer) -> None:
-    beam = [
-        Hypothesis(tokens=tuple(tokenizer.encode(text)), score=0, ctc_score=0)
-        for text in ("call the norm", "cold the norm")
-    ]
-    aligner = WordAligner(tokenizer=tokenizer, samples_per_frame=640, sample_rate=16_000)
-    log_probs = spoken(tokenizer, "call the norm", {})
-    words = aligner.extract_features(log_probs, beam[0].tokens, beam)
-    labeled = label_words(words, "call norm")
-    assert labeled.right == [True, False, True]
-    assert labeled.features["agreement"].tolist() == [0.5, 1.0, 1.0]
-    assert "known" not in labeled.features  # there is no language model

@@ -6,7 +6,7 @@ import pytest
 
 from sbkit.evaluate.marks import describe_marks, measure_marks
 from sbkit.evaluate.wer import ScoredUtterance
-from sbkit.evaluate.wer_report import describe_results, figures_of_test_set, slice_figures
+from sbkit.evaluate.wer_report import describe_results, figures_of_test_set
 
 SPOKEN = ScoredUtterance("a", "Hello, Mr. Wu. Call me?", "hello Mister Wu, call me? Now.")
 
@@ -62,22 +62,3 @@ def test_normalizer_that_changes_the_number_of_words_is_noted() -> None:
         plain = replace(scored[0], reference="x " * words, normalizer="basic 0123")
         line = describe_results(figures_of_test_set([replace(scored[0], normalized=plain)]))
         assert noted in line and ("the normalizer makes" in line) == bool(noted)
-
-
-def test_figures_are_as_written_and_normalized() -> None:
-    plain = replace(
-        SPOKEN,
-        reference="hello mr wu call me",
-        hypothesis="hello mister wu call me now",
-        normalizer="text table of en 0123",
-    )
-    scored = [replace(SPOKEN, normalized=plain, normalizer="as written 4567")]
-    figures = figures_of_test_set(scored)
-    assert (figures["WER"], figures["normalized"]["WER"]) == (1.0, 2 / 5)
-    assert figures["normalizer"] == "as written 4567"
-    assert figures["normalized"]["normalizer"] == "text table of en 0123"
-    assert "marks" not in figures["normalized"]
-    assert slice_figures(scored)["normalized_WER"] == 2 / 5
-    line = describe_results(figures)
-    assert "; normalized by text table of en 0123: CER " in line
-    assert "; precision and recall: '.' 0.0 % and 0.0 % (0 right / 1 written / 2 expected)" in line

@@ -1,4 +1,4 @@
-"""Results as text with the worst utterances first, as lines for programs, and as JSON figures."""
+"""Results as text with the worst utterances first, and as lines for programs."""
 
 import json
 from dataclasses import replace
@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbkit.evaluate.run_results import write_summary
-from sbkit.evaluate.wer import ScoredUtterance, total_errors
+from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import (
     describe_results,
     describe_silence,
     figures_of_test_set,
     hash_references,
-    rates_and_counts,
     read_utterances,
     slice_figures,
     write_results,
@@ -122,29 +120,6 @@ def test_language_without_spaces_has_no_word_error_rate(tmp_path: Path) -> None:
         "  hypothesis  今天**气好",
         "                  D",
     ]
-
-
-def test_write_summary_has_figures_and_facts(tmp_path: Path) -> None:
-    write_summary(
-        tmp_path / "summary.json",
-        test={"clean": rates_and_counts(total_errors(SPLIT))},
-        parameters=2_000_000,
-        device="cpu",
-    )
-    text = (tmp_path / "summary.json").read_text()
-    summary = json.loads(text, parse_constant=pytest.fail)
-    assert summary["test"]["clean"] == {
-        "WER": 5 / 9,
-        "CER": 13 / 42,
-        "utterances": 4,
-        "words": 9,
-        "characters": 42,
-        "word_errors": {"substitutions": 3, "deletions": 1, "insertions": 1},
-        "character_errors": {"substitutions": 4, "deletions": 5, "insertions": 4},
-    }
-    assert (summary["parameters"], summary["machine"]["device"]) == (2_000_000, "cpu")
-    assert {"python", "torch", "speechbrain", "sbkit"} <= {*summary["versions"]}
-    assert {*summary["machine"]} == {"cpu", "cores", "device", "accelerator"}
 
 
 # -- utterances

@@ -4,7 +4,6 @@ The libraries are onnxruntime, sherpa-onnx and SpeechBrain's EncoderASR; transfo
 tests/export/test_huggingface.py.
 """
 
-import shutil
 import subprocess
 import sys
 from itertools import groupby
@@ -19,7 +18,6 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.checksums import find_damage
 from sbkit.bundle.bundle import Bundle
-from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.runtime.onnx_model import OnnxModel
 from sbkit.runtime.torch_model import load_bundle
@@ -163,9 +161,3 @@ def test_exported_formats_contain_no_local_path(exported: Path) -> None:
     root = str(Path(__file__).parents[2]).encode()
     for file in exported.rglob("*"):
         assert not file.is_file() or root not in file.read_bytes(), file
-
-
-def test_export_removes_the_formats_of_an_earlier_bundle(exported: Path, tmp_path: Path) -> None:
-    bundle = Path(shutil.copytree(exported, tmp_path / "bundle"))
-    export_run(exported.parent / "run", bundle)
-    assert not (bundle / "onnx").exists()

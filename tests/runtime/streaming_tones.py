@@ -1,6 +1,6 @@
-"""A model of tones that runs chunk by chunk, without torch."""
+"""A model of tones that runs chunk by chunk, without torch, and sessions of any model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.bundle.protocols import ChunkSizes, StreamingModel
-from sbkit.runtime.session import EndpointRules, StreamingRecognizer
+from sbkit.runtime.session import Event, Final, Session, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import STEP, ToneModel, tone_bundle
 
@@ -37,9 +37,18 @@ streaming_bundle = partial(tone_bundle, model_class=StreamingToneModel)
 
 
 def streaming_tones(
-    folder: Path, *, endpoint_rules: EndpointRules | None = None, **options: Any
+    folder: Path, **options: Any
 ) -> tuple[StreamingRecognizer, Tokenizer, ToneModel]:
     """Make a recognizer of tones, with the options of `tone_bundle`."""
     bundle, tokenizer, model = streaming_bundle(folder, token_order=3, **options)
-    recognizer = StreamingRecognizer(bundle=bundle, endpoint_rules=endpoint_rules)
-    return recognizer, tokenizer, model
+    return StreamingRecognizer(bundle=bundle), tokenizer, model
+
+
+def run(recognizer: StreamingRecognizer, blocks: Iterable[Samples]) -> list[Event]:
+    """Return the events of a session."""
+    session = Session(recognizer)
+    return [*(event for block in blocks for event in session.push(block)), *session.finish()]
+
+
+def finals(events: Iterable[Event]) -> list[Final]:
+    return [event for event in events if isinstance(event, Final)]

@@ -1,6 +1,5 @@
 """A compiled model compiles everything before the first clip, in its own thread."""
 
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 
-from sbkit.base.torch_internals import own_cuda_graphs
 from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.torch_model import Compilation, load_torch
@@ -94,59 +92,6 @@ def test_compiled_batch_is_one_cuda_graph_step_and_compiles_only_blocks(
         model.decoder_log_probs(one.states, np.ones((count, count), np.int64))
     assert len(steps) == 2 * len(traced)
     assert one.states.untyped_storage().data_ptr() != other.states.untyped_storage().data_ptr()
-
-
-def test_cuda_graphs_belong_to_the_thread_of_the_model() -> None:
-    graphs = import_module("torch._inductor.cudagraph_trees")  # other threads then own no graphs
-
-    def probe() -> object:
-        return graphs.get_container(0)
-
-    def own_and_probe() -> object:
-        own_cuda_graphs()
-        return probe()
-
-    own_cuda_graphs()
-    if not hasattr(graphs, "_initialize_tls"):  # torch 2.14 has it, and helps itself
-        with ThreadPoolExecutor(1) as foreign, pytest.raises(AssertionError):
-            foreign.submit(probe).result()
-    with ThreadPoolExecutor(1) as own:
-        assert own.submit(own_and_probe).result() is own.submit(probe).result()
-
-
-INDUCTOR_SCRIPT = """
-import sys
-from functools import partial
-from importlib import import_module
-from pathlib import Path
-import numpy as np
-from sbkit.bundle.bundle import read_bundle
-from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.torch_model import Compilation, load_torch
-from tests.models.test_compiling import write_no_vectors
-from tests.runtime.tones import noise
-
-write_no_vectors()
-bundle = Path(sys.argv[1])
-compilation = Compilation(mode="reduce-overhead", clips=(1,), seconds=(1.0,))
-contents = read_bundle(bundle, with_weights=True)
-(clip,) = noise(0.8)
-(other,) = load_torch(contents, bundle).encode([clip])
-probe = import_module("torch._inductor.cudagraph_trees").get_container
-for _ in range(2):  # one thread ends before the next begins
-    model = ModelThread(partial(load_torch, contents, bundle, compilation=compilation))
-    (one,) = model.encode([clip])
-    np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
-    assert model.call(lambda _: probe(0)) is not None
-    model.close()
-print("the same", flush=True)
-"""
-
-
-@pytest.mark.slow(30)
-def test_inductor_gives_the_same_output(bundle: Path) -> None:
-    process = processes.run(["-c", INDUCTOR_SCRIPT, bundle], timeout=500)
-    assert "the same" in process.stdout, process.stderr
 
 
 TRACE_SCRIPT = """

@@ -14,10 +14,11 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.session import Final, Session, StreamingRecognizer, advance_batch
+from sbkit.runtime.session import Session, StreamingRecognizer, advance_batch
 from sbkit.runtime.torch_model import Compilation, load_torch
 from tests import processes
 from tests.runtime.bundles import make_live_run
+from tests.runtime.streaming_tones import finals, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler
 
@@ -25,8 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
-    run = make_live_run(folder / "run", encoder_module="transformer")
-    export_run(run, folder / "bundle")
+    export_run(make_live_run(folder / "run", encoder_module="transformer"), folder / "bundle")
     return folder / "bundle"
 
 
@@ -42,50 +42,55 @@ def noise(seed: int, samples: int) -> Samples:
 
 def final_texts(recognizer: StreamingRecognizer, clip: Samples) -> list[str]:
     """Run a clip through a session, block by block."""
-    session = Session(recognizer)
     blocks = np.array_split(clip, 1 + len(clip) // 5000)
-    events = [event for block in blocks for event in session.push(block)]
-    return [event.text for event in events + session.finish() if isinstance(event, Final)]
+    return [final.text for final in finals(run(recognizer, blocks))]
 
 
-def compare(bundle: Path, **options: Any) -> None:
-    """Let three threads use a compiled recognizer; compare with one that is not compiled."""
+def compare(bundle: Path, **options: Any) -> int:
+    """Let three threads use a compiled recognizer; compare with one that is not compiled.
+
+    It runs chunks and whole clips. Return how many graphs it compiled, all before the first clip.
+    """
     clips = [noise(seed, size) for seed, size in enumerate((9_000, 31_234, 60_123))]
     with recognizer(bundle) as plain:
         expected = [final_texts(plain, clip) for clip in clips]
+        (expected_clip,) = plain.model.encode([clips[1]])
     assert all(expected)
     before = counters["stats"]["unique_graphs"]
-    compilation = Compilation(streaming="only", **options)
+    compilation = Compilation(streaming="also", seconds=(2.0,), **options)
     with recognizer(bundle, compilation) as compiled:
         warm = counters["stats"]["unique_graphs"]
-        assert warm > before
         assert compiled.effective.compiled == options["mode"]
         with ThreadPoolExecutor(len(clips)) as threads:
             assert [*threads.map(partial(final_texts, compiled), clips)] == expected
+        (whole_clip,) = compiled.model.encode([clips[1]])
+        np.testing.assert_allclose(whole_clip.log_probs, expected_clip.log_probs, atol=1e-4)
         sessions = [Session(compiled) for _ in range(5)]  # a full batch of the table, and a partial
         for session in sessions:
             session.feed(clips[1])
             session.is_finished = True
         for events in advance_batch(sessions):
             assert isinstance(events, list)
-            assert [event.text for event in events if isinstance(event, Final)] == expected[1]
+            assert [final.text for final in finals(events)] == expected[1]
     assert counters["stats"]["unique_graphs"] == warm
+    return int(warm - before)
 
 
 def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_the_same_text(
     bundle: Path,
 ) -> None:
-    compare(bundle, mode="default", backend="eager", clips=(1, 3))
+    assert compare(bundle, mode="default", backend="eager", clips=(1, 3)) > 0
 
 
 INDUCTOR_SCRIPT = """
 import sys
 from pathlib import Path
-from tests.streaming.test_compiled import compare
+from tests.runtime.test_compiled_sessions import compare
 from tests.models.test_compiling import write_no_vectors
 
 write_no_vectors()
-compare(Path(sys.argv[1]), mode="reduce-overhead", clips=(3,))
+for _ in range(2):  # one thread ends before the next begins
+    compare(Path(sys.argv[1]), mode="reduce-overhead", clips=(3,))
 print("the same", flush=True)
 """
 

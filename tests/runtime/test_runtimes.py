@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import onnxruntime
 import pytest
 import torch
 
@@ -18,14 +19,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
-from sbkit.runtime.onnx_model import MODEL_FILES
+from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
 from sbkit.runtime.runtimes import open_model
 from sbkit.tasks.task import PRECISIONS
-from tests.runtime.bundles import edit_weights, make_bundle
+from tests.runtime.bundles import edit_weights
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 FRAME = 640  # samples
-GRAPHS = {b"graph": ("MatMul", "Conv"), b"int8": ("MatMulInteger", "Conv")}  # operations by file
+GRAPHS = {b"graph": ("MatMul", "FusedConv"), b"int8": ("MatMulInteger", "Conv")}  # operations
 
 
 class StandInSession:
@@ -50,14 +51,9 @@ class StandInSession:
         )
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("healthy"))
-
-
 @pytest.fixture
-def bundle(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    copy = Path(shutil.copytree(healthy, tmp_path / "bundle"))
+def bundle(plain_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    copy = Path(shutil.copytree(plain_bundle, tmp_path / "bundle"))
     (copy / "onnx").mkdir()
     (copy / "onnx/model.onnx").write_bytes(b"graph")
     (copy / "onnx/model.int8.onnx").write_bytes(b"int8")
@@ -98,6 +94,25 @@ def test_open_model_refuses_a_provider_that_runs_no_node(
         effective(bundle)
     monkeypatch.setattr(StandInSession, "provider", CUDA)
     assert dict(effective(bundle).nodes) == {CUDA: 2}
+
+
+def test_onnx_model_preloads_cuda_and_disables_tf32(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only torch finds the libraries of CUDA's wheels by itself, and this runtime has none."""
+    arguments: list[Any] = []
+
+    def refuse(content: bytes, options: object, **more: Any) -> None:
+        arguments.extend([*more["providers"], more["enable_fallback"]])
+        raise RuntimeError("no GPU")
+
+    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: print("loaded"))
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+    with pytest.raises(SbkitError, match="no GPU"):
+        OnnxModel(b"graph", device="cuda:1")
+    assert arguments == [(CUDA, {"device_id": "1", "use_tf32": "0"}), 0]  # errors move it nowhere
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "loaded\n")
 
 
 def test_open_model_reads_back_the_gpu_index(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The events of a session do not depend on how its samples arrive."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,6 @@ from torch import Tensor
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
-from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
@@ -33,8 +32,8 @@ from sbkit.runtime.torch_model import load_bundle
 from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.streaming_tones import CHUNK, streaming_tones
-from tests.runtime.tones import RATE, silence, speak, tone_bundle
+from tests.runtime.streaming_tones import CHUNK, finals, run, streaming_tones
+from tests.runtime.tones import RATE, silence, speak
 
 TEXTS = ("the quick brown fox", "jumps over a lazy dog", "the dog")
 BEAM: dict[str, Any] = {"lm_texts": [*TEXTS, "a fox over the dog"]}
@@ -47,17 +46,6 @@ def cut(audio: Samples, seed: int) -> Iterator[Samples]:
         size = int(random.choice([0, 1, 7, 500, 3000, 30_000]))
         yield audio[:size]
         audio = audio[size:]
-
-
-def run(
-    recognizer: StreamingRecognizer, blocks: Sequence[Samples] | Iterator[Samples]
-) -> list[Event]:
-    session = Session(recognizer)
-    return [*(event for block in blocks for event in session.push(block)), *session.finish()]
-
-
-def finals(events: Sequence[Event]) -> list[Final]:
-    return [event for event in events if isinstance(event, Final)]
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +145,9 @@ class SpeechUntil(ScriptedSpeech):
 
 
 def test_session_ends_a_long_utterance(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(
-        tmp_path, endpoint_rules=EndpointRules(max_utterance=1.5)
-    )
-    events = run(recognizer, [speak(tokenizer, "jumps over a lazy dog")])
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
+    session = Session(recognizer, EndpointRules(max_utterance=1.5))
+    events = session.push(speak(tokenizer, "jumps over a lazy dog")) + session.finish()
     assert [event.rule for event in events if isinstance(event, Endpoint)] == ["longest"]
     first, second = finals(events)
     assert first.end == second.start == pytest.approx(1.5, abs=0.05)
@@ -224,57 +211,16 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert not session.has_work and session.finish() == []
 
 
-def test_advance_batch_equals_single_sessions(tmp_path: Path) -> None:
-    recognizer, tokenizer, model = streaming_tones(tmp_path, **BEAM)
-    clips = [speak(tokenizer, text) for text in TEXTS]
-    expected = [finals(run(recognizer, [clip]))[0].text for clip in clips]
-    model.batches.clear()
-    sessions, results = [Session(recognizer) for _ in clips], [list[Event]() for _ in clips]
-    for number in range(5):
-        for session, clip in zip(sessions, clips, strict=True):
-            session.feed(np.array_split(clip, 5)[number])
-            session.is_finished = number == 4
-        for events, new_events in zip(results, advance_batch(sessions), strict=True):
-            assert isinstance(new_events, list)
-            events += new_events
-    assert [finals(events)[0].text for events in results] == expected
-    assert max(map(len, model.batches)) == 3
-    assert advance_batch([]) == []
-
-
-def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path)
-    sessions = [Session(recognizer) for _ in range(3)]
-    for session in sessions:
-        session.feed(speak(tokenizer, "the dog"))
-        session.is_finished = True
-    sessions[1].utterance.decoder_state = None
-    first, error, third = advance_batch(sessions)
-    assert isinstance(error, AttributeError)
-    for events in (first, third):
-        assert not isinstance(events, Exception)
-        assert [final.text for final in finals(events)] == ["the dog"]
-
-
-def test_session_expects_hotwords(tmp_path: Path) -> None:
-    recognizer, tokenizer, _ = streaming_tones(tmp_path, **BEAM)
-    decoder = recognizer.decoder
-    assert isinstance(decoder, BeamDecoder)
-    recognizer.decoder = decoder.with_hotwords(["lazy fox"])
-    events = run(recognizer, cut(speak(tokenizer, "a lazy fox"), 0))
-    assert finals(events)[0].text == "a lazy fox"
-
-
-def test_streaming_recognizer_refuses_whole_clip_models_and_decoders(tmp_path: Path) -> None:
-    bundle, _, _ = tone_bundle(tmp_path)
-    with pytest.raises(SbkitError, match="Live speech needs a streaming model"):
-        StreamingRecognizer(bundle=bundle)
+def test_streaming_recognizer_refuses_decoders_of_whole_clips(tmp_path: Path) -> None:
     for options, match in (
         ({"decoder_type": "graph"}, "Streaming needs the greedy or the beam decoder"),
         ({"attention_rescoring": True}, "rescores with the attention decoder"),
     ):
         with pytest.raises(SbkitError, match=match):
             streaming_tones(tmp_path, **BEAM, **options)
+
+
+def test_session_refuses_other_arrays_and_samples_after_its_end(tmp_path: Path) -> None:
     recognizer, _, _ = streaming_tones(tmp_path)
     session = Session(recognizer)
     with pytest.raises(SbkitError, match="int64"):

@@ -20,9 +20,16 @@ from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.scoring import describe_decoding
 from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, Transcriber, Transcript
 from sbkit.runtime.voice_detector import VoiceDetector
-from tests.runtime.bundles import make_bundle
 from tests.runtime.scripted_speech import ScriptedSpeech
-from tests.runtime.tones import RATE, ToneModel, silence, speak, tone_bundle, tone_transcriber
+from tests.runtime.tones import (
+    RATE,
+    ToneModel,
+    UnsureModel,
+    silence,
+    speak,
+    tone_bundle,
+    tone_transcriber,
+)
 
 SENTENCES = ("the dog jumps", "over a fox", "lazy", "a quick brown fox is the dog of a lazy fox")
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
@@ -53,17 +60,6 @@ class StandInDecoder:
 
     def get_all_samples(self) -> SimpleNamespace:
         return SimpleNamespace(data=torch.from_numpy(self.clip)[None], sample_rate=RATE)
-
-
-class UnsureModel(ToneModel):
-    """A model to which the second best token of a frame is nearly as probable."""
-
-    def encode(self, clips: Sequence[Samples]) -> list[Encoded]:
-        outputs = super().encode(clips)
-        for output in outputs:
-            log_probs = np.roll(output.log_probs, 1, axis=1) * 0.05  # -1 for the next token
-            np.maximum(output.log_probs, log_probs - 1.5, out=output.log_probs)
-        return outputs
 
 
 def say(seconds: float, *, seed: int = 0) -> str:
@@ -212,27 +208,18 @@ def test_transcriber_errors_of_the_model_name_the_file(tmp_path: Path) -> None:
         transcriber.transcribe(tmp_path / "loud.wav")
 
 
-def test_stream_yields_the_results_beside_a_broken_file(tmp_path: Path) -> None:
-    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
-    spoken = [speak(tokenizer, text) for text in SENTENCES[:2]]
-    sources = [spoken[0], tmp_path / "gone.wav", spoken[1]]
-    first, missing, second = transcriber.stream(sources, RATE)
-    assert [str(first), str(second)] == [*SENTENCES[:2]]
-    assert isinstance(missing, SbkitError)
-
-
 def test_stream_refuses_a_single_file(tmp_path: Path) -> None:
     transcriber, _, _ = tone_transcriber(tmp_path)
     with pytest.raises(SbkitError, match=r"`ab\.wav` is a single source\. Pass a list of sources"):
         next(transcriber.stream("ab.wav"))
 
 
-def test_load_ends_the_model_if_the_detector_has_another_rate(tmp_path: Path) -> None:
+def test_load_ends_the_model_if_the_detector_has_another_rate(plain_bundle: Path) -> None:
     speech = ScriptedSpeech()
     speech.sample_rate = 8000
     before = set(enumerate_threads())
     with pytest.raises(SbkitError, match="takes audio at 8000 Hz"):
-        Transcriber.load(make_bundle(tmp_path), device="cpu", detector=VoiceDetector(speech))
+        Transcriber.load(plain_bundle, device="cpu", detector=VoiceDetector(speech))
     assert not any(thread.name.startswith("model") for thread in {*enumerate_threads()} - before)
 
 
@@ -268,9 +255,7 @@ def test_transcriber_recovers_after_a_truncated_file(tmp_path: Path) -> None:
         ),
         (np.zeros(100), 3, "must be from 4000 to 768000 Hz"),
         (np.zeros(0), RATE, "array is empty"),
-        (np.zeros(100, np.int64), RATE, "int64 with shape"),
         (np.full(100, np.nan), RATE, "must lie between -1 and 1"),
-        (np.full(100, 3e4), RATE, "must lie between -1 and 1"),
     ],
 )
 def test_transcriber_refuses_arrays_that_are_no_audio(
@@ -281,13 +266,10 @@ def test_transcriber_refuses_arrays_that_are_no_audio(
         transcriber.transcribe(array, rate)
 
 
-def test_transcriber_takes_arrays_of_any_layout(tmp_path: Path) -> None:
-    transcriber, tokenizer, _ = tone_transcriber(tmp_path)
+def test_bundle_takes_arrays_of_any_layout(tmp_path: Path) -> None:
+    bundle, tokenizer, _ = tone_bundle(tmp_path)
     spoken = speak(tokenizer, "a fox")
     floats = spoken / np.float32(32768)
-    for array in (spoken, floats[None], np.stack([floats, floats], 1), floats.astype(np.float64)):
-        assert transcriber.transcribe(array, RATE).text == "a fox"
-    bundle, _, _ = tone_bundle(tmp_path)
     assert bundle.transcribe([spoken, spoken[None], floats]) == ["a fox"] * 3
     (words,) = bundle.align([floats[None]], ["a fox"])
     assert [word.text for word in words] == ["a", "fox"]
@@ -339,13 +321,12 @@ def test_transcriber_tells_that_channels_cancel_each_other_out(
     assert not caplog.text
 
 
-def test_transcriber_reports_what_it_runs_on(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path)
+def test_transcriber_reports_what_it_runs_on(plain_bundle: Path) -> None:
     for precision in ("fp32", "bf16"):
-        with Transcriber.load(bundle, device="cpu", precision=precision) as transcriber:
+        with Transcriber.load(plain_bundle, device="cpu", precision=precision) as transcriber:
             effective = Effective(runtime="torch", device="cpu", precision=precision)
             assert transcriber.effective == effective
             assert transcriber.transcribe(silence(1), RATE).effective == effective
     for wrong in ({"device": "gpu"}, {"precision": "fp16"}, {"runtime": "tf"}):
         with pytest.raises(SbkitError, match="must be"):
-            Transcriber.load(bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]
+            Transcriber.load(plain_bundle, **{"device": "cpu", **wrong})  # type: ignore[arg-type]

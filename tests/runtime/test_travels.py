@@ -3,9 +3,9 @@
 import copy
 import multiprocessing
 import pickle
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from sbkit import Transcriber
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle import read_bundle
-from sbkit.runtime import Event, Session, StreamingRecognizer, load_bundle, open_model
+from sbkit.runtime import Event, StreamingRecognizer, load_bundle, open_model
 from tests.runs import ROOT
+from tests.runtime.streaming_tones import run
 from tests.runtime.tones import RATE, noise
+from tests.test_readme import blocks
 
 # Python 3.12 warns of a fork while threads run, which is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -36,8 +38,7 @@ def transcribe(transcriber: Transcriber, clip: Samples) -> tuple[str, int]:
 
 
 def listen(recognizer: StreamingRecognizer, clip: Samples) -> list[Event]:
-    session = Session(recognizer)
-    return session.push(clip) + session.finish()
+    return run(recognizer, [clip])
 
 
 def recognize(bundle: Any, clip: Samples) -> list[str]:
@@ -63,8 +64,15 @@ def loaded(
     yield load(Path(streaming.name)), use
 
 
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[Pool]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
 def test_loaded_objects_pickle_by_loading_again(
     loaded: tuple[Any, Callable[[Any, Samples], object]],
+    other_process: Pool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,8 +86,7 @@ def test_loaded_objects_pickle_by_loading_again(
     content = cloudpickle.dumps(original)  # as joblib and Ray pickle
     assert len(content) < SMALL_PICKLE
     assert use(pickle.loads(content), CLIP) == expected
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(use, (original, CLIP)) == expected
+    assert other_process.apply(use, (original, CLIP)) == expected
 
 
 def test_loaded_objects_refuse_a_fork_at_once(
@@ -148,10 +155,6 @@ def test_objects_describe_themselves_in_a_line(streaming: Path) -> None:
             assert "language='en'" in text
 
 
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"(?ms)^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text("utf-8"))
-
-
 def test_page_builds_the_model_of_a_bundle_and_of_a_checkpoint_in_plain_torch(
     streaming: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +163,8 @@ def test_page_builds_the_model_of_a_bundle_and_of_a_checkpoint_in_plain_torch(
     (tmp_path / "results/ctc/en/3407").symlink_to(streaming.parent / "run")
     monkeypatch.chdir(tmp_path)
     outputs = []
-    for block in python_blocks("how-it-works/bundles.md"):
+    page = ROOT / "docs/how-it-works/bundles.md"
+    for block in blocks(page.read_text("utf-8"), "python"):
         names: dict[str, Any] = {}
         exec(block, names)
         outputs.append(names["log_probs"].detach())
@@ -177,7 +181,8 @@ def test_guide_transcribes_from_python(
     soundfile.write(tmp_path / "talk.mp3", CLIP, RATE)
     soundfile.write(tmp_path / "call.wav", CLIP, RATE)
     monkeypatch.chdir(tmp_path)
-    results, alternatives = python_blocks("guide/transcribe.md")
+    page = ROOT / "docs/guide/transcribe.md"
+    results, alternatives = blocks(page.read_text("utf-8"), "python")
     exec(results, {})
     assert capsys.readouterr().out.endswith("gone.wav failed\n")
     exec(alternatives, {})

@@ -60,6 +60,20 @@ class ToneModel:
         return scores
 
 
+class UnsureModel(ToneModel):
+    """Give the neighbors of the loudest frequency nearly its probability."""
+
+    def _hear(self, clip: Samples) -> LogProbs:
+        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
+        hertz = np.abs(np.fft.rfft(frames * np.hanning(STEP))).argmax(1) * RATE / STEP
+        token, is_silent = (hertz - LOWEST) / APART, np.abs(frames).mean(1) < 500
+        scores = -2 * np.abs(token[:, None] - np.arange(self._vocab_size))
+        scores[is_silent] = -20.0
+        scores[is_silent, self._blank] = 0.0
+        result: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+        return result
+
+
 def speak(tokenizer: Tokenizer, text: str) -> Samples:
     """Speak a text without a pause: a tone for each letter and space."""
     time = np.arange((LETTER - 1) * STEP) / RATE

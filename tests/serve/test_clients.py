@@ -18,12 +18,11 @@ import pytest
 import soundfile
 import soxr
 
-from sbkit.base.arrays import LogProbs
 from sbkit.commands.cli import run
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.recognition import RecognitionService
 from tests.processes import read_quietly
-from tests.runtime.tones import APART, LOWEST, RATE, STEP, ToneModel, speak, tone_bundle
+from tests.runtime.tones import RATE, UnsureModel, speak, tone_bundle
 from tests.runtime.tones import silence as pause
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, silence, wait_for, wav
 
@@ -192,20 +191,6 @@ def test_health_and_metrics_report_models_and_requests(server: RunningServer) ->
     assert server.metric("sbkit_audio_seconds_t") == pytest.approx(before[1] + 2)
     assert server.metric("sbkit_request_seconds_count") > 0
     assert server.metric("process_resident_memory_bytes") > 0
-
-
-class UnsureModel(ToneModel):
-    """Give the neighbors of the loudest frequency nearly its probability."""
-
-    def _hear(self, clip: Any) -> LogProbs:
-        frames = clip[: len(clip) // STEP * STEP].reshape(-1, STEP).astype(np.float64)
-        hertz = np.abs(np.fft.rfft(frames * np.hanning(STEP))).argmax(1) * RATE / STEP
-        token, is_silent = (hertz - LOWEST) / APART, np.abs(frames).mean(1) < 500
-        scores = -2 * np.abs(token[:, None] - np.arange(self._vocab_size))
-        scores[is_silent] = -20.0
-        scores[is_silent, self._blank] = 0.0
-        result: LogProbs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-        return result
 
 
 def decoding_processes() -> int:

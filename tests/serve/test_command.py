@@ -1,6 +1,5 @@
 """The command `sbkit serve`: the same text as `sbkit transcribe`, and an orderly end."""
 
-import base64
 import os
 import re
 import signal
@@ -32,25 +31,21 @@ from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
 from tests import processes
-from tests.runtime.bundles import make_bundle, make_live_run
+from tests.runtime.bundles import make_live_run
 from tests.runtime.tones import RATE, tone_bundle
 from tests.serve.server import ToneSpeaker, running_server, wait_for, wav
+from tests.serve.test_realtime import send, set_input, until
 
 NOISE = (3000 * np.random.default_rng(0).normal(size=60_000)).astype("<i2")  # at 24 kHz
 NOISE_WAV = wav(NOISE, 24_000)
 
 
 def say(session: Any, clip: Samples) -> str:
-    """Send a turn, commit it, and return its text."""
-    session_options = {"audio": {"input": {"turn_detection": None}}, "type": "transcription"}
-    session.session.update(session=session_options)
-    for block in np.array_split(clip, 50):
-        session.input_audio_buffer.append(audio=base64.b64encode(block.tobytes()).decode())
+    """Send a turn at 24 kHz, commit it, and return its text."""
+    set_input(session, turn_detection=None)
+    send(session, clip.tobytes(), blocks=50)
     session.input_audio_buffer.commit()
-    events = iter(session)
-    while (event := next(events)).type.rpartition(".")[2] != "completed":
-        assert event.type != "error"
-    return str(event.transcript)
+    return str(until(session, "completed")[-1].transcript)
 
 
 @contextmanager
@@ -147,11 +142,10 @@ def ask_until_gone(url: httpx2.URL, audio: bytes) -> Counter[int]:
 
 
 @pytest.mark.ddp
-def test_serve_answers_each_request_that_it_received_before_it_stops(tmp_path: Path) -> None:
+def test_serve_answers_each_request_that_it_received_before_it_stops(plain_bundle: Path) -> None:
     """Once, 4 of 168 requests got a closed connection: requests on kept-alive connections."""
-    bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
     with (
-        serving(bundle, "--drain-seconds", "1") as (client, process),
+        serving(plain_bundle, "--drain-seconds", "1") as (client, process),
         ThreadPoolExecutor(24) as clients,
     ):
         counts = [clients.submit(ask_until_gone, client.base_url, NOISE_WAV) for _ in range(24)]
@@ -171,10 +165,9 @@ def test_serve_answers_each_request_that_it_received_before_it_stops(tmp_path: P
 
 
 @pytest.mark.ddp
-def test_serve_reads_keys_again_on_sighup(tmp_path: Path) -> None:
+def test_serve_reads_keys_again_on_sighup(plain_bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one")
-    bundle = make_bundle(tmp_path).rename(tmp_path / "tiny")
-    with serving(bundle, "--api-key-file", str(tmp_path / "keys")) as (client, process):
+    with serving(plain_bundle, "--api-key-file", str(tmp_path / "keys")) as (client, process):
         (tmp_path / "keys").write_text("two")
         os.kill(process.pid, signal.SIGHUP)
         two = {"Authorization": "Bearer two"}
@@ -208,30 +201,15 @@ def test_serve_refuses_a_model_on_another_device(
             run(["serve", str(tmp_path), "--port", "0", *options])
 
 
-def test_serve_refuses_an_onnxruntime_that_hides_cuda(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both distributions are installed, and the files of the CPU distribution are in effect."""
-    bundle, cpu = make_bundle(tmp_path), "CPUExecutionProvider"
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [cpu])
-    monkeypatch.setattr("sbkit.runtime.runtimes.has_driver", lambda: True)
-    with pytest.raises(SbkitError, match="another wheel hides it. Uninstall onnxruntime and"):
-        run(["serve", str(bundle), "--port", "0", "--device", "cuda:0", "--runtime", "onnx"])
-
-
-def test_serve_refuses_unusable_devices_addresses_and_names(tmp_path: Path) -> None:
-    bundle = make_bundle(tmp_path)
-    for runtime in ("torch", "onnx"):
-        with pytest.raises(SbkitError, match=f"needs a GPU that {runtime} can use"):
-            run(["serve", str(bundle), "--port", "0", "--device", "cuda", "--runtime", runtime])
+def test_serve_refuses_unusable_addresses_and_names(plain_bundle: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = str(listening.getsockname()[1])
         with pytest.raises(SbkitError, match="cannot listen at"):
-            run(["serve", str(bundle), "--port", port])
+            run(["serve", str(plain_bundle), "--port", port])
     with pytest.raises(SbkitError, match="cannot listen at"):
-        run(["serve", str(bundle), "--host", "nowhere.invalid"])
+        run(["serve", str(plain_bundle), "--host", "nowhere.invalid"])
     for host in ("0.0.0.0", "::"):
         with pytest.raises(SbkitError, match="on other machines, which needs keys"):
-            run(["serve", str(bundle), "--host", host, "--port", "0"])
+            run(["serve", str(plain_bundle), "--host", host, "--port", "0"])
     with pytest.raises(SbkitError, match="two are the same"):
-        run(["serve", str(bundle), str(bundle)])
+        run(["serve", str(plain_bundle), str(plain_bundle)])

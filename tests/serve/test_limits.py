@@ -57,9 +57,6 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "JSON": (415, "but is application/json", JSON_BODY),
     "no file": (400, "`file` must be an audio file", {"files": {"x": b"1"}}),
     "a file that is a field": (400, "but is a text", {"data": {"file": "x"}, "files": {"x": CLIP}}),
-    "two files": (400, "Too many files", {"files": [("file", CLIP), ("file", CLIP)]}),
-    "no boundary": (400, "Missing boundary", {"headers": {"Content-Type": "multipart/form-data"}}),
-    "half a form": (400, "`file` must be", {"content": FORM_START[:40], "headers": BOUNDARY}),
     "no form": (400, "Invalid multipart", {"content": b"rubbish", "headers": BOUNDARY}),
     "a long file without a name": (400, "curl: -F file=@talk.wav", form(file="x" * (1 << 17))),
     "101 fields": (400, "number of fields is 100", form(**{f"field {n}": "" for n in range(101)})),
@@ -77,7 +74,6 @@ BAD_REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     ),
     "no such channel": (422, "has no channel 1: it has 1, counted from 0", form(channel="1")),
     "a temperature above 1": (400, "less than or equal to 1, but", form(temperature="1.01")),
-    "another format": (400, "'json', 'text', 'srt',", form(response_format="xml")),
     "times in JSON": (400, "needs the `response_format` verb", form(**{TIMES: "word"})),
     "times without brackets": (400, "verbose_json, but it is json", form(**{TIMES[:-2]: "word"})),
     "events of subtitles": (400, "be false with srt", form(response_format="srt", stream="true")),
@@ -232,18 +228,14 @@ def test_key_guard_admits_only_valid_keys(tmp_path: Path, caplog: pytest.LogCapt
         with pytest.raises(openai.AuthenticationError):
             server.openai.models.list()
         assert server.get("/health/ready").status_code == 200
-        file.write_text("three\n")
-        server.http_server.read_keys()
-        assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
-        assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 401
         file.write_text("schlüssel", "utf-8")  # clients send it as latin-1, UTF-8 or not at all
         server.http_server.read_keys()
         assert "Write keys in ASCII" in caplog.text
         file.write_text("\n")
         server.http_server.read_keys()
         assert "has no keys" in caplog.text
-        assert server.post(CLIP, headers={"Authorization": "Bearer three"}).status_code == 200
-    assert "three" not in caplog.text
+        assert server.post(CLIP, headers={"Authorization": "Bearer one"}).status_code == 200
+    assert "two" not in caplog.text
     with pytest.raises(SbkitError, match="has no keys"):
         Keys(file)
 

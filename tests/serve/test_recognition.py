@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextvars import copy_context
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from sbkit.audio.io import Samples
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import ModelThread, run_batches
-from sbkit.serve.recognition import Batcher, request_cancelled
+from sbkit.serve.recognition import Batcher
 from tests.serve.server import wait_for
 
 SECOND = 100  # samples
@@ -70,17 +69,6 @@ def ask(batcher: Batcher, *clips: Samples) -> list[int]:
     return [int(output.log_probs[0]) for output in batcher.encode(clips)]
 
 
-def test_batcher_returns_each_caller_its_own_outputs(echo: Echo, batcher: Batcher) -> None:
-    with ThreadPoolExecutor(32) as callers:
-        echo.may_run.clear()
-        results = callers.map(lambda n: ask(batcher, clip(n), clip(100 + n, 2.0)), range(32))
-        wait_for(lambda: len(batcher) >= 56)
-        echo.may_run.set()
-        assert list(results) == [[n, 100 + n] for n in range(32)]
-    assert max(map(len, echo.batches)) == 4
-    assert all(len({number // 100 for number in batch}) == 1 for batch in echo.batches)
-
-
 def test_batcher_lets_a_short_request_pass_a_long_one(echo: Echo, batcher: Batcher) -> None:
     with ThreadPoolExecutor(2) as callers:
         echo.may_run.clear()
@@ -98,32 +86,6 @@ def test_batcher_does_not_wait_once_a_round_is_full(echo: Echo) -> None:
     batcher = make_batcher(echo, wait_seconds=3600.0)
     assert ask(batcher, clip(1, 8.0)) == [1]
     batcher.close()
-
-
-def test_batcher_does_not_run_cancelled_requests(
-    echo: Echo, batcher: Batcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # All segments arrive at once.
-    monkeypatch.setattr("sbkit.serve.recognition.monotonic", lambda: 0.0)
-    end = threading.Event()
-
-    def ask_cancelled() -> list[int]:
-        request_cancelled.set(end)
-        return ask(batcher, clip(7))
-
-    with ThreadPoolExecutor(3) as callers:
-        echo.may_run.clear()
-        first = callers.submit(ask, batcher, clip(1))
-        echo.has_batch.wait()
-        cancelled = callers.submit(copy_context().run, ask_cancelled)
-        other = callers.submit(ask, batcher, clip(2))
-        wait_for(lambda: len(batcher) == 2)
-        end.set()
-        echo.may_run.set()
-        assert (first.result(), other.result()) == ([1], [2])
-        with pytest.raises(CancelledError):
-            cancelled.result()
-    assert echo.batches == [[1], [2]]
 
 
 def test_batcher_raises_a_fault_only_to_its_caller(echo: Echo, batcher: Batcher) -> None:
