@@ -1,5 +1,6 @@
 """The wheel: the same bytes each time, and all that projects and bundles need."""
 
+import json
 import os
 import subprocess
 import sys
@@ -39,14 +40,14 @@ def test_wheel_holds_package_and_project(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def call(wheel: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Call:
-    """Return a function that runs a module of Python, with the wheel but without the checkout."""
+    """Return a function that runs Python, with the wheel but without the checkout."""
     target = tmp_path_factory.mktemp("installed")
     install = [sys.executable, "-m", "pip", "-q", "install", "--no-deps", "--target", target, wheel]
     subprocess.run(install, check=True)
     environment = {**os.environ, "PYTHONPATH": str(target), "SBKIT_CACHE": str(workplace.cache)}
 
     def call(*words: object, cwd: Path) -> str:
-        command = [sys.executable, "-m", *map(str, words)]
+        command = [sys.executable, *map(str, words)]
         process = subprocess.run(
             command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
         )
@@ -62,30 +63,51 @@ def call(wheel: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFac
 def test_new_project_trains_and_exports_in_an_empty_folder(
     call: Call, workplace: Workplace, tmp_path: Path
 ) -> None:
-    call("sbkit", "new", "mine", cwd=tmp_path)
+    call("-m", "sbkit", "new", "mine", cwd=tmp_path)
     options = workplace.arguments(tmp_path / "run", "--number_of_epochs=1")
-    launcher = ("torch.distributed.run", "--standalone")
+    launcher = ("-m", "torch.distributed.run", "--standalone")
     call(*launcher, "train.py", *options, cwd=tmp_path / "mine")
-    call("sbkit", "export", tmp_path / "run", "--out", "model", cwd=tmp_path / "mine")
+    call("-m", "sbkit", "export", tmp_path / "run", "--out", "model", cwd=tmp_path / "mine")
     assert (tmp_path / "mine/model/model.safetensors").exists()
 
 
-@pytest.mark.slow(60)
+COMMANDS = """
+import json, sys
+from contextlib import redirect_stdout
+from io import StringIO
+from sbkit.commands.cli import run
+
+outputs = []
+for words in json.loads(sys.argv[1]):
+    with redirect_stdout(StringIO()) as output:
+        assert run(words) == 0, words
+    outputs.append(output.getvalue())
+print(json.dumps(outputs))
+"""
+
+
+@pytest.mark.slow(40)
 def test_bundles_of_every_task_run_in_an_empty_folder(
     call: Call, exported: Path, task_bundles: Path, workplace: Workplace, tmp_path: Path
 ) -> None:
+    """One process runs all commands: to import torch for each of them takes half a minute."""
     row = rows_of(workplace.release / "test.tsv")[0]
     clip = workplace.release / "clips" / row["path"]
-    text = call("sbkit", "transcribe", exported, clip, cwd=tmp_path)
-    detector = ("--vad", task_bundles / "vad")
-    assert call("sbkit", "transcribe", exported, clip, *detector, cwd=tmp_path) == text
-    for runtime in ("torch", "onnx"):
-        options = ("--runtime", runtime)
-        codec, voice = (task_bundles / "codec", *options), (task_bundles / "tts", *options)
-        call("sbkit", "encode", *codec, clip, "--out", "clip.codes", cwd=tmp_path)
-        call("sbkit", "decode", *codec, "clip.codes", "--out", "clip.wav", cwd=tmp_path)
-        assert soundfile.info(tmp_path / "clip.wav").frames == soundfile.info(clip).frames
-        call("sbkit", "speak", *voice, "hello", "--out", f"{runtime}.wav", cwd=tmp_path)
-        assert soundfile.info(tmp_path / f"{runtime}.wav").duration > 0.1
-    label = call("sbkit", "classify", task_bundles / "language_id", clip, cwd=tmp_path)
+    transcribe = ("transcribe", exported, clip)
+    commands: list[tuple[object, ...]] = [transcribe, (*transcribe, "--vad", task_bundles / "vad")]
+    commands.append(("classify", task_bundles / "language_id", clip))
+    for name in ("torch", "onnx"):
+        runtime, codes = ("--runtime", name), f"{name}.codes"
+        codec, voice = (task_bundles / "codec", *runtime), (task_bundles / "tts", *runtime)
+        commands += [
+            ("encode", *codec, clip, "--out", codes),
+            ("decode", *codec, codes, "--out", f"{name}-clip.wav"),
+            ("speak", *voice, "hello", "--out", f"{name}-speech.wav"),
+        ]
+    words = json.dumps([[*map(str, command)] for command in commands])
+    text, text_of_speech, label, *_ = json.loads(call("-c", COMMANDS, words, cwd=tmp_path))
+    assert text == text_of_speech
     assert label.split()[0] in ("even", "odd")
+    for name in ("torch", "onnx"):
+        assert soundfile.info(tmp_path / f"{name}-clip.wav").frames == soundfile.info(clip).frames
+        assert soundfile.info(tmp_path / f"{name}-speech.wav").duration > 0.1
