@@ -47,7 +47,7 @@ def call(wheel: Path, workplace: Workplace, tmp_path_factory: pytest.TempPathFac
     environment = {**os.environ, "PYTHONPATH": str(target), "SBKIT_CACHE": str(workplace.cache)}
 
     def call(*words: object, cwd: Path) -> str:
-        command = [sys.executable, *map(str, words)]
+        command: list[str] = [sys.executable, *map(str, words)]
         process = subprocess.run(
             command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
         )
