@@ -19,6 +19,7 @@ from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.logs.metric import Metric
 from sbkit.models.loss import Loss
+from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import memory_errors_as_sbkit_errors
 from tests import processes
 from tests.runs import records_of
@@ -128,6 +129,14 @@ def test_best_epoch_is_kept_beside_the_newest(
     brain.fit([1, 2, 3], loader(3, 3), loader(3, 3))
     checkpoints = brain.checkpointer.list_checkpoints()
     assert {checkpoint.meta["epoch"] for checkpoint in checkpoints} == {best, 3}
+
+
+def test_training_loss_after_a_validation_has_dropout() -> None:
+    brain = brain_of(LineBrain, model=nn.Sequential(line(), nn.Dropout(0.5)))
+    brain.modules.eval()
+    batch = rows(50)
+    losses = [training_loss(brain, batch).sums.sum() for _ in range(2)]
+    assert losses[0] != losses[1]
 
 
 def test_nonfinite_loss_with_finite_gradient_skips_step() -> None:
