@@ -287,6 +287,8 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             _convert_override(document, item_default, (*keys, index), item)
             for index, item in enumerate(value)
         ]
+    if isinstance(value, PurePath):
+        value = str(value)
     kind, value_kind = _kind(default), _kind(value)
     if kind is str and value_kind is Real and isinstance(value, int):
         return str(value)

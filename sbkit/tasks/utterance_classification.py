@@ -1,6 +1,7 @@
 """The task of classifying whole utterances, and its accuracy with a 95 % interval."""
 
 import io
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,8 +38,8 @@ class Classified(NamedTuple):
 
 
 def accuracy(results: Sequence[Classified]) -> float:
-    """Return the fraction of correct predictions."""
-    return sum(result.is_right for result in results) / len(results)
+    """Return the fraction of correct predictions; NaN without results."""
+    return sum(result.is_right for result in results) / len(results) if results else math.nan
 
 
 def accuracy_figures(results: Sequence[Classified]) -> dict[str, Any]:

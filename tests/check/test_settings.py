@@ -12,10 +12,8 @@ from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.check.settings import (
-    check_formats,
     check_placement,
     check_run_folder,
-    check_unread,
     find_unread_keys,
     names_in_code,
 )
@@ -82,7 +80,7 @@ def test_names_in_code_are_those_of_the_folder_of_a_brain(
         ("vad", ()),
     ],
 )
-def test_every_key_of_the_yamls_is_read(
+def test_every_yaml_passes_the_check_but_for_a_key_that_nothing_reads(
     yaml: str, options: tuple[str, ...], workplace: Workplace, tmp_path: Path
 ) -> None:
     release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
@@ -97,7 +95,9 @@ def test_every_key_of_the_yamls_is_read(
     with planned_run(
         workplace, tmp_path / "run", *options, recipe=None, yaml=file, tiny=()
     ) as planned:
-        (finding,) = check_planned_run(planned, [check_formats, check_unread])
+        findings = check_planned_run(planned)
+        # The convolutions of SpeechBrain see padding, as ctc_speechbrain.yaml says itself.
+        (finding,) = (finding for finding in findings if finding.check != "padding")
         assert finding.where == f"{file}:2"
         names = planned.knobs.names_read | planned.build_hparams().names_read
     assert list(find_unread_keys(planned.document, names)) == ["forgotten_knob"]

@@ -23,6 +23,7 @@ from tests.runs import ROOT
         (["--a=-.5"], {"a": -0.5}),
         (["--a", "-.inf"], {"a": -math.inf}),
         (["--a=x # y: z"], {"a": "x # y: z"}),
+        (["--a=#1 try"], {"a": "#1 try"}),
         (["--a=a=b"], {"a": "a=b"}),
         (["--a='1'"], {"a": "1"}),
         (['--a=""'], {"a": ""}),
@@ -175,5 +176,6 @@ def test_overrides_of_python_are_nested_without_loss(
         assert nest_overrides(overrides) == nested
 
 
-def test_overrides_from_python_may_not_be_objects(path: Path) -> None:
+def test_overrides_from_python_may_be_paths_but_not_objects(path: Path) -> None:
+    assert read_knobs(path, {"output_folder": path.parent})["output_folder"] == str(path.parent)
     assert "`limit` must be a plain value" in refusal(path, {"limit": object()})

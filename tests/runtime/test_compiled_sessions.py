@@ -85,8 +85,8 @@ def test_compiled_chunks_compile_nothing_for_new_shapes_and_give_the_same_text(
 INDUCTOR_SCRIPT = """
 import sys
 from pathlib import Path
-from tests.runtime.test_compiled_sessions import compare
 from tests.models.test_compiling import write_no_vectors
+from tests.runtime.test_compiled_sessions import compare
 
 write_no_vectors()
 for _ in range(2):  # one thread ends before the next begins

@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.logs.metric import Metric
 from sbkit.models.loss import Loss
+from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import memory_errors_as_sbkit_errors
 from tests import processes
 from tests.runs import records_of
@@ -106,6 +108,35 @@ def test_evaluation_keeps_counters_of_whole_run(tmp_path: Path) -> None:
     assert brain.optimizer_step == 16
     saved = torch.load(best.paramfiles["model"], weights_only=True)
     assert torch.equal(model.weight, saved["weight"])
+
+
+@pytest.mark.parametrize(("lower_is_better", "best"), [(True, 1), (False, 2)])
+def test_best_epoch_is_kept_beside_the_newest(
+    lower_is_better: bool, best: int, tmp_path: Path
+) -> None:
+    figures = iter([0.5, 0.9, 0.7])
+
+    class Ranked(LineBrain):
+        metrics = {"figure": Metric(lower_is_better=lower_is_better)}
+
+        def score(self, outputs: torch.Tensor, batch: Any) -> list[torch.Tensor]:
+            return [*outputs]
+
+        def measure(self, results: Any) -> dict[str, float]:
+            return {"figure": next(figures)}
+
+    brain = brain_of(Ranked, checkpointer=Checkpointer(tmp_path))
+    brain.fit([1, 2, 3], loader(3, 3), loader(3, 3))
+    checkpoints = brain.checkpointer.list_checkpoints()
+    assert {checkpoint.meta["epoch"] for checkpoint in checkpoints} == {best, 3}
+
+
+def test_training_loss_after_a_validation_has_dropout() -> None:
+    brain = brain_of(LineBrain, model=nn.Sequential(line(), nn.Dropout(0.5)))
+    brain.modules.eval()
+    batch = rows(50)
+    losses = [training_loss(brain, batch).sums.sum() for _ in range(2)]
+    assert losses[0] != losses[1]
 
 
 def test_nonfinite_loss_with_finite_gradient_skips_step() -> None:

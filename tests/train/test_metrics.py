@@ -37,11 +37,12 @@ def test_meter_separates_waiting_from_work(monkeypatch: pytest.MonkeyPatch) -> N
 
     meter = Meter(CPU)
     for _ in meter.timed(slow_batches()):
+        meter.add(Loss(torch.ones(1), torch.ones(1)), 10.0)
         now[0] += 1.0
     assert list(meter.timed(iter([]))) == []
     reading = meter.read()
     assert (reading.waiting_seconds, reading.wall_seconds) == (12.0, 15.0)
-    assert reading.data_wait_share == 0.8
+    assert (reading.rtfx, reading.data_wait_share) == (2.0, 0.8)
 
 
 def test_empty_totals_have_no_loss_and_no_speed() -> None:

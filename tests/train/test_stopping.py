@@ -209,7 +209,7 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Other checkpoints are exported again."""
+    """Other language models are fitted again, and other checkpoints are exported again."""
     # Any mean is as good as the best checkpoint, so all are averaged.
     monkeypatch.setattr(AsrBrain, "_averaging_error", lambda brain: 0.0)
     options = ("--number_of_epochs=2", "--export_formats=[huggingface]")
@@ -244,6 +244,9 @@ def test_run_killed_after_training_goes_on_with_the_step_that_is_missing(
         "": [score, report],
     }
     assert capsys.readouterr().out.count("epoch 2/2 ") == 1
+    taken.clear()
+    assert workplace.train_here(tmp_path, *options, "--word_lm_order=1") == 0
+    assert taken == [fit, write, score, report]
     taken.clear()
     config = tmp_path / "bundle/config.json"
     assert len(read_json(config)["checkpoints"]) == 2
