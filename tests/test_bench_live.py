@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from sbkit.base.errors import SbkitError
 from sbkit.runtime.session import Endpoint, Final, Partial
 from sbkit.text.word import Word
 from tests.runtime.bundles import make_live_run
@@ -30,11 +31,10 @@ def test_bench_live_counts_delays_and_revised_words() -> None:
     assert results.endpoints == pytest.approx([1.2])
 
 
-def test_bench_live_prints_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a table of two clips, with a cache of its own."""
     monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "cache"))
-    run = make_live_run(tmp_path / "run")
     random = np.random.default_rng(0)
     with (tmp_path / "test.csv").open("w", newline="") as file:
         rows = csv.writer(file)
@@ -43,10 +43,24 @@ def test_bench_live_prints_a_table(
             audio = random.normal(0, 0.1, 20_000 + 9_000 * number)
             soundfile.write(tmp_path / f"{number}.wav", audio, 16_000)
             rows.writerow([f"{number}.wav", "a fox"])
-    arguments = [str(run), str(tmp_path / "test.csv"), "--chunks=320,1280"]
-    monkeypatch.setattr(sys, "argv", ["bench_live", *arguments])
+    return tmp_path / "test.csv"
+
+
+def test_bench_live_prints_a_table(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_live_run(table.parent / "run")
+    monkeypatch.setattr(sys, "argv", ["bench_live", str(run), str(table), "--chunks=320,1280"])
     bench_live.main()
     _, _, *rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()]
     names = ("320 ms", "1280 ms", "whole clip")
     assert [row[0] for row in rows] == [f"{name}, greedy" for name in names]
     assert len({len(row) for row in rows}) == 1
+
+
+def test_bench_live_refuses_a_model_of_whole_clips(
+    table: Path, plain_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench_live", str(plain_bundle), str(table)])
+    with pytest.raises(SbkitError, match="Live speech needs a streaming model"):
+        bench_live.main()

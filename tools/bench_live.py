@@ -109,9 +109,10 @@ def read_clips(bundle: TorchBundle, options: argparse.Namespace) -> Iterator[Cli
 
 def set_chunk(bundle: TorchBundle, chunk_ms: int | None) -> None:
     """Set the chunk size of a streaming model; None is for whole clips."""
-    encoder = bundle.model.network.encoder.modules["Transformer"]
-    chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
-    encoder.streaming = replace(encoder.streaming, chunk_frames=chunk_frames)
+    encoder = bundle.model.network.encoder.modules.get("Transformer")
+    if streaming := getattr(encoder, "streaming", None):  # `StreamingRecognizer` refuses others
+        chunk_frames = None if chunk_ms is None else chunk_ms // encoder.frame_ms
+        encoder.streaming = replace(streaming, chunk_frames=chunk_frames)
 
 
 def score_whole(bundle: TorchBundle, clips: Sequence[Clip]) -> Figures:

@@ -5,6 +5,7 @@ python -m recipes.FestvoxRu.corpus    (fetches it now)
 package -> id: sentence, wav and phone labels -> clips/*.flac + train, dev, test, validated.tsv
 """
 
+import argparse
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -97,5 +98,11 @@ def read_sentences(content: str) -> Iterator[tuple[str, str]]:
             yield match[1], match[2].replace("+", "").replace('\\"', '"')
 
 
+def main() -> None:
+    """Prepare the corpus; print its folder, clips and minutes."""
+    argparse.ArgumentParser(description=main.__doc__).parse_args()
+    print_release(prepare_festvox())
+
+
 if __name__ == "__main__":
-    run_main(lambda: print_release(prepare_festvox()))
+    run_main(main)

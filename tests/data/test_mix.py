@@ -109,7 +109,7 @@ def test_windows_of_shards_have_parts_of_every_source() -> None:
     [
         (0.5, r"`mix` must map names of training sources .* but is 0\.5\. Write mix: \{"),
         ({"b": 0.5}, r"`mix` names 'b', which is not .* Choose among: train, train-b\."),
-        ({"train-b": -0.1}, r"above 0 and at most 1, but that of train-b is -0\.1\. To train with"),
+        ({"train-b": 0}, r"above 0 and at most 1, but that of train-b is 0\. To train with"),
         ({"train-b": True}, "that of train-b is True"),
         ({"train-b": "half"}, "that of train-b is 'half'"),
         ({"train-b": 1.0}, r"sum to less than 1, because an epoch also has train, but sum to 1\."),

@@ -96,7 +96,8 @@ def write_shar(folder: Path, clips: Mapping[Path, str]) -> None:
 
 def to_shards(source: Path, folder: Path) -> dict[str, np.ndarray]:
     """Write a source as shards, and return the audio by text."""
-    tables = TableFolders(tuple(list_tables(str(source))), TableOptions(language="en"))
+    options = TableOptions(language="en", path_column="wav")  # a key of tables, not of tars
+    tables = TableFolders(tuple(list_tables(str(source))), options)
     write_shards(Storage(str(folder)), OPTIONS, {"train": tables}, {"train": ["train"]})
     manifest = read_shards({"data_folder": str(folder), "sample_rate": 16_000}, "train")
     assert manifest.excluded == ()

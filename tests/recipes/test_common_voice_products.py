@@ -211,6 +211,9 @@ def test_durations_plan_and_report_without_decoding(
     fake.write_tsv(scripted / "en/clip_durations.tsv", durations[9:])
     with pytest.raises(SbkitError, match=r"`audio_store: lazy` needs .* and 5 more have none"):
         sbkit(["prepare", *options, "--audio_store=lazy"])
+    (scripted / "en/clip_durations.tsv").unlink()
+    with pytest.raises(SbkitError, match="`audio_store: lazy` needs .* more have none"):
+        sbkit(["prepare", *options, "--audio_store=lazy"])
 
 
 def test_clip_of_another_length_is_named(

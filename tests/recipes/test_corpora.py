@@ -223,6 +223,7 @@ def test_nemo_manifest_is_read(tmp_path: Path) -> None:
             {"text_column": "sad"},
             "columns sad; its first line names path, said",
         ),
+        ("[{}]", {}, "one object on each line, but line 1 is not"),
     ],
 )
 def test_table_without_its_columns_is_refused(
