@@ -1,4 +1,4 @@
-"""Audio: files, resampling, features and augmentation.
+"""Audio: files, resampling, segments, codes, features and augmentation.
 
 Names are imported on first use: reading audio files must not import torch.
 """
