@@ -47,6 +47,17 @@ def test_normalizer_uses_the_table_of_the_checkpoint(bundle: Path) -> None:
         load_bundle(bundle)
 
 
+def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
+    record = {"greedy": {"weights": {"bias": 2.0}}}
+    edit_config(bundle, lambda config: config.update(confidence=record))
+    clip = np.random.default_rng(0).integers(-9000, 9000, 32_000, np.int16)
+    (recognized,) = load_bundle(bundle).recognize([clip], times=True)
+    assert recognized.text.split() == [word.text for word in recognized.words]
+    assert recognized.words
+    for word in recognized.words:
+        assert word.confidence == 0.881  # the sigmoid of the bias
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

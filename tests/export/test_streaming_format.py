@@ -17,7 +17,7 @@ def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -
     report = parity_report(streaming, "onnx")["streaming, fp32"]
     assert report["written"] and report["grid"]["largest_difference"] < 1e-4
     random = np.random.default_rng(0)
-    clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 20_000, 60_123)]
+    clips = [(3000 * random.normal(size=size)).astype(np.int16) for size in (300, 14_000, 60_123)]
     events_by_runtime = []
     for runtime in ("torch", "onnx"):
         with StreamingRecognizer.load(streaming, runtime=runtime) as recognizer:
@@ -26,7 +26,9 @@ def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -
                 for session, clip in zip(sessions, clips, strict=True):
                     session.feed(clip[first : first + 7_000])
                 events += advance_batch(sessions)
-            events_by_runtime.append([*events, *(session.finish() for session in sessions)])
+            for session in sessions:
+                session.is_finished = True  # the last chunks have lengths of their own
+            events_by_runtime.append([*events, *advance_batch(sessions)])
     torch_events, onnx_events = events_by_runtime
     assert any(torch_events)
     assert torch_events == onnx_events

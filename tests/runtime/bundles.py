@@ -99,9 +99,11 @@ def export_all(folder: Path) -> None:
 def export_streaming(folder: Path) -> None:
     """Make a streaming run whose transcripts are not empty, and export it with its ONNX.
 
-    Its frames are 80 ms long, because those of 40 ms are exported by `export_all`.
+    Its frames are 80 ms long, because those of 40 ms are exported by `export_all`. It has two
+    blocks, because the state of the second one is computed from the output of the first.
     """
-    run = make_live_run(folder / "run", subsampling=8, kernel_size=5, **WITHOUT_DATA)
+    sizes = {"subsampling": 8, "num_encoder_layers": 2, "kernel_size": 5}
+    run = make_live_run(folder / "run", **sizes, **WITHOUT_DATA)
     grid = Grid(batch_sizes=(1, 3), seconds=(0.02, 0.3, 2.0))
     export_run(run, folder / "tiny", formats=["onnx"], grid=grid)
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ def compare(bundle: Path, **options: Any) -> int:
     with recognizer(bundle, compilation) as compiled:
         warm = counters["stats"]["unique_graphs"]
         assert compiled.effective.compiled == options["mode"]
+        if "backend" not in options:  # the default uses CUDA graphs, which belong to a thread
+            probe = import_module("torch._inductor.cudagraph_trees").get_container
+            assert compiled.model.call(lambda _: probe(0)) is not None
         with ThreadPoolExecutor(len(clips)) as threads:
             assert [*threads.map(partial(final_texts, compiled), clips)] == expected
         (whole_clip,) = compiled.model.encode([clips[1]])

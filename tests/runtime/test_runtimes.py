@@ -32,7 +32,7 @@ GRAPHS = {b"graph": ("MatMul", "FusedConv"), b"int8": ("MatMulInteger", "Conv")}
 class StandInSession:
     """A session of onnxruntime-gpu on a machine without a driver: it runs on the CPU."""
 
-    provider, gpu, weights = CPU, "", ""
+    provider, provider_of_fused, gpu, weights = CPU, None, "", ""
 
     def __init__(self, content: bytes, options: object, providers: Any, **_: object) -> None:
         self.operations = GRAPHS[content]
@@ -42,8 +42,13 @@ class StandInSession:
         return {self.requested: {"device_id": self.gpu or self.options.get("device_id", "0")}}
 
     def get_provider_graph_assignment_info(self) -> list[SimpleNamespace]:
-        nodes = [SimpleNamespace(op_type=operation) for operation in self.operations]
-        return [SimpleNamespace(ep_name=self.provider, get_nodes=lambda: nodes)]
+        def place(operation: str) -> SimpleNamespace:
+            is_fused = operation.startswith("Fused")
+            provider = self.provider_of_fused if is_fused else None
+            nodes = [SimpleNamespace(op_type=operation)]
+            return SimpleNamespace(ep_name=provider or self.provider, get_nodes=lambda: nodes)
+
+        return [*map(place, self.operations)]
 
     def get_modelmeta(self) -> SimpleNamespace:
         return SimpleNamespace(
@@ -84,7 +89,7 @@ def effective(bundle: Path, **options: str) -> Any:
     return model.effective
 
 
-def test_open_model_refuses_a_provider_that_runs_no_node(
+def test_open_model_refuses_a_provider_that_runs_no_node_or_only_some(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch)
@@ -94,6 +99,9 @@ def test_open_model_refuses_a_provider_that_runs_no_node(
         effective(bundle)
     monkeypatch.setattr(StandInSession, "provider", CUDA)
     assert dict(effective(bundle).nodes) == {CUDA: 2}
+    monkeypatch.setattr(StandInSession, "provider_of_fused", CPU)
+    with pytest.raises(SbkitError, match=rf"all 2 .* but runs 1 \(1 by {CPU}\)"):
+        effective(bundle, device="cuda")
 
 
 def test_onnx_model_preloads_cuda_and_disables_tf32(

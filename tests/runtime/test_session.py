@@ -211,6 +211,20 @@ def test_partial_text_grows_and_marks_stable_words(tmp_path: Path) -> None:
     assert not session.has_work and session.finish() == []
 
 
+def test_advance_batch_returns_the_events_beside_a_failed_decoder(tmp_path: Path) -> None:
+    recognizer, tokenizer, _ = streaming_tones(tmp_path)
+    sessions = [Session(recognizer) for _ in range(3)]
+    for session in sessions:
+        session.feed(speak(tokenizer, "the dog"))
+        session.is_finished = True
+    sessions[1].utterance.decoder_state = None
+    first, error, third = advance_batch(sessions)
+    assert isinstance(error, AttributeError)
+    for events in (first, third):
+        assert not isinstance(events, Exception)
+        assert [final.text for final in finals(events)] == ["the dog"]
+
+
 def test_streaming_recognizer_refuses_decoders_of_whole_clips(tmp_path: Path) -> None:
     for options, match in (
         ({"decoder_type": "graph"}, "Streaming needs the greedy or the beam decoder"),

@@ -244,8 +244,13 @@ BAD_EVENTS: dict[str, tuple[str | bytes, str]] = {
         "`type` must be 'transcription', but is 'realtime'",
     ),
     "another rate": (update(format={"type": "audio/pcm", "rate": 16000}), "must be 24000"),
+    "another format": (update(format={"type": "audio/opus"}), "'audio/pcm', 'audio/pcmu' or"),
     "another model": (update(transcription={"model": "x"}), "tones, whisper-1"),
     "another language": (update(transcription={"language": "fr"}), "`language` must be en"),
+    "another detection": (
+        update(turn_detection={"type": "semantic_vad"}),
+        "'server_vad', but is 'semantic_vad'",
+    ),
     "a long silence": (silence_of(60_001), "less than or equal to 60000, but is 60001"),
     "infinity": (silence_of(math.inf), "a finite number, but is inf"),
     "half a character": (

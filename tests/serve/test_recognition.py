@@ -1,4 +1,4 @@
-"""Segments of many callers share batches; each caller gets its own outputs, and none waits long."""
+"""Segments of many callers share batches, and none waits long."""
 
 import threading
 from collections.abc import Iterator, Sequence
