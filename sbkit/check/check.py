@@ -26,7 +26,7 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *CHECKS_OF_VALUES,
     *(settings.check_formats, settings.check_batches),
     *(ownership.check_ownership, ownership.check_optimizers),
-    *(data.check_labels, data.check_alignment, data.check_positions),
+    *(data.check_labels, data.check_alignment, data.check_masks, data.check_positions),
     *(dry_run.check_shapes, dry_run.check_state, dry_run.check_steps),
     *(dry_run.check_causality, dry_run.check_padding),
     *(data.check_data, data.check_channels, data.check_silence),

@@ -1,4 +1,4 @@
-"""Checks of the data: labels, frames to align them with, splits, letters and silence."""
+"""Checks of the data: labels, frames to align them with, masks, splits, letters and silence."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +44,7 @@ from sbkit.data.splits import (
 from sbkit.models.asr import head_size
 from sbkit.models.encoder import make_encoder
 from sbkit.models.parts import token_embedding
+from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.normalization import languages_with
 from sbkit.text.verbalize import languages_with_numbers
 
@@ -223,6 +224,34 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
         "utterances are left out of training, and count as errors elsewhere.",
         stops=num_too_short > MAX_UNALIGNED_SHARE * num_utterances,
     )
+
+
+def check_masks(planned: PlannedRun) -> Iterator[Finding]:
+    """Find masks that do not fit: longer than an utterance, or wider than the encoder."""
+    encoder = planned.build_hparams().get("Transformer")
+    if not isinstance(encoder, PretrainedEncoder):
+        return
+    (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
+    if frame_share > 0:
+        frames = make_encoder(planned.build_hparams()).subsampling.count(
+            sample_counts(planned.prepare_splits().train)
+        )
+        yield from _finding_of_rows(
+            planned,
+            {TRAIN: np.flatnonzero(frames < length)},
+            key="mask_time_length",
+            problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
+            fix="Lower `mask_time_length`, or leave it: they are trained on as they are.",
+        )
+    hidden = planned.knobs["encoder_config"]["hidden_size"]
+    if channel_share > 0 and width > hidden:
+        yield planned.finding(
+            "mask_channel_length",
+            problem=f"A mask of {width} channels is wider than the encoder ({hidden}), so no "
+            "channel is masked",
+            fix="Lower `mask_channel_length`, or set `mask_channel_prob: 0`.",
+            stops=False,
+        )
 
 
 def check_positions(planned: PlannedRun) -> Iterator[Finding]:

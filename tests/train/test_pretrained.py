@@ -127,6 +127,27 @@ def test_stopped_run_of_other_encoders_resumes_without_base_model(
 
 
 @pytest.mark.slow
+def test_check_reports_masks_and_writes_no_files(
+    workplace: Workplace,
+    pretrained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
+    words = command(workplace, pretrained, tmp_path / "run")[1:]
+    assert sbkit(["check", *words]) == 0
+    assert not (tmp_path / "run").exists()
+    assert "[masks]" not in capsys.readouterr().out
+    sbkit(["check", *words, "--mask_time_length=75", "--mask_channel_length=25"])
+    output = capsys.readouterr().out
+    assert re.search(
+        r"note: Utterances are shorter than the 75 frames of a mask.* in train", output
+    )
+    assert "note: A mask of 25 channels is wider than the encoder (24)" in output
+
+
+@pytest.mark.slow
 def test_check_finds_utterances_without_positions(
     workplace: Workplace,
     tmp_path: Path,
