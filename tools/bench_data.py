@@ -47,7 +47,7 @@ NUM_EVALUATED = 1000  # rows of dev, and of test
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
-LARGEST = {"wall s", "peak"}  # of these the largest of all ranks is shown, of others the sum
+LARGEST_FIGURES = {"wall s", "peak"}  # the largest of all ranks is shown, of others the sum
 SMALL = (
     *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
     *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
@@ -78,7 +78,7 @@ def measure_starts(folder: Path, options: argparse.Namespace) -> None:
     def start(*knobs: str, ranks: int = 1) -> Figures:
         of_ranks = launch(folder, [*arguments, *knobs], ranks)
         return {
-            name: (max if name in LARGEST else sum)(figures[name] for figures in of_ranks)
+            name: (max if name in LARGEST_FIGURES else sum)(figures[name] for figures in of_ranks)
             for name in of_ranks[0]
         }
 

@@ -54,8 +54,8 @@ def keep_freed_memory() -> None:
 def share_free_memory() -> None:
     """Let many threads share two heaps of glibc.
 
-    By default there are up to eight heaps per core. With 64 clients on two cores, of which two
-    thirds stalled or aborted, `sbkit serve` grew by 96 MB in a minute, and with two heaps by 12 MB.
+    By default there are up to eight heaps per core. On two cores with 64 clients, two thirds of
+    which stalled or aborted, `sbkit serve` grew by 96 MB in a minute, and with two heaps by 12 MB.
     """
     with suppress(AttributeError, OSError):
         _glibc().mallopt(M_ARENA_MAX, 2)

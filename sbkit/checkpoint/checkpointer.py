@@ -195,7 +195,8 @@ class Checkpointer(SpeechBrainCheckpointer):  # type: ignore[misc]
                 checkpoint = publish(super().save_checkpoint(*arguments, **options))
                 if checkpoint.meta["end-of-epoch"]:  # it replaces those within the epoch
                     self.delete_checkpoints(
-                        num_to_keep=0, ckpt_predicate=lambda c: INTRA_EPOCH_CKPT_FLAG in c.meta
+                        num_to_keep=0,
+                        ckpt_predicate=lambda checkpoint: INTRA_EPOCH_CKPT_FLAG in checkpoint.meta,
                     )
         except SAVE_ERRORS:
             remove_unfinished(self.checkpoints_dir)

@@ -678,7 +678,9 @@ def fill_from_other_columns(rows: pa.Table, options: TableOptions) -> pa.Table:
     for name, usual in usual_columns:
         columns = find_columns(rows.column_names, name, usual)
         if len(columns) > 1:
-            values = (pc.if_else(pc.equal(rows[c], ""), None, rows[c]) for c in columns)
+            values = [
+                pc.if_else(pc.equal(rows[column], ""), None, rows[column]) for column in columns
+            ]
             index = rows.column_names.index(columns[0])
             rows = rows.set_column(index, columns[0], pc.coalesce(*values))
     return rows
@@ -823,10 +825,10 @@ def _has_plain_clips(tsvs: Iterable[Path], options: TableOptions) -> bool:
         num_blocks = len(hashes)
         try:
             for block in table.read_blocks(path):
-                names_of_clips = block.rows[path]
-                if not pc.all(pc.match_substring_regex(names_of_clips, PLAIN_CLIP)).as_py():
+                clip_names = block.rows[path]
+                if not pc.all(pc.match_substring_regex(clip_names, PLAIN_CLIP)).as_py():
                     return False
-                hashes.append(hash_texts(names_of_clips))
+                hashes.append(hash_texts(clip_names))
         except pa.ArrowInvalid:
             return False
         if len(hashes) == num_blocks:  # the table has a header only

@@ -259,8 +259,8 @@ def differing_settings(runs: Mapping[str, Settings]) -> dict[str, Settings]:
         names = {name: None for name in names if all(name in values for values in runs.values())}
     for name in sorted(names, key=lambda name: "." in name):  # settings before what follows
         values = {run: settings.get(name) for run, settings in runs.items()}
-        first, *rest = values.values()
-        is_same = rest == [first] * len(rest)
+        in_order = [*values.values()]
+        is_same = in_order == in_order[:1] * len(in_order)
         is_computed = any(str(value).startswith(COMPUTED_PREFIXES) for value in values.values())
         causes = [differing[cause] for cause in differing if "." not in cause]
         # Two settings may well change from false to true, but not from 144 to 96.

@@ -120,16 +120,16 @@ def write_formats(
             reports[name] = {"all": {"written": False, "reasons": [str(error)]}}
     if candidates:
         reports |= compare(bundle, candidates, grid, test_sets)
-    for name, parts in reports.items():
+    for name, by_candidate in reports.items():
         written: Sequence[Candidate | WrittenGraph] = candidates.get(name) or graphs.get(name, ())
-        missed = [item for item in written if not parts[item.name]["written"]]
+        missed = [item for item in written if not by_candidate[item.name]["written"]]
         if len(missed) == len(written):
             shutil.rmtree(folder / name)
             (folder / name).mkdir()
         else:
             for file in chain.from_iterable(item.files for item in missed):
                 (folder / name / file).unlink()
-        parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": parts}
+        parity = {"versions": versions(PACKAGES), "compared_with_the_trained_model": by_candidate}
         (folder / name / PARITY_FILE).write_text(to_json(parity, indent=1) + "\n", encoding="utf-8")
         write_checksums(folder / name)
     return reports

@@ -63,8 +63,8 @@ class Scorer:
 
     A validation measures them; the test of a run and `sbkit score` also describe and report them.
 
-    measure: returns the value of each metric; by default the loss, of results that are its sum and
-        its count.
+    measure: takes at least one result, and returns the value of each metric; by default the loss,
+        of results that are its sum and its count.
     figures: returns further figures of a test set, such as counts and intervals.
     slice_figures: returns the figures of a slice of a test set; by default the metrics.
     describe: takes all figures of a test set, and returns a line for the screen; by default the

@@ -126,12 +126,11 @@ def test_formats_are_written_if_they_can_equal_the_model(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("folder", ["wav2vec2"], indirect=True)
 def test_sherpa_onnx_recognizes_the_same_words(
     folder: Path, clips: list[Samples], expected: list[str]
 ) -> None:
     """This holds for quiet clips, too: sherpa-onnx adds 100 times as much to their variance."""
-    if not (folder / "sherpa-onnx/model.onnx").exists():
-        pytest.skip("not written")
     recognizer = sherpa_onnx.OfflineRecognizer.from_omnilingual_asr_ctc(
         model=str(folder / "sherpa-onnx/model.onnx"), tokens=str(folder / "sherpa-onnx/tokens.txt")
     )
