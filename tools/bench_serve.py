@@ -148,13 +148,13 @@ async def run_clients(
     async def client(number: int) -> None:
         dice = random.Random(number)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        while (asked := time.perf_counter()) < end:
+        while (begin := time.perf_counter()) < end:
             clip = dice.choice(clips)
             writer.write(clip.request)
             header = await reader.readuntil(b"\r\n\r\n")
             length = re.search(rb"content-length: (\d+)", header.lower())
             body = await reader.readexactly(int(length[1])) if length else b""
-            results.latencies.append(time.perf_counter() - asked)
+            results.latencies.append(time.perf_counter() - begin)
             if header.split()[1] == b"200" and json.loads(body)["text"] == clip.text:
                 results.seconds += clip.seconds
             else:
