@@ -6,6 +6,7 @@
 #   environment test,export lowest   .venv-lowest, with the lowest versions that setup.cfg allows
 #   environment test,export newest   .venv-newest, with the newest versions
 #
+# $python chooses the interpreter: a version such as 3.13, also one of pyenv's, or a path.
 # uv installs the packages if it is present, otherwise pip.
 
 set -euo pipefail
@@ -25,13 +26,17 @@ supported() {
 }
 
 find_python() {
-    local name
-    for name in python3 python3.13 python3.12 python3.11; do
+    local name names=(python3 python3.13 python3.12 python3.11)
+    if [ -n "${python:-}" ]; then
+        names=("$python" "python$python" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$python"*/bin/python)
+    fi
+    for name in "${names[@]}"; do
         if supported "$name"; then
             printf '%s\n' "$name"
             return
         fi
     done
+    [ -z "${python:-}" ] || fail "$python is no Python 3.11, 3.12 or 3.13 of this machine."
     fail "sbkit needs Python 3.11, 3.12 or 3.13, but this machine has" \
         "$(python3 --version 2>/dev/null || echo 'no python3'). On Debian or Ubuntu: apt-get install python3-venv"
 }
@@ -39,17 +44,18 @@ find_python() {
 # The scripts of a .venv contain its path, so it is useless after the checkout was copied or moved.
 usable() {
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 &&
-        grep -qF -- " $root/$venv" "$venv/pyvenv.cfg" && supported "$venv/bin/python"
+        grep -qF -- " $root/$venv" "$venv/pyvenv.cfg" && supported "$venv/bin/python" &&
+        { [ -z "${python:-}" ] || [ "$("$venv/bin/python" --version)" = "$("$(find_python)" --version)" ]; }
 }
 
 create() {
-    local python
-    python=$(find_python)
-    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
-        fail "$python lacks the module venv or ensurepip. On Debian or Ubuntu: apt-get install" \
-            "$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
-    printf 'making %s with %s\n' "$venv" "$("$python" --version)"
-    "$python" -m venv --clear "$venv"
+    local interpreter
+    interpreter=$(find_python)
+    "$interpreter" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$interpreter lacks the module venv or ensurepip. On Debian or Ubuntu: apt-get install" \
+            "$("$interpreter" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
+    printf 'making %s with %s\n' "$venv" "$("$interpreter" --version)"
+    "$interpreter" -m venv --clear "$venv"
 }
 
 # Names the file that marks a finished installation; changed requirements give another name.

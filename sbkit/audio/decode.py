@@ -371,7 +371,9 @@ def _open(file: BinaryIO) -> "InputContainer":
         read=file.read, seek=file.seek, tell=file.tell, seekable=file.seekable
     )
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
-    return av.open(nameless, "r", options=options, metadata_errors="ignore")
+    # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
+    tags = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
+    return av.open(nameless, "r", options=options, **tags)
 
 
 def _decoder_of(stream: "AudioStream") -> "AudioCodecContext":
