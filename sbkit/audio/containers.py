@@ -99,11 +99,14 @@ class Header(NamedTuple):
 
 
 def read_header(file: BinaryIO, name: str) -> Header:
-    """Read the header of an open file; raises AudioError for joined files."""
+    """Read the header of an open file; raises AudioError for joined files and broken chunks."""
     start = file.read(ID3_HEADER_BYTES + MAX_FRAME_BYTES)
     for pattern, chunk_format in CHUNK_FORMATS.items():
         if re.match(pattern, start, re.DOTALL):
-            return _read_chunks(file, name, chunk_format, start)
+            try:
+                return _read_chunks(file, name, chunk_format, start)
+            except (struct.error, OverflowError) as error:  # sizes that cannot be true
+                raise cut_short(name) from error
     if start.startswith(b"ID3"):  # its size has 7 bits in each of the last four bytes
         size = sum(byte << shift for byte, shift in zip(start[6:10], (21, 14, 7, 0), strict=False))
         file.seek(ID3_HEADER_BYTES + size)

@@ -45,7 +45,9 @@ FORMATS_WITH_ESTIMATE = {"mp3", "aac"}  # from the first packets
 FORMATS_WITH_FILE_DURATION = {"asf", "caf", "flv", "matroska,webm"}
 # Codecs in which the number of channels implies their positions, also for microphone arrays.
 CODECS_WITHOUT_POSITIONS = {"flac", "vorbis"}
-FAITHFUL_DECODERS = {"amrnb": "libopencore_amrnb", "amrwb": "libopencore_amrwb"}  # with pauses
+# Frames of AMR of this mode or above are 20 ms of a pause, which FFmpeg's decoders refuse.
+AMR_PAUSE_MODES = {"amrnb": 8, "amrwb": 9}
+AMR_FRAMES_PER_SECOND = 50
 LOSSY_TOLERANCE = 3 * 1152  # samples: an encoder's delay and its last, partly filled frames
 ROUNDING = 0.003  # seconds; of durations that a file declares
 # Between packets. In silence, Opus may send one every 0.4 s only; lossless formats send all.
@@ -104,6 +106,14 @@ def declared_seconds(file: BinaryIO) -> float:
     with _open(file) as container:
         is_estimate = container.format.name in FORMATS_WITH_ESTIMATE and not header.mp3_frames
         return 0.0 if is_estimate else (container.duration or 0) / AV_TIME_BASE
+
+
+def file_errors() -> tuple[type[Exception], ...]:
+    """Return what the libraries raise for a damaged file. Any other error is a fault of sbkit's."""
+    import av
+    import soundfile
+
+    return av.FFmpegError, soundfile.SoundFileError
 
 
 def check_rate(name: str, rate: int) -> None:
@@ -176,7 +186,12 @@ class _PacketReader(_Reader):
             stream = container.streams.best("audio")
             if not isinstance(stream, av.AudioStream):
                 raise not_audio(self.name)
-            decoder = _decoder_of(stream)
+            decoder = stream.codec_context
+            if decoder is None:  # FFmpeg knows no such codec
+                raise not_audio(self.name)
+            if stream.codec.lossless:
+                decoder.options = {"err_detect": "crccheck+explode"}
+            decoder.open()  # PyAV 19 crashes if it uses a decoder that could not be opened
             pending: list[AudioFrame] = []  # of one form
             num_samples = block_frames = first_skipped = 0
             form: _Form | None = None
@@ -234,7 +249,7 @@ class _PacketReader(_Reader):
         try:
             for packet in packets:
                 try:
-                    frames = decoder.decode(packet)
+                    frames = _decode_packet(decoder, packet)
                 except av.FFmpegError:
                     num_errors += packets.is_sounding and not bytes(packet).startswith(TAG_PREFIXES)
                     continue
@@ -376,19 +391,19 @@ def _open(file: BinaryIO) -> "InputContainer":
     return av.open(nameless, "r", options=options, **tags)
 
 
-def _decoder_of(stream: "AudioStream") -> "AudioCodecContext":
-    """Return the decoder of a stream, which checks what it can check."""
+def _decode_packet(
+    decoder: "AudioCodecContext", packet: "Packet[AudioStream]"
+) -> "list[AudioFrame]":
+    """Decode a packet; raises av.FFmpegError if it is damaged."""
     import av
 
-    decoder = stream.codec_context
-    if decoder.name in FAITHFUL_DECODERS:
-        name = FAITHFUL_DECODERS[decoder.name]
-        decoder = cast("AudioCodecContext", av.CodecContext.create(name, "r"))
-        decoder.sample_rate = stream.rate
-        decoder.layout = "mono"
-    if stream.codec.lossless:
-        decoder.options = {"err_detect": "crccheck+explode"}
-    return decoder
+    pause_mode = AMR_PAUSE_MODES.get(decoder.name)
+    if pause_mode and packet.size and bytes(packet)[0] >> 3 & 15 >= pause_mode:
+        silence = np.zeros((1, decoder.sample_rate // AMR_FRAMES_PER_SECOND), np.float32)
+        frame = av.AudioFrame.from_ndarray(silence, "fltp", "mono")
+        frame.sample_rate = decoder.sample_rate
+        return [frame]
+    return decoder.decode(packet)
 
 
 def _no_samples(name: str) -> AudioError:

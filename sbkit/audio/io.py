@@ -152,7 +152,7 @@ def _blocks(source: Path | str | IOBase, options: ReadOptions) -> Iterator[Block
         raise
     except (OSError, MemoryError) as error:
         raise AudioError("unreachable", f"{name} cannot be read: {error}") from error
-    except Exception as error:  # a damaged file may make a library raise anything
+    except decode.file_errors() as error:
         raise decode.not_audio(name) from error
 
 
