@@ -40,7 +40,10 @@ def check_unchanged(contents: Mapping[str, bytes], checksums_json: bytes, *, fol
     checksums_json: the content of the folder's `CHECKSUMS`.
     """
     with parse_errors_as_sbkit_errors(
-        folder / CHECKSUMS, f"be the list of checksums of {folder}", fix="Export it again."
+        folder / CHECKSUMS,
+        f"be the list of checksums of {folder}",
+        fix="Export it again.",
+        is_json=True,
     ):
         checksums = dict(json.loads(checksums_json))
     for name, content in contents.items():

@@ -9,6 +9,8 @@ STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
+# Raised by faults of code, also by a library of another version; never a verdict on input.
+CODE_FAULTS = (TypeError, AttributeError, ImportError, NameError)
 
 
 class SbkitError(Exception):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sbkit.base.errors import SbkitError
+from sbkit.base.errors import CODE_FAULTS, SbkitError
 
 LOCK_FILE = ".lock"  # in a folder that one process locks; it stays there
 LOCK_PREFIX = ".lock-"  # how the name of a task's lock file begins
@@ -308,11 +308,17 @@ def read_regular(path: Path, *, max_bytes: int, subject: str, follow_links: bool
 
 
 @contextmanager
-def parse_errors_as_sbkit_errors(file: Path | str, requirement: str, *, fix: str) -> Iterator[None]:
-    """Turn any error raised while parsing into SbkitError: "FILE must REQUIREMENT, but ... FIX"."""
+def parse_errors_as_sbkit_errors(
+    file: Path | str, requirement: str, *, fix: str, is_json: bool = False
+) -> Iterator[None]:
+    """Turn what a parser raises into SbkitError: "FILE must REQUIREMENT, but ... FIX".
+
+    is_json: whether fields are read from JSON, where a TypeError means a value of another type.
+    """
+    passed_on = (SbkitError,) if is_json else (SbkitError, *CODE_FAULTS)
     try:
         yield
-    except SbkitError:
+    except passed_on:
         raise
     except Exception as error:
         # Quote only the first sentence: torch's errors continue with bad advice.

@@ -118,7 +118,7 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
         SbkitError: a field is missing, or is not what an export writes.
     """
     fix = "Export it again with this version of sbkit."
-    with parse_errors_as_sbkit_errors(file, "be what `sbkit export` writes", fix=fix):
+    with parse_errors_as_sbkit_errors(file, "be what `sbkit export` writes", fix=fix, is_json=True):
         values = json.loads(content)
         if values["format"] != FORMAT:
             raise ValueError(f"its format is {values['format']}, not {FORMAT}")

@@ -269,7 +269,9 @@ def read_run_config(folder: Path | str) -> RunConfig:
     """Read the configuration of the run in a folder; raises SbkitError if that is impossible."""
     file = Path(folder, RUN_CONFIG_FILE)
     fix = "Put it back, or choose another `output_folder` for a new run."
-    with parse_errors_as_sbkit_errors(file, "be what sbkit wrote when the run began", fix=fix):
+    with parse_errors_as_sbkit_errors(
+        file, "be what sbkit wrote when the run began", fix=fix, is_json=True
+    ):
         record = json.loads(file.read_text(encoding="utf-8"))
         return RunConfig(record["values"], record["data"], record["labels"])
 

@@ -25,6 +25,7 @@ from hyperpyyaml.core import recursive_resolve, recursive_update
 from ruamel.yaml import YAML, resolver
 from ruamel.yaml.comments import CommentedMap, CommentedSeq, TaggedScalar
 from ruamel.yaml.constructor import RoundTripConstructor
+from ruamel.yaml.error import YAMLError
 
 from sbkit.base.errors import ConfigError
 
@@ -188,7 +189,7 @@ def read_document(path: Path | str) -> Document:
     text = read_yaml_text(path)
     try:
         root = deepcopy(_parse(text))
-    except Exception as error:  # ruamel.yaml raises many kinds of errors for bad YAML
+    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # of ruamel.yaml
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         place = f"{path}:{mark.line + 1}" if mark else path
         advice = "Indent it with spaces." if r"'\t'" in str(problem) else "Correct it."

@@ -5,7 +5,9 @@ such as FSSPEC_S3_KEY.
 """
 
 import errno
+import lzma
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +15,12 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from sbkit.base.errors import DataError
+from sbkit.base.errors import CODE_FAULTS, DataError
 from sbkit.base.files import os_errors_name, write_bytes_atomically
 
 NOT_WRITABLE_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNPACKING_ERRORS = (OSError, EOFError, ValueError, tarfile.TarError, zlib.error, lzma.LZMAError)
 
 # By default aiohttp, which fsspec calls, ignores the proxies that http_proxy and https_proxy name.
 for protocol in ("http", "https"):
@@ -150,9 +153,11 @@ def _file_system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @contextmanager
 def _access_errors_as_data_errors(url: str) -> Iterator[None]:
-    """Turn any error into DataError: each file system raises classes of its own."""
+    """Turn errors of a file system into DataError; each raises classes of its own."""
     try:
         yield
+    except CODE_FAULTS:
+        raise
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DataError(
@@ -186,9 +191,7 @@ def unpacking_errors_as_data_errors(failure: str, *, fix: str) -> Iterator[None]
     """Turn errors of tarfile and its decompressors into DataError: "FAILURE (ERROR). FIX"."""
     try:
         yield
-    except DataError:
-        raise
-    except Exception as error:  # the libraries that unpack raise many kinds of errors
+    except UNPACKING_ERRORS as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DataError(f"{failure} ({str(error)[:200]}). {fix}") from error

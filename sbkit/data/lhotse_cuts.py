@@ -29,7 +29,7 @@ from sbkit.data.columns import (
     PATH_COLUMNS,
     TEXT_COLUMNS,
 )
-from sbkit.data.filesystem import find_beside
+from sbkit.data.filesystem import UNPACKING_ERRORS, find_beside
 from sbkit.data.manifest import MAX_OVERLAP, Excluded
 from sbkit.data.tables import Row, Table, TableOptions, WriteAudio, collect_rows, join_tables
 
@@ -50,8 +50,8 @@ def is_cut_manifest(source: Path) -> bool:
         return False
     try:
         with fsspec.open(source, "rt", encoding="utf-8-sig", compression="infer") as lines:
-            first = json.loads(next(line for line in lines if line.strip()))
-    except Exception:  # a damaged file may raise anything; `read_table` says what to do
+            first = json.loads(next((line for line in lines if line.strip()), "null"))
+    except UNPACKING_ERRORS:  # `read_table` says what to do
         return False
     return isinstance(first, dict) and first.get("type") in CUT_TYPES
 
@@ -127,7 +127,8 @@ def _iterate(cuts: Iterable["Cut"], source: str, total: int = 0) -> Iterator["Cu
             yield cut
         if count < total:
             raise EOFError(f"{total} were expected")
-    except Exception as error:  # Lhotse and the libraries that unpack raise many kinds
+    # Lhotse asserts, and takes the fields that it needs from mappings.
+    except (*UNPACKING_ERRORS, AssertionError, LookupError) as error:
         raise DataError(
             f"{source} cannot be read after cut {count} ({type(error).__name__}: "
             f"{str(error)[:200]}). Copy it again, or write it again with Lhotse."

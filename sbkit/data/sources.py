@@ -174,7 +174,8 @@ def _read_arrow_dataset(source: Path, options: TableOptions) -> Table:
         return join_tables(tables, file)
     except SbkitError:
         raise
-    except Exception as error:  # damage and unknown types raise many kinds of errors
+    # An ArrowTypeError is a TypeError, and `datasets` takes what it needs from JSON files.
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
             f"{source} cannot be read as a dataset ({type(error).__name__}: {str(error)[:200]}). "
             "Save it again."

@@ -89,7 +89,8 @@ VALUES = (-(10**30), "a\x1b[2Jb", CODE, json.loads("[" * 200 + "]" * 200))
 FIELDS = [
     *((field, MISSING) for field in ("format", "task", "sample_rate", "model", "parts")),
     *((field, value) for field in ("format", "task", "sample_rate", "parts") for value in VALUES),
-    *((field, value) for field in ("decoder", "confidence") for value in VALUES),
+    *((field, value) for field in ("decoder", "confidence", "normalizer") for value in VALUES),
+    *((field, value) for field in ("model", "word_offsets") for value in VALUES[::2]),
     ("decoder", {"beam_size": 10**9, "weights": {}}),
     ("confidence", {"greedy": {"weights": {"bias": 10**400}}}),
     ("language", ["en"]),

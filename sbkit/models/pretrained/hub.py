@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sbkit.base.errors import BundleError, ConfigError, SbkitError
+from sbkit.base.errors import CODE_FAULTS, BundleError, ConfigError, SbkitError
 from sbkit.base.files import task_lock
 from sbkit.base.messages import listed
 from sbkit.models.pretrained.folder import (
@@ -112,7 +112,7 @@ def _errors_as_sbkit_errors(model: str, revision: str) -> Iterator[None]:
     hub = constants.ENDPOINT
     try:
         yield
-    except SbkitError:
+    except (SbkitError, *CODE_FAULTS):
         raise
     except errors.GatedRepoError:
         message = f"{model} is gated. Accept its terms at {hub}/{model}, and {LOG_IN}."
