@@ -10,6 +10,7 @@ from pathlib import Path
 __version__ = "0.1.0"  # of sbkit; setup.cfg reads it here
 
 TEXT_PACKAGES = ("num2words", "regex", "pyarrow")
+AUDIO_PACKAGES = ("av", "soundfile")
 PACKAGES = ("torch", "torchaudio", "speechbrain", "datasets", "sentencepiece", "numpy", "sbkit")
 
 
@@ -22,12 +23,18 @@ def versions(more_packages: Sequence[str] = ()) -> dict[str, str | None]:
 @cache
 def code_identity() -> str:
     """Hash the code of sbkit and of the recipes, with the versions of packages that they use."""
-    digest = hashlib.sha256(repr(versions(TEXT_PACKAGES)).encode())
+    digest = hashlib.sha256(repr(versions((*TEXT_PACKAGES, *AUDIO_PACKAGES))).encode())
     root = Path(__file__).parents[2]
     patterns = ("sbkit/**/*.py", "sbkit/text/*.toml", "recipes/**/*.py")
     for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+@cache
+def audio_reader() -> str:
+    """Return the packages that decode audio, with their versions."""
+    return ", ".join(f"{package} {_version(package)}" for package in AUDIO_PACKAGES)
 
 
 def describe_versions() -> str:

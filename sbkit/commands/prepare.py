@@ -46,8 +46,7 @@ def prepare_data(options: Namespace) -> None:
     Nothing is trained, and no run folder is made. Raises SbkitError for bad input, or a full disk.
     """
     from sbkit.config.overrides import parse_overrides
-    from sbkit.data.cache import default_cache
-    from sbkit.data.prepared import verifying
+    from sbkit.data.cache import default_cache, verifying
     from sbkit.data.report import measure_data, write_data_report
     from sbkit.data.shard import LAZY
     from sbkit.data.splits import shard_numbers

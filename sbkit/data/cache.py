@@ -41,6 +41,7 @@ from sbkit.base.files import (
     write_text_atomically,
 )
 from sbkit.base.messages import listed, plural, printable
+from sbkit.base.versions import audio_reader
 from sbkit.data.clips import by_file
 from sbkit.data.filesystem import (
     Storage,
@@ -63,7 +64,7 @@ from sbkit.logs.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
-CACHE_VERSION = 5  # raise it if the same clip would give other audio, or tables other columns
+CACHE_VERSION = 6  # raise it if the same clip would give other audio, or tables other columns
 AUDIO_FOLDER = "audio"  # of the cache
 EXTRACTED_FOLDER = "embedded"  # of the cache: files that were in a dataset or an archive
 PREPARED_FOLDER = "prepared"  # of the cache: the tables of `sbkit.data.prepared`
@@ -75,6 +76,8 @@ TEMPORARY_REASONS = ("missing", "unreachable")
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 COPY_BYTES = 1 << 20
 
+_is_verifying = False
+
 
 def default_cache() -> Path:
     """Return ``$SBKIT_CACHE``, else ``$XDG_CACHE_HOME/sbkit``, else ``~/.cache/sbkit``.
@@ -85,6 +88,22 @@ def default_cache() -> Path:
         return Path(folder).expanduser()
     parent = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(parent).expanduser() / "sbkit"
+
+
+@contextmanager
+def verifying() -> Iterator[None]:
+    """Prepare all splits again, and ask again whether unreadable files can be read."""
+    global _is_verifying
+    _is_verifying = True
+    try:
+        yield
+    finally:
+        _is_verifying = False
+
+
+def is_verifying() -> bool:
+    """Return whether nothing that was prepared earlier is believed."""
+    return _is_verifying
 
 
 # Decoded audio
@@ -310,8 +329,9 @@ class _CorpusShards:
             first_row = sum(map(len, self._tables.values()))
             for row, values in enumerate(zip(*columns, strict=True), start=first_row):
                 self._rows.setdefault(ClipKey(*values), row)
-            for *fields, reason, message in facts.left_out:
-                self._unreadable[ClipKey(*fields)] = AudioError(reason, message)
+            for *fields, reason, message, reader in facts.left_out:
+                if reader == audio_reader() and not _is_verifying:
+                    self._unreadable[ClipKey(*fields)] = AudioError(reason, message)
             self._tables[file] = table
 
     def decode(self, block: Sequence[ClipKey], on_clip: Callable[[], None]) -> None:
@@ -330,7 +350,7 @@ class _CorpusShards:
             for index, error in errors.items():
                 self._unreadable[keys[index]] = error
                 if error.reason not in TEMPORARY_REASONS:
-                    left_out.append((*keys[index], error.reason, str(error)))
+                    left_out.append((*keys[index], error.reason, str(error), audio_reader()))
             added = [keys[index] for index in added_indices]
             columns = {
                 "path": pa.array([key.path for key in added], pa.string()),
@@ -345,10 +365,10 @@ class _CorpusShards:
         all_errors = dict(errors)
         stored_rows = []
         for row, key in keys.items():
-            if key in self._unreadable:
-                all_errors[row] = self._unreadable[key]
-            else:
+            if key in self._rows:  # also one that an earlier verdict left out
                 stored_rows.append(self._rows[key])
+            else:
+                all_errors[row] = self._unreadable[key]
         tables = [NO_AUDIO]
         for file, table in self._tables.items():
             audio = str(file.with_suffix(".arrow"))

@@ -15,7 +15,6 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -31,7 +30,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import atomic_folder, fsync_tree, task_lock, to_json, write_text_atomically
 from sbkit.base.versions import code_identity
 from sbkit.config.hparams import Knobs
-from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder
+from sbkit.data.cache import PREPARED_FOLDER, default_cache, describe_folder, is_verifying
 from sbkit.data.corpus import Corpus, KnobValues, list_files
 from sbkit.data.manifest import Excluded
 from sbkit.data.shard import AUDIO, LAZY
@@ -48,8 +47,6 @@ DATA_KEYS = (
 )
 
 logger = logging.getLogger(__name__)
-
-_is_verifying = False
 
 
 class DataKnobs(Knobs):
@@ -105,7 +102,7 @@ def prepare_once(
     version = _hash([code_identity(), [*map(_describe_file, [*files, module_file])]])
     name = f"{source.name}-{settings}-{version}".lstrip("-.")
     folder = default_cache() / PREPARED_FOLDER / name
-    if not _is_verifying and (data := _read(folder)) is not None:
+    if not is_verifying() and (data := _read(folder)) is not None:
         return data
 
     def write() -> None:
@@ -147,17 +144,6 @@ def measure_once(identity: object, measure: Callable[[], Any]) -> Any:
 
 def _hash(value: object) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
-
-
-@contextmanager
-def verifying() -> Iterator[None]:
-    """Make all splits again, and store them in the place of those that are there."""
-    global _is_verifying
-    _is_verifying = True
-    try:
-        yield
-    finally:
-        _is_verifying = False
 
 
 def _describe_file(path: Path) -> list[Any]:

@@ -5,12 +5,14 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import av
 import datasets
 import numpy as np
 import pytest
@@ -19,6 +21,8 @@ import torch
 from datasets import Audio
 from torch.nn.functional import ctc_loss
 
+from sbkit.audio import decode
+from sbkit.audio.decode import Block
 from sbkit.audio.io import read_audio
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import SbkitError
@@ -90,6 +94,30 @@ def assert_holds(prepared: PreparedSplit, clips: list[Clip], sample_rate: int = 
         assert (row["id"], row["sentence"], row["samples"]) == (clip.id, clip.sentence, len(audio))
         assert row["text"] == clip.sentence.lower()
         assert np.array_equal(row["audio"], audio)
+
+
+@pytest.mark.parametrize("asks_again", ["another version", "verify"])
+def test_verdict_on_a_file_is_kept_until_another_library_or_verify_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks_again: str
+) -> None:
+    clips = make_clips(tmp_path / "clips", 21)
+
+    def refuse(file: Any, *_: object) -> Iterator[Block]:
+        if file.name == str(clips[1].path):
+            raise av.InvalidDataError(1, "which this version does not read")
+        yield from read_blocks(file, *_)
+
+    read_blocks = decode.decode
+    with monkeypatch.context() as earlier:
+        earlier.setattr(decode, "decode", refuse)
+        if asks_again == "another version":
+            earlier.setattr(cache, "audio_reader", lambda: "av 17.0")
+        assert prepare(tmp_path, clips).excluded[0].id == "clip1"
+        earlier.setattr(decode, "decode", read_blocks)
+        assert len(prepare(tmp_path, clips).excluded) == 1
+    with cache.verifying() if asks_again == "verify" else nullcontext():
+        assert_holds(prepare(tmp_path, clips), clips)
+    assert_holds(prepare(tmp_path, clips), clips)
 
 
 def shards_of(folder: Path) -> list[Path]:
