@@ -1,4 +1,4 @@
-"""`sbkit doctor`: show versions, devices and compiler of this machine, and try a bundle on it."""
+"""`sbkit doctor`: describe this machine, and try audio, cache, tokenizer, ONNX and bundles."""
 
 import os
 import platform
@@ -39,16 +39,25 @@ def add_commands(parser: Parser) -> None:
 
 
 def doctor(options: Namespace) -> int:
-    """Describe this machine, and load each format of bundles; return the exit code.
+    """Describe this machine, run the trials, and load each format of bundles; return the exit code.
 
-    Prints the device that a format runs on, or the error.
+    Prints the result of a trial, the device that a format runs on, or the error.
     """
+    from sbkit.commands.trials import trials
     from sbkit.runtime.onnx_model import MODEL_FILES, ONNX_FOLDER
     from sbkit.runtime.runtimes import has_torch, open_model
 
     for subject, text in describe_machine().items():
         print(f"{subject}: {text}", flush=True)
     exit_code = 0
+    for subject, trial in trials():
+        try:
+            result = trial()
+        except Exception as error:  # an installation may be broken in any way
+            exit_code = BAD_INPUT
+            cause = error.__cause__ or error  # such as the TypeError behind "not audio"
+            result = f"{type(cause).__name__}: {cause}"
+        print(printable(f"{subject}: {result}"), flush=True)
     for folder in options.models:
         targets = [
             ("onnx", precision)

@@ -6,8 +6,8 @@ import resource
 from io import BytesIO
 
 from sbkit.audio.containers import AudioError
+from sbkit.audio.formats import FORMATS, encode_tone
 from sbkit.audio.io import declared_seconds, stream_audio
-from tests.audio.test_io import FILES, make_file
 
 MUTATIONS = int(os.environ.get("SBKIT_MUTATIONS", "400"))  # 20,000 take a quarter of an hour
 NUMBERS = (b"\xff\xff\xff\xff", bytes(4), b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\1\0\0\0")
@@ -43,7 +43,7 @@ def mutated(random: random.Random, file: bytes) -> bytes:
 
 def test_mutated_files_are_read_or_refused() -> None:
     random_ = random.Random(1)
-    files = [make_file(name, seconds=0.6) for name in FILES]
+    files = [encode_tone(name, seconds=0.6) for name in FORMATS]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcomes: set[str] = set()
     for _ in range(MUTATIONS):

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from fractions import Fraction
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,17 @@ import pytest
 import soundfile
 import torch
 
+from sbkit.audio import formats
 from sbkit.audio.channels import CANCEL, DIFFER, ChannelMixer
 from sbkit.audio.containers import AudioError
+from sbkit.audio.formats import (
+    FFMPEG_FORMATS,
+    FORMATS,
+    TONE_HERTZ,
+    encode,
+    encode_tone,
+    loudest_hertz,
+)
 from sbkit.audio.io import (
     AudioPart,
     read_audio,
@@ -32,11 +41,8 @@ from sbkit.base.units import SAMPLE_RATE
 Signal = npt.NDArray[np.generic]
 SECONDS = 4
 PAGE = Path(__file__).parents[2] / "docs/guide/audio.md"
-
-
-def tone(rate: int, hertz: float = 440.0, seconds: float = SECONDS) -> Signal:
-    """Make a sine of half amplitude."""
-    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
+tone = partial(formats.tone, seconds=SECONDS)
+make_file = partial(encode_tone, seconds=SECONDS)
 
 
 def write(file: Path, signal: Signal, rate: int = SAMPLE_RATE, subtype: str | None = None) -> Path:
@@ -45,116 +51,22 @@ def write(file: Path, signal: Signal, rate: int = SAMPLE_RATE, subtype: str | No
     return file
 
 
-def encode(container: str, codec: str, signal: Signal, rate: int = 48_000, **options: str) -> bytes:
-    """Write a file (S,) or (C, S) by FFmpeg's libraries."""
-    channels = np.atleast_2d(signal).astype(np.float32)
-    layout = {1: "mono", 2: "stereo", 6: "5.1"}[len(channels)]
-    with av.open(file := BytesIO(), "w", container, options) as output:
-        stream = output.add_stream(codec, rate=rate, layout=layout)
-        resampler = av.AudioResampler(stream.format, layout, rate)
-        frame = av.AudioFrame.from_ndarray(channels, "fltp", layout)
-        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
-        for part in [*resampler.resample(frame), *resampler.resample(None), None]:
-            output.mux(stream.encode(part))
-        content = file  # closing the output completes it
-    return content.getvalue()
-
-
-# Containers and codecs, as the page of formats lists them, with FFmpeg's names and a rate.
-FFMPEG_FILES: dict[tuple[str, str], tuple[str, str, int]] = {
-    ("WAV", "PCM"): ("wav", "pcm_s24le", 44_100),
-    ("WAV", "G.711"): ("wav", "pcm_mulaw", 8_000),
-    ("WAV", "ADPCM"): ("wav", "adpcm_ms", 16_000),
-    ("WAV", "MP3"): ("wav", "libmp3lame", 44_100),
-    ("FLAC", "FLAC"): ("flac", "flac", 44_100),
-    ("MP3", "MP3"): ("mp3", "libmp3lame", 44_100),
-    ("MP3", "MP2"): ("mp2", "mp2", 44_100),
-    ("Ogg", "Opus"): ("ogg", "libopus", 48_000),
-    ("Ogg", "FLAC"): ("ogg", "flac", 44_100),
-    ("MP4", "AAC"): ("ipod", "aac", 44_100),
-    ("MP4", "ALAC"): ("ipod", "alac", 44_100),
-    ("QuickTime", "AAC"): ("mov", "aac", 44_100),
-    ("3GP", "AAC"): ("3gp", "aac", 44_100),
-    ("WebM, Matroska", "Opus"): ("webm", "libopus", 48_000),
-    ("WebM, Matroska", "FLAC"): ("matroska", "flac", 44_100),
-    ("AAC (ADTS)", "AAC"): ("adts", "aac", 44_100),
-    ("AIFF", "PCM"): ("aiff", "pcm_s16be", 44_100),
-    ("AU", "PCM"): ("au", "pcm_s16be", 44_100),
-    ("AU", "G.711"): ("au", "pcm_alaw", 8_000),
-    ("CAF", "PCM"): ("caf", "pcm_s16le", 44_100),
-    ("CAF", "ALAC"): ("caf", "alac", 44_100),
-    ("W64, RF64", "PCM"): ("w64", "pcm_s16le", 44_100),
-    ("AC-3", "AC-3"): ("ac3", "ac3", 48_000),
-    ("AC-3", "E-AC-3"): ("eac3", "eac3", 48_000),
-    ("WavPack", "WavPack"): ("wv", "wavpack", 44_100),
-    ("TTA", "TTA"): ("tta", "tta", 44_100),
-    ("MPEG", "MP2"): ("mpeg", "mp2", 44_100),
-    ("MPEG", "AAC"): ("mpegts", "aac", 44_100),
-    ("FLV", "AAC"): ("flv", "aac", 44_100),
-    ("AVI", "MP3"): ("avi", "libmp3lame", 44_100),
-}
-SNDFILE_FILES = {
-    ("Ogg", "Vorbis"): ("OGG", "VORBIS"),
-    ("WAV", "GSM"): ("WAV", "GSM610"),
-    ("NIST SPHERE", "PCM"): ("NIST", "PCM_16"),
-}
-# PyAV 19 cannot write AMR. Five frames of 13 bytes, from the middle of a tone of 440 Hz, that
-# libopencore-amrnb wrote; they last 44 periods of the tone, so they can be repeated.
-AMR_TONE = bytes.fromhex(
-    "043e3832a6bbab552b4d130a52048d3d32aaab9da5c067b0f916043e3832a7bb2a84f1644e8a90048d3d35aa6bc265"
-    "9c4d126054043e3832a6bbeb750f0913b4a6"
-)
-AMR_FILES = {("3GP", "AMR"): "3gp", ("AMR", "AMR"): "amr"}
-FILES = [*FFMPEG_FILES, *AMR_FILES, *SNDFILE_FILES]
-
-
-def make_file(name: tuple[str, str], seconds: float = SECONDS) -> bytes:
-    """Write a tone of 440 Hz in a container and a codec of the page."""
-    if name in FFMPEG_FILES:
-        container, codec, rate = FFMPEG_FILES[name]
-        return encode(container, codec, tone(rate, seconds=seconds), rate)
-    if name in AMR_FILES:
-        return in_container(AMR_FILES[name], b"#!AMR\n" + AMR_TONE * round(seconds * 10))
-    container, subtype = SNDFILE_FILES[name]
-    soundfile.write(file := BytesIO(), tone(16_000), 16_000, subtype, format=container)
-    return file.getvalue()
-
-
-def in_container(container: str, content: bytes) -> bytes:
-    """Copy the packets of a file into another container."""
-    with (
-        av.open(BytesIO(content)) as source,
-        av.open(file := BytesIO(), "w", container) as output,
-    ):
-        stream = output.add_stream_from_template(source.streams.audio[0])
-        for packet in source.demux():
-            if packet.size:
-                packet.stream = stream
-                output.mux(packet)
-    return file.getvalue()
-
-
 def read(content: bytes, **options: Any) -> npt.NDArray[np.int16]:
     return np.concatenate([*stream_audio(BytesIO(content), **options)])
-
-
-def loudest_hertz(samples: npt.NDArray[np.int16]) -> float:
-    spectrum = np.abs(np.fft.rfft(samples.astype(np.float64)))
-    return float(np.argmax(spectrum)) * SAMPLE_RATE / len(samples)
 
 
 def test_page_lists_the_formats_that_are_tested_here() -> None:
     rows = re.findall(r"^\| `\.[^|]*\| ([^|]+) \| ([^|]+) \|", PAGE.read_text(), re.MULTILINE)
     listed = {(container, codec) for container, codecs in rows for codec in codecs.split(", ")}
-    assert listed == {*FILES}
+    assert listed == {*FORMATS}
 
 
-@pytest.mark.parametrize("name", FILES, ids="-".join)
+@pytest.mark.parametrize("name", FORMATS, ids="-".join)
 def test_every_format_gives_the_same_tone(name: tuple[str, str]) -> None:
     samples = read(make_file(name))
     assert samples.dtype == np.int16
     assert SECONDS - 0.02 < len(samples) / SAMPLE_RATE < SECONDS + 0.15
-    assert loudest_hertz(samples) == pytest.approx(440, abs=2)
+    assert loudest_hertz(samples) == pytest.approx(TONE_HERTZ, abs=2)
     inner = samples[4000:-4000].astype(np.float64)  # opus rings where a tone starts
     assert np.sqrt(np.mean(inner**2)) == pytest.approx(0.5 * 32768 / np.sqrt(2), rel=0.15)
 
@@ -166,7 +78,7 @@ DECLARED |= {"W64, RF64", "WavPack", "TTA", "NIST SPHERE", "FLV"}
 CUT_SHORT = r"is truncated( or damaged|: it declares 4\.\d+ s, has [0-3]\.\d+ s)"
 
 
-@pytest.mark.parametrize("name", FILES, ids="-".join)
+@pytest.mark.parametrize("name", FORMATS, ids="-".join)
 def test_truncated_files_are_refused_where_the_format_declares_a_length(
     name: tuple[str, str],
 ) -> None:
@@ -185,7 +97,7 @@ def test_truncated_files_are_refused_where_the_format_declares_a_length(
 @pytest.mark.parametrize(
     ("start", "speech", "pause"),
     [
-        (b"#!AMR\n", AMR_TONE[:13], bytes([8 << 3, *bytes(5)]) + 7 * bytes([15 << 3])),
+        (b"#!AMR\n", formats.AMR_FRAME, bytes([8 << 3, *bytes(5)]) + 7 * bytes([15 << 3])),
         # A frame of 6.6 kbit/s that libvo-amrwbenc wrote
         (
             b"#!AMR-WB\n",
@@ -261,7 +173,7 @@ def test_wav_whose_size_counts_its_header_is_read(excess: int) -> None:
     assert len(read(bytes(content))) == 2 * (SECONDS * 8000 + min(excess, 0))
 
 
-@pytest.mark.parametrize("name", FILES, ids="-".join)
+@pytest.mark.parametrize("name", FORMATS, ids="-".join)
 def test_joined_files_are_read_whole_or_refused(name: tuple[str, str]) -> None:
     content = make_file(name)
     if "-".join(name) in JOINED:
@@ -286,7 +198,7 @@ def test_rate_and_channels_may_change_in_the_middle() -> None:
     samples = read(mono + encode("mp3", "libmp3lame", stereo, 48_000, write_xing="0"))
     assert len(samples) / SAMPLE_RATE == pytest.approx(2 * SECONDS, abs=0.15)
     for half in np.split(samples, [len(samples) // 2]):
-        assert loudest_hertz(half) == pytest.approx(440, abs=2)
+        assert loudest_hertz(half) == pytest.approx(TONE_HERTZ, abs=2)
 
 
 DAMAGED = ["FLAC-FLAC", "MP3-MP3", "MP4-AAC", "Ogg-Opus", "WebM, Matroska-Opus", "AAC (ADTS)-AAC"]
@@ -396,7 +308,7 @@ FAR_PARTS = [(3_300_001, 4_000_000), (41_234_567, 42_234_567), (99_500_000, None
 def test_parts_far_into_a_file_equal_the_whole_file_there(tmp_path: Path, name: str) -> None:
     file = tmp_path / "a"
     noise = np.random.default_rng(0).normal(0, 0.1, 500_000)
-    container, codec, rate = FFMPEG_FILES[*name.split("-")]  # type: ignore[index]
+    container, codec, rate = FFMPEG_FORMATS[*name.split("-")]  # type: ignore[index]
     file.write_bytes(encode(container, codec, np.resize(noise, 100 * rate), rate))
     whole = read_audio(file)
     parts = [AudioPart(str(file), *times) for times in FAR_PARTS]

@@ -10,12 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import av
+import onnx
 import onnxruntime
 import pytest
 import torch
 
+from sbkit.audio.formats import FORMATS
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.commands import trials
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
@@ -221,6 +225,7 @@ def test_doctor_lists_packages_and_what_each_format_runs_on(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in(monkeypatch, driver=False)
+    monkeypatch.setattr(trials, "trials", lambda: ())  # the stand-in runs no graph
     assert run(["doctor", str(bundle)]) == 0
     report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert report["torch"].startswith("2.")
@@ -231,6 +236,38 @@ def test_doctor_lists_packages_and_what_each_format_runs_on(
     (bundle / "onnx/model.onnx").write_bytes(b"other")
     assert run(["doctor", str(bundle)]) == 2
     assert "is not what was written" in capsys.readouterr().out
+
+
+def test_doctor_tries_what_is_promised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path))
+    assert run(["doctor"]) == 0
+    report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert {report[f"{codec} in {container}"] for container, codec in FORMATS} == {"read"}
+    assert report["cache"] == f"written and read in {tmp_path}"
+    assert [*tmp_path.iterdir()] == []
+    assert report["tokenizer"] == "encodes and decodes"
+    assert report["ONNX graph"] == f"runs on onnx, cpu, fp32, 1 nodes on {CPU}"
+    onnx.checker.check_model(onnx.load_from_string(trials.ONNX_SQUARE), full_check=True)
+
+
+def test_doctor_notices_packages_that_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """PyAV 19 dropped a keyword: no file could be read, and `doctor` printed its version only."""
+    dropped = TypeError("open() got an unexpected keyword argument 'metadata_errors'")
+    monkeypatch.setattr(av, "open", Mock(side_effect=dropped))
+    monkeypatch.setattr(OnnxModel, "run", lambda _, matrix: [-matrix])
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SBKIT_CACHE", str(tmp_path / "file"))
+    assert run(["doctor"]) == 2
+    report = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert report["FLAC in FLAC"] == report["Vorbis in Ogg"] == f"TypeError: {dropped}"
+    assert report["cache"].startswith("FileExistsError: ")
+    assert "tokenizer" not in report
+    assert report["ONNX graph"].endswith("is given as [[-1.0, -2.0], [-3.0, -4.0]]")
 
 
 def test_transcribe_without_torch_names_onnx(bundle: Path) -> None:
