@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from tools.bench_gpu import (
     Part,
     make_parts,
     make_release,
-    run,
 )
 from tools.bench_sides import make_side, with_peak_share
 from tools.bench_train import SIDES
@@ -119,6 +119,7 @@ def test_bench_gpu_models_have_declared_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(40)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_bench_gpu_measures_each_part_with_each_switch(
     data_folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,9 +134,10 @@ def test_bench_gpu_measures_each_part_with_each_switch(
         nn.Module, "compile", lambda module, **_: compile_block(module, backend=record)
     )
     common = [data_folder, "--device=cpu", "--seconds=0.1", "--batch_seconds=30"]
-    parts = make_parts([*common, "--eval_batch_seconds=30", *SMALL, "--num_decoder_layers=0"])
-    whisper = make_parts([*common, "--eval_batch_seconds=30", WHISPER])[4]
-    parts[4] = whisper
+    common.append("--eval_batch_seconds=30")
+    parts = make_parts([*common, *SMALL, "--num_decoder_layers=0"])
+    parts[3] = make_parts([*common, *SMALL, "--token_type=bpe", "--vocab_size=30"])[3]
+    parts[4] = make_parts([*common, WHISPER])[4]
     for part in parts[:-1]:
         monkeypatch.setattr(sys, "argv", [*part.command[2:]])
         bench_train.main()
@@ -157,17 +159,10 @@ def test_bench_gpu_measures_each_part_with_each_switch(
 def test_bench_gpu_keeps_figures_of_failed_and_hanging_parts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def part(title: str, code: str, *sides: str) -> Part:
-        figures = [json.dumps({"side": side, "rtfx": 8.0}) for side in sides]
-        return Part(
-            title,
-            (
-                sys.executable,
-                "-c",
-                f"import time; print(*{figures}, sep='\\n', flush=True); {code}",
-            ),
-            2,
-        )
+    def part(title: str, end: str, *sides: str) -> Part:
+        lines = [json.dumps({"side": side, "rtfx": 8.0}) for side in sides]
+        code = f"import time; print(*{lines}, sep=chr(10), flush=True); {end}"
+        return Part(title, (sys.executable, "-c", code), 2)
 
     parts = [
         part("plain", "raise SystemExit('no memory')", "sbkit"),
@@ -177,9 +172,12 @@ def test_bench_gpu_keeps_figures_of_failed_and_hanging_parts(
     monkeypatch.setattr(bench_gpu, "make_parts", lambda common: parts)
     monkeypatch.setattr(sys, "argv", ["bench_gpu", "--data_folder=x", "--commit=abc"])
     bench_gpu.main()
-    block = capsys.readouterr().out.partition("tests: exit")[0]
-    seconds = sum(part.max_seconds or 0 for part in make_parts([]))
-    assert seconds < MAX_SECONDS - 100  # left for the release and the tests
+    block = capsys.readouterr().out.splitlines()[-10:]
+    assert block[0].endswith(f", torch {version('torch')}, abc")
+    for line, end in zip(block[1:4], (" no memory", "", " 2 passed"), strict=True):
+        assert re.fullmatch(rf"[a-z, ]+: exit code (1|-9|0), \d s\.{end}", line.rstrip())
+    assert block[-3:] == ["| plain | 8 | 1 |", f"| {IN_TURNS} | 8 | 1 |", "| --x=1 | 8 | 1 |"]
+    assert sum(part.max_seconds or 0 for part in make_parts([])) < MAX_SECONDS - 100
 
 
 def test_bench_gpu_runs_all_gpu_tests() -> None:
