@@ -35,13 +35,15 @@ from tools.bench_gpu import (
 from tools.bench_sides import make_side, with_peak_share
 from tools.bench_train import SIDES
 
-SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char")
+SMALL = (
+    *("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char"),
+    *("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1"),
+)
 FIGURES = ("rtfx", "update", "padding", "waiting", "memory", "tflops")
 WHISPER = (
     "--encoder_config={model_type: whisper, d_model: 24, encoder_layers: 1, "
     "encoder_attention_heads: 4, encoder_ffn_dim: 32}"
 )
-SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
 
 
 @pytest.fixture
@@ -133,13 +135,13 @@ def test_bench_gpu_measures_each_part_with_each_switch(
     monkeypatch.setattr(
         nn.Module, "compile", lambda module, **_: compile_block(module, backend=record)
     )
-    common = [data_folder, "--device=cpu", "--seconds=0.1", "--batch_seconds=30"]
-    common.append("--eval_batch_seconds=30")
+    common = [data_folder, "--device=cpu", "--seconds=0.1"]
+    common += ["--batch_seconds=30", "--eval_batch_seconds=30"]
     parts = make_parts([*common, *SMALL, "--num_decoder_layers=0"])
     parts[3] = make_parts([*common, *SMALL, "--token_type=bpe", "--vocab_size=30"])[3]
     parts[4] = make_parts([*common, WHISPER])[4]
     for part in parts[:-1]:
-        monkeypatch.setattr(sys, "argv", [*part.command[2:]])
+        monkeypatch.setattr(sys, "argv", part.command[2:])
         bench_train.main()
         lines = capsys.readouterr().out.splitlines()
         rounds = [json.loads(line) for line in lines if line.startswith('{"side"')]
@@ -147,9 +149,8 @@ def test_bench_gpu_measures_each_part_with_each_switch(
         switches = SWITCHES if part.title == IN_TURNS else ()
         assert [r["side"] for r in rounds if "rtfx" in r] == [base, *switches] * 2
         if part.title == "plain":
-            assert rounds[-1]["host ms"] > 0 and rounds[-1]["operations"] > 100
-            assert rounds[-1]["GPU ms"] == "-"
-            assert any(line.startswith("| aten::mm | ") for line in lines)
+            assert rounds[-1]["operations"] > 100 and rounds[-1]["GPU ms"] == "-"
+            assert len([line for line in lines if line.startswith("| aten::")]) >= 10
         assert bool(graphs) == (part.title == IN_TURNS)
         graphs.clear()
     tests = processes.run([*parts[-1].command[1:], "-n0"], CUDA_VISIBLE_DEVICES="")

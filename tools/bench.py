@@ -33,8 +33,8 @@ def measure_once(sides: Sides) -> None:
 def take_turns(sides: Sides, rounds: int, base: str) -> dict[str, list[Figures]]:
     """Measure the sides in alternating rounds, print each as JSON, and print their medians.
 
-    A round that does not count warms a side up. A side that fails is left out, unless it is the
-    base, beside which all stand. Returns the rounds of each.
+    A side warms up with a round that does not count. One that fails is left out of the next rounds,
+    unless it is the base, beside which all stand. Returns the rounds of each side.
     """
     rounds_of: dict[str, list[Figures]] = {name: [] for name in sides}
     failed = set[str]()
@@ -42,7 +42,9 @@ def take_turns(sides: Sides, rounds: int, base: str) -> dict[str, list[Figures]]
         if name in failed:
             continue
         try:
-            figures = measure() if number else (measure(), measure())[1]
+            if number == 0:
+                measure()
+            figures = measure()
         except (RuntimeError, SbkitError) as error:  # such as torch.OutOfMemoryError
             if name == base:
                 raise
@@ -64,7 +66,7 @@ def print_medians(rounds_of: Mapping[str, Sequence[Figures]], base: str) -> None
         if values := [figures[column] for figures in rounds_of[name] if column in figures]:
             medians[name][column] = statistics.median(values)
     for name, figures in medians.items():
-        if columns[0] in figures:
+        if columns[0] in figures and columns[0] in medians.get(base, {}):
             figures[ratio] = figures[columns[0]] / medians[base][columns[0]]
         _print_row(name, [*columns, ratio], figures)
 

@@ -4,7 +4,6 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.autograd import DeviceType
+from torch import Tensor
 from torch.nn.functional import ctc_loss
 from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -99,18 +98,50 @@ class SbkitSide:
 
 
 def iterate_rounds(make: Callable[[str], Any], switch: str, seconds: float) -> Iterator[Figures]:
-    """Make a side, count the operations of its first step, and yield the figures of rounds."""
+    """Make a side, count the operations of its first step, and yield the figures of each round."""
     side = make(switch)
     device = next(side.model.parameters()).device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    on_gpu = device.type == "cuda"
+    gpu = torch.cuda.get_device_name(device) if on_gpu else ""
     # Within FlopCounterMode, torch would mark the blocks as not to be compiled, for good.
     eager = torch.compiler.set_stance("force_eager")
-    with eager, FlopCounterMode(display=False) as counter, lengths_on_device():
+    counter = FlopCounterMode(display=False)
+    with eager, counter, patch("sbkit.models.loss.ctc_loss", ctc_loss_of_lengths_on_device):
         _, padded_seconds = side.step(next(side.batches))
-    flops_per_second = counter.get_total_flops() / padded_seconds
+    flops_per_second = counter.get_total_flops() / padded_seconds  # of padded audio
     while True:
-        figures = train(side, seconds, flops_per_second, on_gpu=device.type == "cuda")
-        yield with_peak_share(figures, name)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        audio = padded = waiting = 0.0
+        updates = 0
+        start = time.perf_counter()
+        while updates < MIN_UPDATES or time.perf_counter() - start < seconds:
+            asked = time.perf_counter()
+            batch = next(side.batches)
+            waiting += time.perf_counter() - asked
+            audio_seconds, padded_seconds = side.step(batch)
+            audio += audio_seconds
+            padded += padded_seconds
+            updates += 1
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        if on_gpu:
+            torch.cuda.synchronize()
+            memory = torch.cuda.max_memory_allocated() / 2**30
+        duration = time.perf_counter() - start
+        figures = {
+            "rtfx": audio / duration,
+            "update": audio / updates,
+            "padding": 1 - audio / padded,
+            "waiting": waiting / duration,
+            "memory": memory,  # GB
+            "tflops": flops_per_second * padded / duration / 1e12,
+        }
+        yield with_peak_share(figures, gpu)
+
+
+def ctc_loss_of_lengths_on_device(log_probs: Tensor, *others: Any, **options: Any) -> Tensor:
+    """Compute CTC; on CUDA it takes lengths on the CPU, as sbkit's, but not in FlopCounterMode."""
+    return ctc_loss(log_probs, *(tensor.to(log_probs.device) for tensor in others), **options)
 
 
 def with_peak_share(figures: Figures, gpu: str) -> Figures:
@@ -118,51 +149,6 @@ def with_peak_share(figures: Figures, gpu: str) -> Figures:
     names = re.split(r"\W+", gpu)
     peak = next((flops for name, flops in PEAKS.items() if name in names), None)
     return figures if peak is None else {**figures, "mfu": figures["tflops"] / peak}
-
-
-@contextmanager
-def lengths_on_device() -> Iterator[None]:
-    """Pass lengths on the device of the log-probabilities to PyTorch's CTC.
-
-    On CUDA, it takes lengths on the CPU, as sbkit passes them, but not within FlopCounterMode.
-    """
-
-    def place_lengths(log_probs: Any, targets: Any, *lengths: Any, **options: Any) -> Any:
-        device_lengths = (length.to(log_probs.device) for length in lengths)
-        return ctc_loss(log_probs, targets, *device_lengths, **options)
-
-    with patch("sbkit.models.loss.ctc_loss", place_lengths):
-        yield
-
-
-def train(side: Any, seconds: float, flops_per_second: float, *, on_gpu: bool) -> dict[str, float]:
-    """Train for some seconds and return the figures; flops_per_second: of padded audio."""
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats()
-    audio = padded = waiting = 0.0
-    updates = 0
-    start = time.perf_counter()
-    while updates < MIN_UPDATES or time.perf_counter() - start < seconds:
-        asked = time.perf_counter()
-        batch = next(side.batches)
-        waiting += time.perf_counter() - asked
-        audio_seconds, padded_seconds = side.step(batch)
-        audio += audio_seconds
-        padded += padded_seconds
-        updates += 1
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    if on_gpu:
-        torch.cuda.synchronize()
-        memory = torch.cuda.max_memory_allocated() / 2**30
-    duration = time.perf_counter() - start
-    return {
-        "rtfx": audio / duration,
-        "update": audio / updates,
-        "padding": 1 - audio / padded,
-        "waiting": waiting / duration,
-        "memory": memory,  # GB
-        "tflops": flops_per_second * padded / duration / 1e12,
-    }
 
 
 def profile_steps(side: Any) -> Figures:
@@ -178,8 +164,8 @@ def profile_steps(side: Any) -> Figures:
         for batch in batches:
             side.step(batch)
     events = [event for event in profiler.key_averages() if not event.is_user_annotation]
-    kernels = [event for event in events if event.device_type != DeviceType.CPU]
-    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    kernels = [event for event in events if event.device_type.name != "CPU"]
+    on_host = [event for event in events if event.device_type.name == "CPU"]
     for field, group in (("self_device_time_total", kernels), ("self_cpu_time_total", on_host)):
         print(f"| {field} | ms of a step | calls |\n| --- | --- | --- |")
         for event in sorted(group, key=attrgetter(field), reverse=True)[:NUM_LISTED]:

@@ -70,7 +70,7 @@ def compare(options: argparse.Namespace, overrides: Sequence[str], folder: Path)
             start = start_worker("tools.bench_train", name, arguments, **variables)
             side = stack.enter_context(start)
             sides.append(side)
-            print(f"{name}: {side.facts['parameters']:,} parameters, {side.facts['device']}")
+            print(f"{name}: {side.facts['parameters']:,} parameters")
         take_turns({side.name: side.measure for side in sides}, options.rounds, sides[1].name)
 
 
@@ -92,9 +92,7 @@ def run_side(options: argparse.Namespace, overrides: Sequence[str], folder: Path
             switch or options.side: partial(next, iterate_rounds(make, switch, options.seconds))
             for switch in ("", *options.switch)
         }
-        parameters = [*make("").model.parameters()]
-        facts = {"parameters": sum(p.numel() for p in parameters)}
-        facts["device"] = str(parameters[0].device)
+        facts = {"parameters": sum(p.numel() for p in make("").model.parameters())}
         if options.folder:
             answer(facts, sides[options.side])
             return
