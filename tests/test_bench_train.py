@@ -18,7 +18,7 @@ from sbkit.config.overrides import parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests import processes
 from tests.runs import ROOT, Workplace
-from tools import bench_gpu, bench_train
+from tools import bench_gpu, bench_sides, bench_train
 from tools.bench import take_turns
 from tools.bench_gpu import (
     CLIP_SECONDS,
@@ -135,13 +135,14 @@ def test_bench_gpu_measures_each_part_with_each_switch(
     monkeypatch.setattr(
         nn.Module, "compile", lambda module, **_: compile_block(module, backend=record)
     )
+    monkeypatch.setattr(bench_sides, "MIN_UPDATES", 1)
     common = [data_folder, "--device=cpu", "--seconds=0.1"]
     common += ["--batch_seconds=30", "--eval_batch_seconds=30"]
     parts = make_parts([*common, *SMALL, "--num_decoder_layers=0"])
     parts[3] = make_parts([*common, *SMALL, "--token_type=bpe", "--vocab_size=30"])[3]
     parts[4] = make_parts([*common, WHISPER])[4]
     for part in parts[:-1]:
-        monkeypatch.setattr(sys, "argv", part.command[2:])
+        monkeypatch.setattr(sys, "argv", [*part.command[2:]])
         bench_train.main()
         lines = capsys.readouterr().out.splitlines()
         rounds = [json.loads(line) for line in lines if line.startswith('{"side"')]
@@ -163,7 +164,7 @@ def test_bench_gpu_keeps_figures_of_failed_and_hanging_parts(
     def part(title: str, end: str, *sides: str) -> Part:
         lines = [json.dumps({"side": side, "rtfx": 8.0}) for side in sides]
         code = f"import time; print(*{lines}, sep=chr(10), flush=True); {end}"
-        return Part(title, (sys.executable, "-c", code), 2)
+        return Part(title, (sys.executable, "-c", code), 3)
 
     parts = [
         part("plain", "raise SystemExit('no memory')", "sbkit"),

@@ -80,7 +80,7 @@ def main() -> None:
         has_room = shutil.disk_usage("/dev/shm").free > NUM_WORKERS * 2 * 100e6
         common = [f"--data_folder={release}", f"--num_workers={NUM_WORKERS if has_room else 0}"]
         for part in make_parts([*common, f"--seconds={options.seconds}", *overrides]):
-            seconds = part.max_seconds or MAX_SECONDS - (time.perf_counter() - begin)
+            seconds = part.max_seconds or max(1, MAX_SECONDS - time.perf_counter() + begin)
             outcomes.append(run(part._replace(max_seconds=seconds), rounds_of))
             print("", *outcomes, "", sep="\n")
             print_medians(rounds_of, IN_TURNS if IN_TURNS in rounds_of else "plain")
