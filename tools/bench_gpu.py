@@ -2,11 +2,11 @@
 
 python -m tools.bench_gpu [--data_folder=RELEASE] [--seconds 4] [--key=value of the YAML ...]
 
-The parts run one after the other, the most valuable first, each in its own process with a time
-limit: a Conformer CTC of 30 million parameters and its profile, its variants, SpeechBrain's recipe
-of the same size, other YAMLs, and the tests that need a GPU. Without a release, the clips are
-noise, which trains as fast as speech. After each part comes the block for docs/benchmarks.md with
-all figures so far, also those of a part that failed or was cut off.
+The parts run one after the other, each in its own process with a time limit: a Conformer CTC of 30
+million parameters and its profile; the same in turns with SWITCHES; SpeechBrain's recipe with as
+many parameters; ctc_large, Whisper base with random weights, and ctc.yaml; the tests that need a
+GPU. Without a release, the clips are noise, which trains as fast as speech. After each part comes
+the block for docs/benchmarks.md: card, torch, commit, how the parts ended, and the figures so far.
 """
 
 import argparse
