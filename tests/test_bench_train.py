@@ -1,36 +1,49 @@
 """sbkit and SpeechBrain train side by side, on one corpus, with models of one size."""
 
+import json
 import re
 import sys
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 import torch
+from torch import nn
 
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_command
 from sbkit.text.tokenizer import ensure_tokenizer
+from tests import processes
 from tests.runs import ROOT, Workplace
-from tools import bench_train
+from tools import bench_gpu, bench_sides, bench_train
 from tools.bench import take_turns
 from tools.bench_gpu import (
     CLIP_SECONDS,
     CONFORMER,
     COPIES,
     GPU_TESTS,
-    TimedCommand,
+    IN_TURNS,
+    MAX_SECONDS,
+    SWITCHES,
+    Part,
     make_parts,
     make_release,
-    run,
 )
-from tools.bench_sides import SbkitSide, make_side
+from tools.bench_sides import make_side, with_peak_share
 from tools.bench_train import SIDES
 
-SMALL = ("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char")
+SMALL = (
+    *("--d_model=16", "--nhead=2", "--d_ffn=256", "--cnn_channels=64", "--token_type=char"),
+    *("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1"),
+)
 FIGURES = ("rtfx", "update", "padding", "waiting", "memory", "tflops")
-SMALL += ("--vocab_size=null", "--num_encoder_layers=1", "--num_decoder_layers=1")
+WHISPER = (
+    "--encoder_config={model_type: whisper, d_model: 24, encoder_layers: 1, "
+    "encoder_attention_heads: 4, encoder_ffn_dim: 32}"
+)
 
 
 @pytest.fixture
@@ -55,16 +68,16 @@ def test_bench_train_runs_both_sides_in_turns(
     sizes = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) parameters", output)]
     assert len(sizes) == 2
     assert max(sizes) / min(sizes) < 1.01
-    header, _, *rows = [line.strip("| ").split(" | ") for line in output.splitlines()[2:]]
-    assert header == [*FIGURES, "beside speechbrain passive"]
-    turns = [f"{name}, round {number}" for number in (1, 2) for name in names]
-    assert [row[0] for row in rows] == [*turns, *(f"{name}, median" for name in names)]
-    assert rows[-1][-1] == "1" and all(float(row[-2]) > 0 for row in rows)
+    *rounds, header, _, ours, theirs = output.splitlines()[2:]
+    assert header == f"| | {' | '.join(FIGURES)} | beside speechbrain passive |"
+    assert [json.loads(line)["side"] for line in rounds] == [*names, *names]
+    assert all(json.loads(line)["tflops"] > 0 for line in rounds)
+    assert ours.startswith("| sbkit | ") and theirs.endswith(" | 1 |")
 
 
 def test_bench_train_uses_learning_rates_of_run(data_folder: str, tmp_path: Path) -> None:
     options = [*SMALL, data_folder, "--number_of_epochs=2", "--warmup_fraction=0.5"]
-    side = make_side(SbkitSide, ROOT / "hparams" / "ctc.yaml", options, tmp_path)
+    side = make_side("sbkit", ROOT / "hparams" / "ctc.yaml", options, tmp_path)
     rates = []
     for epoch in (1, 2):
         for _ in range(len(side.brain.loaders.train)):
@@ -76,7 +89,7 @@ def test_bench_train_uses_learning_rates_of_run(data_folder: str, tmp_path: Path
 
 @pytest.mark.parametrize("gpu", ["NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "cpu"])
 def test_bench_train_relates_speed_to_the_peak_of_the_gpu(gpu: str) -> None:
-    figures = bench_train.with_peak_share({"tflops": 31.2}, gpu)
+    figures = with_peak_share({"tflops": 31.2}, gpu)
     assert figures.get("mfu") == (None if gpu == "cpu" else pytest.approx(0.1))
 
 
@@ -87,8 +100,8 @@ def test_ratios_are_of_medians_after_a_round_that_warms_up(
     sides = {name: partial(lambda left: {"speed": next(left)}, speeds[name]) for name in speeds}
     take_turns(sides, 3, "theirs")
     *_, ours, theirs = capsys.readouterr().out.splitlines()
-    assert ours == "| ours, median | 3,000 | 1,500 |"
-    assert theirs == "| theirs, median | 2 | 1 |"
+    assert ours == "| ours | 3,000 | 1,500 |"
+    assert theirs == "| theirs | 2 | 1 |"
 
 
 def test_bench_gpu_models_have_declared_sizes(tmp_path: Path) -> None:
@@ -107,16 +120,66 @@ def test_bench_gpu_models_have_declared_sizes(tmp_path: Path) -> None:
     assert 29e6 < sum(value.numel() for value in model.parameters()) < 31e6
 
 
-def test_bench_gpu_reports_failed_and_hanging_parts_and_continues() -> None:
-    python = (sys.executable, "-c")
-    failed = run(TimedCommand("a test", (*python, "print('seen'); raise SystemExit(3)"), 60))
-    assert failed.startswith("a test (exit code 3, ") and failed.endswith("seen")
-    hung = (*python, "import time; print('begun', flush=True); time.sleep(60)")
-    assert run(TimedCommand("another", hung, 1)).startswith("another (exit code -9, ")
-    large = make_parts(["--data_folder=x", "--seconds=8"])[1]
-    assert list(large.command[-3:]) == ["--yaml", "hparams/ctc_large.yaml", "--precision=bf16"]
-    seconds = sum(part.max_seconds for part in make_parts([]))
-    assert seconds < 570  # the release takes another 20
+@pytest.mark.slow(40)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_bench_gpu_measures_each_part_with_each_switch(
+    data_folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A block is traced but not compiled, which would take a minute."""
+    compile_block, graphs = nn.Module.compile, list[Any]()
+
+    def record(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda module, **_: compile_block(module, backend=record)
+    )
+    monkeypatch.setattr(bench_sides, "MIN_UPDATES", 1)
+    common = [data_folder, "--device=cpu", "--seconds=0.1"]
+    common += ["--batch_seconds=30", "--eval_batch_seconds=30"]
+    parts = make_parts([*common, *SMALL, "--num_decoder_layers=0"])
+    parts[3] = make_parts([*common, *SMALL, "--token_type=bpe", "--vocab_size=30"])[3]
+    parts[4] = make_parts([*common, WHISPER])[4]
+    for part in parts[:-1]:
+        monkeypatch.setattr(sys, "argv", [*part.command[2:]])
+        bench_train.main()
+        lines = capsys.readouterr().out.splitlines()
+        rounds = [json.loads(line) for line in lines if line.startswith('{"side"')]
+        base = "speechbrain" if part.title == "SpeechBrain" else "sbkit"
+        switches = SWITCHES if part.title == IN_TURNS else ()
+        assert [r["side"] for r in rounds if "rtfx" in r] == [base, *switches] * 2
+        if part.title == "plain":
+            assert rounds[-1]["operations"] > 100 and rounds[-1]["GPU ms"] == "-"
+            assert len([line for line in lines if line.startswith("| aten::")]) >= 10
+        assert bool(graphs) == (part.title == IN_TURNS)
+        graphs.clear()
+    tests = processes.run([*parts[-1].command[1:], "-n0"], CUDA_VISIBLE_DEVICES="")
+    assert tests.returncode == 0 and " skipped" in tests.stdout, tests.stdout
+
+
+def test_bench_gpu_keeps_figures_of_failed_and_hanging_parts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def part(title: str, end: str, *sides: str) -> Part:
+        lines = [json.dumps({"side": side, "rtfx": 8.0}) for side in sides]
+        code = f"import time; print(*{lines}, sep=chr(10), flush=True); {end}"
+        return Part(title, (sys.executable, "-c", code), 3)
+
+    parts = [
+        part("plain", "raise SystemExit('no memory')", "sbkit"),
+        part(IN_TURNS, "time.sleep(60)", "sbkit", "--x=1"),
+        part("tests", "print('2 passed')"),
+    ]
+    monkeypatch.setattr(bench_gpu, "make_parts", lambda common: parts)
+    monkeypatch.setattr(sys, "argv", ["bench_gpu", "--data_folder=x", "--commit=abc"])
+    bench_gpu.main()
+    block = capsys.readouterr().out.splitlines()[-10:]
+    assert block[0].endswith(f", torch {version('torch')}, abc")
+    for line, end in zip(block[1:4], (" no memory", "", " 2 passed"), strict=True):
+        assert re.fullmatch(rf"[a-z, ]+: exit code (1|-9|0), \d s\.{end}", line.rstrip())
+    assert block[-3:] == ["| plain | 8 | 1 |", f"| {IN_TURNS} | 8 | 1 |", "| --x=1 | 8 | 1 |"]
+    assert sum(part.max_seconds or 0 for part in make_parts([])) < MAX_SECONDS - 100
 
 
 def test_bench_gpu_runs_all_gpu_tests() -> None:

@@ -12,7 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
+
+from sbkit.base.errors import SbkitError
 
 Figures = Mapping[str, Any]  # of a round, by the title of their column: numbers or whole cells
 Sides = Mapping[str, Callable[[], Figures]]
@@ -28,28 +31,44 @@ def measure_once(sides: Sides) -> None:
 
 
 def take_turns(sides: Sides, rounds: int, base: str) -> dict[str, list[Figures]]:
-    """Measure the sides in alternating rounds, after one that warms up; return the rounds of each.
+    """Measure the sides in alternating rounds, print each as JSON, and print their medians.
 
-    The last rows of the table are medians. Their last column is the ratio of the first figure to
-    that of the base, the name of a side.
+    A side warms up with a round that does not count. One that fails is left out of the next rounds,
+    unless it is the base, beside which all stand. Returns the rounds of each side.
     """
     rounds_of: dict[str, list[Figures]] = {name: [] for name in sides}
-    columns: list[str] = []
-    for number in range(rounds + 1):
-        for name, measure in sides.items():
+    failed = set[str]()
+    for number, (name, measure) in product(range(rounds), sides.items()):
+        if name in failed:
+            continue
+        try:
+            if number == 0:
+                measure()
             figures = measure()
-            columns = columns or _print_header({**figures, f"beside {base}": 1.0})
-            if number:
-                rounds_of[name].append(figures)
-                _print_row(f"{name}, round {number}", columns, figures)
-    medians = {
-        name: {figure: statistics.median(r[figure] for r in measured) for figure in measured[0]}
-        for name, measured in rounds_of.items()
-    }
-    for name, figures in medians.items():
-        ratio = figures[columns[0]] / medians[base][columns[0]]
-        _print_row(f"{name}, median", columns, {**figures, columns[-1]: ratio})
+        except (RuntimeError, SbkitError) as error:  # such as torch.OutOfMemoryError
+            if name == base:
+                raise
+            failed.add(name)
+            figures = {"problem": f"{type(error).__name__}: {error}".splitlines()[0][:80]}
+        rounds_of[name].append(figures)
+        print(json.dumps({"side": name, **figures}), flush=True)
+    print_medians(rounds_of, base)
     return rounds_of
+
+
+def print_medians(rounds_of: Mapping[str, Sequence[Figures]], base: str) -> None:
+    """Print the medians of all rounds, and the ratio of the first figure to that of the base."""
+    columns = [*{key: None for rounds in rounds_of.values() for r in rounds for key in r}]
+    ratio = f"beside {base}"
+    _print_header(dict.fromkeys([*columns, ratio]))
+    medians: dict[str, dict[str, Any]] = {name: {} for name in rounds_of}
+    for name, column in product(rounds_of, columns):
+        if values := [figures[column] for figures in rounds_of[name] if column in figures]:
+            medians[name][column] = statistics.median(values)
+    for name, figures in medians.items():
+        if columns[0] in figures and columns[0] in medians.get(base, {}):
+            figures[ratio] = figures[columns[0]] / medians[base][columns[0]]
+        _print_row(name, [*columns, ratio], figures)
 
 
 def _print_header(figures: Figures) -> list[str]:

@@ -1,13 +1,16 @@
 """Measure the training speed of a GPU in one call of ten minutes.
 
-python -m tools.bench_gpu [--data_folder=RELEASE] [--seconds 8]
+python -m tools.bench_gpu [--data_folder=RELEASE] [--seconds 4] [--key=value of the YAML ...]
 
-Runs the tests that need a GPU, ctc_large in bfloat16 beside SpeechBrain's recipe, and a Conformer
-CTC of 30 million parameters. Without a release, the clips are noise, which trains as fast as
-speech. A part that fails is reported, and the others run. The tables come last.
+The parts run one after the other, each in its own process with a time limit: a Conformer CTC of 30
+million parameters and its profile; the same in turns with SWITCHES; SpeechBrain's recipe with as
+many parameters; ctc_large, Whisper base with random weights, and ctc.yaml; the tests that need a
+GPU. Without a release, the clips are noise, which trains as fast as speech. After each part comes
+the block for docs/benchmarks.md: card, torch, commit, how the parts ended, and the figures so far.
 """
 
 import argparse
+import json
 import shlex
 import shutil
 import subprocess
@@ -15,15 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from subprocess import getstatusoutput
 from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
 
-BENCH = (sys.executable, "-m", "tools.bench_train", "--rounds=2")
+from tools.bench import Figures, print_medians
+
+BENCH = (sys.executable, "-um", "tools.bench_train", "--rounds=2")
+MAX_SECONDS = 590  # of all parts and the release, which takes 20
 CLIP_COUNTS = {"train": 1500, "dev": 20, "test": 20}
 RATE = 16_000
 GPU_TESTS = ("tests/test_gpu.py", "tests/checkpoint/test_rng.py")
@@ -32,67 +40,92 @@ NUM_WORKERS = 8  # processes that read ahead
 CLIP_SECONDS = (1.5, 10.5)  # as in Common Voice; drawn from a gamma distribution of mean 5
 SYLLABLES = [*map("".join, product("bdfghklmnprstvwz", "aeiou"))]
 NUM_WORDS = 8000  # enough for a unigram tokenizer with the 5120 tokens of ctc_large
-NUM_LAST_LINES = 24  # of the output of a part
 CONFORMER = (  # 30 million parameters
     *("--d_model=256", "--nhead=4", "--d_ffn=1024", "--num_encoder_layers=20"),
     *("--cnn_channels=128", "--num_decoder_layers=0", "--ctc_weight=1.0", "--token_type=char"),
-    *("--vocab_size=null", "--precision=bf16"),
+    *("--vocab_size=null", "--precision=bf16", "--batch_seconds=1600"),
+)
+IN_TURNS = "plain, in turns"
+SWITCHES = ("--batch_seconds=800", "--batch_seconds=3200", "--num_workers=14", "--compile=True")
+WHISPER = (  # base, with random weights
+    "--encoder_config={model_type: whisper, d_model: 512, encoder_layers: 6, "
+    "encoder_attention_heads: 8, encoder_ffn_dim: 2048}",
+    *("--freeze={}", "--precision=bf16", "--batch_seconds=1600"),
 )
 
 
-class TimedCommand(NamedTuple):
-    """A command with its time limit."""
+class Part(NamedTuple):
+    """A command with its time limit; None: the time that is left."""
 
     title: str
     command: Sequence[str]
-    max_seconds: float
+    max_seconds: float | None
 
 
 def main() -> None:
-    """Run all parts, and print the last lines of each together."""
+    """Run all parts, and print the block after each."""
+    begin = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data_folder", type=Path, help="a release of Common Voice")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of training in a round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of training in a round")
+    _, commit = getstatusoutput("git describe --always --dirty")
+    parser.add_argument("--commit", default=commit, help="of a copy without .git")
     options, overrides = parser.parse_known_args()
+    _, card = getstatusoutput("nvidia-smi --id=0 --query-gpu=name --format=csv,noheader")
+    rounds_of: dict[str, list[Figures]] = {}
+    outcomes = [f"{card}, torch {version('torch')}, {options.commit}"]
     with tempfile.TemporaryDirectory() as folder:
         release = options.data_folder or make_release(Path(folder) / "release", CLIP_COUNTS)
         # Each worker has two batches of 51 MB in shared memory.
         has_room = shutil.disk_usage("/dev/shm").free > NUM_WORKERS * 2 * 100e6
         common = [f"--data_folder={release}", f"--num_workers={NUM_WORKERS if has_room else 0}"]
-        common += [f"--seconds={options.seconds}", *overrides]
-        parts = make_parts(common)
-        print("\n\n".join(["", *[run(part) for part in parts]]))
+        for part in make_parts([*common, f"--seconds={options.seconds}", *overrides]):
+            seconds = part.max_seconds or max(1, MAX_SECONDS - time.perf_counter() + begin)
+            outcomes.append(run(part._replace(max_seconds=seconds), rounds_of))
+            print("", *outcomes, "", sep="\n")
+            print_medians(rounds_of, IN_TURNS if IN_TURNS in rounds_of else "plain")
 
 
-def make_parts(common: Sequence[str]) -> list[TimedCommand]:
+def make_parts(common: Sequence[str]) -> list[Part]:
     """List the parts; ``common``: options of all training commands."""
-    bench = (*BENCH, *common)
-    large = (*bench, "--yaml", "hparams/ctc_large.yaml", "--precision=bf16")
-    conformer = (*bench, "--only-sbkit", "--batch_seconds=1600", *CONFORMER)
+    plain = (*BENCH, "--side=sbkit", *CONFORMER, *common)
+    switches = [f"--switch={switch}" for switch in SWITCHES]
+    yaml = (*BENCH, "--side=sbkit", "--yaml")
     # Other test files need packages that a bare machine lacks, and its versions may warn.
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--timeout=90", "-W", "default"]
     if find_spec("xdist"):  # one after another, the tests take more than 200 s
         tests += ["-n", "4", "--dist=load"]
     return [
-        TimedCommand(
-            "tests on a GPU", (*tests, "--continue-on-collection-errors", *GPU_TESTS), 200
-        ),
-        TimedCommand("ctc_large in bf16", large, 155),
-        TimedCommand("Conformer CTC, 30 M", conformer, 80),
+        Part("plain", (*plain, "--profile"), 100),
+        Part(IN_TURNS, (*plain, *switches), 185),
+        Part("SpeechBrain", (*plain, "--side=speechbrain"), 60),
+        Part("ctc_large", (*yaml, "hparams/ctc_large.yaml", *common), 55),
+        Part("Whisper base", (*yaml, "hparams/ctc_whisper.yaml", *WHISPER, *common), 35),
+        Part("ctc.yaml", (*yaml, "hparams/ctc.yaml", *common), 30),
+        Part("tests", (*tests, "--continue-on-collection-errors", *GPU_TESTS), None),
     ]
 
 
-def run(part: TimedCommand) -> str:
-    """Run a part, print its output, and return the last lines."""
-    print(f"== {part.title}: {shlex.join(part.command)}", flush=True)
+def run(part: Part, rounds_of: dict[str, list[Figures]]) -> str:
+    """Run a part, print its output as it comes, collect its figures, and return how it ended."""
+    print(f"\n== {part.title}: {shlex.join(part.command)}", flush=True)
     start = time.perf_counter()
-    # `timeout` also kills the part's children: a suspended one would keep its GPU memory.
-    command = ["timeout", "--signal=KILL", str(part.max_seconds), *part.command]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(done.stdout, flush=True)
-    outcome = f"exit code {done.returncode}, {time.perf_counter() - start:.0f} s"
-    last_lines = done.stdout.splitlines()[-NUM_LAST_LINES:]
-    return "\n".join([f"{part.title} ({outcome})", *last_lines])
+    last_line = ""
+    # `timeout` also kills the part's children: a worker would keep its memory.
+    command = ["timeout", "--signal=KILL", f"{part.max_seconds:.0f}", *part.command]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **pipes, text=True, errors="replace") as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            if line.startswith('{"side"'):
+                figures = json.loads(line)
+                side = figures.pop("side")
+                row = side if side.startswith("--") else part.title
+                rounds_of.setdefault(row, []).append(figures)
+            elif line[0] not in "|{\n":
+                last_line = line.strip()
+    seconds = time.perf_counter() - start
+    return f"{part.title}: exit code {process.returncode}, {seconds:.0f} s. {last_line}"
 
 
 def make_release(folder: Path, clip_counts: dict[str, int]) -> Path:

@@ -40,23 +40,27 @@ RATE = 16_000
 class JointBrain(sb.Brain):  # type: ignore[misc]
     """The Brain of the recipe."""
 
-    def compute_forward(self, batch: Any, stage: sb.Stage) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_forward(self, batch: Any, stage: sb.Stage) -> tuple[Tensor, Tensor | None, Tensor]:
         audio, lengths = batch.sig
         features = self.modules.normalize(self.hparams.compute_features(audio), lengths)
         if stage is sb.Stage.TRAIN:
             features, lengths = self.hparams.augment(features, lengths)
+        targets = batch.tokens_bos[0] if self.hparams.ctc_weight < 1 else None
         encoded, decoded = self.modules.Transformer(
-            self.modules.CNN(features), batch.tokens_bos[0], lengths, pad_idx=BLANK
+            self.modules.CNN(features), targets, lengths, pad_idx=BLANK
         )
         ctc = self.modules.ctc_lin(encoded).log_softmax(-1)
-        return ctc, self.modules.seq_lin(decoded).log_softmax(-1), lengths
+        seq = None if targets is None else self.modules.seq_lin(decoded).log_softmax(-1)
+        return ctc, seq, lengths
 
     def compute_objectives(self, predictions: Any, batch: Any, stage: sb.Stage) -> Tensor:
         ctc, seq, lengths = predictions
         tokens, token_lengths = batch.tokens
+        ctc_part: Tensor = ctc_loss(ctc, tokens, lengths, token_lengths, BLANK)
+        if seq is None:
+            return ctc_part
         attention = kldiv_loss(seq, *batch.tokens_eos, label_smoothing=0.1)
         weight: float = self.hparams.ctc_weight
-        ctc_part: Tensor = ctc_loss(ctc, tokens, lengths, token_lengths, BLANK)
         loss: Tensor = weight * ctc_part + (1 - weight) * attention
         return loss
 
