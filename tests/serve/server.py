@@ -51,9 +51,8 @@ class RunningServer:
     state: State
     thread: threading.Thread
 
-    @cached_property
-    def client(self) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=120.0)
+    def __post_init__(self) -> None:  # a cached property is made by several threads at once
+        self.client = httpx2.Client(base_url=self.url, timeout=120.0)
 
     @cached_property
     def openai(self) -> OpenAI:
