@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -387,7 +387,7 @@ def _open(file: BinaryIO) -> "InputContainer":
     )
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
-    tags = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
+    tags: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
     return av.open(nameless, "r", options=options, **tags)
 
 
