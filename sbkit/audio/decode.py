@@ -388,7 +388,8 @@ def _open(file: BinaryIO) -> "InputContainer":
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": ""}
     # PyAV 18 raises UnicodeDecodeError for tags in another encoding; PyAV 19 never does.
     tags: dict[str, Any] = {} if av.__version__ >= "19" else {"metadata_errors": "ignore"}
-    return av.open(nameless, "r", options=options, **tags)
+    container: InputContainer = av.open(nameless, "r", options=options, **tags)
+    return container
 
 
 def _decode_packet(
