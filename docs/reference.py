@@ -11,10 +11,11 @@ import ast
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import sbkit
+from sbkit import HOMES
 from sbkit.commands.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
@@ -149,21 +150,12 @@ def files() -> str:
 
 def api() -> str:
     """Write the page of public names."""
-    text = f"# Python API{NOTE}The public names of each package, which can be imported from it. A "
-    text += "name links to its source, whose\ndocstring has the shapes, units and errors.\n"
-    for file in sorted((ROOT / "sbkit").rglob("__init__.py")):
-        package = ".".join(file.parent.relative_to(ROOT).parts)
-        rows = [
-            _api_row(getattr(import_module(package), alias.name), alias.name, str(node.module))
-            for node in ast.walk(ast.parse(file.read_text("utf-8")))
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-            if alias.name == alias.asname and not alias.name.startswith("_")
-        ]
-        if rows:
-            title = f"{package}\n\n{(import_module(package).__doc__ or '').splitlines()[0]}"
-            text += table(title, ("name", "what it does"), sorted(rows))
-    return text
+    text = (
+        f"# Python API{NOTE}The public names: `from sbkit import Run`. A name links to its source, "
+    )
+    text += "whose docstring has the\nshapes, units and errors.\n"
+    rows = [_api_row(getattr(sbkit, name), name, module) for name, module in HOMES.items()]
+    return text + table("sbkit", ("name", "what it does"), rows)
 
 
 def _api_row(value: Any, name: str, module: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ MAKE = """
 import os, signal
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
-from sbkit.checkpoint import Checkpointer
+from sbkit.checkpoint.checkpointer import Checkpointer
 from tests.train.lines import LineBrain, brain_of, line, rows
 
 class Interrupted(LineBrain):
@@ -37,7 +37,7 @@ print("before")
 brain.fit(epochs, data, data, train_loader_kwargs={"batch_size": 2})
 """
 LOGGED = """
-from sbkit.logs import log_to_screen
+from sbkit.logs.handlers import log_to_screen
 epochs.limit = 4
 with log_to_screen():
     brain.fit(epochs, data, data, train_loader_kwargs={"batch_size": 2})

@@ -42,8 +42,8 @@ TRAINING = """
 from speechbrain.utils.epoch_loop import EpochCounter
 from torch.utils.data import TensorDataset
 from sbkit.base.process import run_main
-from sbkit.checkpoint import Checkpointer
-from sbkit.logs import log_to_screen
+from sbkit.checkpoint.checkpointer import Checkpointer
+from sbkit.logs.handlers import log_to_screen
 from tests.train.lines import LineBrain, brain_of, line, rows
 
 class Printing(LineBrain):

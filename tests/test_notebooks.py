@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 from matplotlib import pyplot
 
-from sbkit.config import parse_overrides
+from sbkit.config.overrides import parse_overrides
 from tests.runs import ROOT, TINY, Workplace
 
 MAX_LINES = 90

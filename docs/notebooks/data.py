@@ -15,7 +15,8 @@ import torch
 from matplotlib import pyplot
 
 from sbkit import Run
-from sbkit.audio import AddNoise, SpeedGroup, speed_perturb, write_wav
+from sbkit.audio.augment import AddNoise, SpeedGroup, speed_perturb
+from sbkit.audio.io import write_wav
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))

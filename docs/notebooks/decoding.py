@@ -14,10 +14,10 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from sbkit import Run
-from sbkit.evaluate import TextErrors, count_errors
-from sbkit.lm import LanguageModels, train
-from sbkit.runtime import load_bundle
+from sbkit import Run, load_bundle
+from sbkit.evaluate.wer import TextErrors, count_errors
+from sbkit.lm.kneser_ney import train
+from sbkit.lm.language_models import LanguageModels
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))

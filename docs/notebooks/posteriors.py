@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import pyplot
 
 from sbkit import Run, Transcriber
-from sbkit.decoding import WordAligner
+from sbkit.decoding.words import WordAligner
 
 # Jupyter starts in the folder of the notebook. All paths start at the root of the checkout.
 os.chdir(next(f for f in (Path.cwd(), *Path.cwd().parents) if (f / "hparams").is_dir()))

@@ -1,8 +1,8 @@
-"""Imports at run time: public names of a package, optional packages, and the user's modules."""
+"""Imports at run time: optional packages, and the user's modules."""
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -14,27 +14,6 @@ from types import CodeType, MappingProxyType, ModuleType
 from sbkit.base.errors import ConfigError, DeviceError, SbkitError
 
 logger = logging.getLogger(__name__)
-
-
-def lazy_names(
-    package: str, **homes: str
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that imports its names on first use.
-
-    homes: the module that defines each name. A server without torch imports `sbkit.audio.io`, so
-    `sbkit/audio/__init__.py` must not import torch.
-
-    >>> __getattr__, __dir__ = lazy_names("sbkit.base", SbkitError="errors")
-    >>> __getattr__("SbkitError").__module__
-    'sbkit.base.errors'
-    """
-
-    def get(name: str) -> object:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
-
-    return get, lambda: sorted({*homes, *vars(sys.modules[package])})
 
 
 def require_package(name: str, *, extra: str) -> ModuleType:

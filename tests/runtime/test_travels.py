@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 from sbkit import Transcriber
 from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
-from sbkit.bundle import read_bundle
-from sbkit.runtime import Event, StreamingRecognizer, load_bundle, open_model
+from sbkit.bundle.bundle import read_bundle
+from sbkit.runtime.runtimes import open_model
+from sbkit.runtime.session import Event, StreamingRecognizer
+from sbkit.runtime.torch_model import load_bundle
 from tests.runs import ROOT
 from tests.runtime.streaming_tones import run
 from tests.runtime.tones import RATE, noise

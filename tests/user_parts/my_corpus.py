@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sbkit.data import Clip, Manifest
+from sbkit import Clip, Manifest
 
 
 def splits(knobs: Mapping[str, Any]) -> Mapping[str, tuple[str, ...]]:

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from recipes.asr.recipe import ASR, AsrBrain
-from sbkit.logs.metric import Metric
+from sbkit import Metric
 
 
 class MyBrain(AsrBrain):
