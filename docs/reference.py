@@ -16,9 +16,11 @@ from typing import Any
 
 import sbkit
 from sbkit import HOMES
+from sbkit.base.ranges import KEYS, REQUIRED
 from sbkit.commands.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
+OPTIONAL_KEYS = {name: key for name, key in KEYS.items() if key.default is not REQUIRED}
 FOLDER = ROOT / "docs/reference"
 NOTE = "\n\n<!-- `python -m docs.reference` writes this page. -->\n\n"
 # The modules whose docstrings list files, by heading: a line is a name, two spaces and the content.
@@ -86,10 +88,23 @@ def keys() -> str:
     for section in sections:
         rows = []
         for name in names[section]:
+            if name in OPTIONAL_KEYS:
+                continue
             where = _where(defaults[name], sorted({*texts} - variants))
             rows.append((f"`{name}`", _join(defaults[name]), _join(meanings[name]), where))
         text += table(section.capitalize(), ("key", "default", "meaning", "YAMLs"), rows)
-    return text
+    title = "Keys that a YAML may leave out\n\nAn override sets them, too. `sbkit config --all` prints "
+    title += "them, and a run folder has them all."
+    optional = [
+        (f"`{name}`", _join({"": f"`{_yaml(key.default)}`", **defaults.get(name, {})}), key.meaning)
+        for name, key in OPTIONAL_KEYS.items()
+    ]
+    return text + table(title, ("key", "default", "meaning"), optional)
+
+
+def _yaml(value: object) -> str:
+    """Return a plain value as YAML writes it."""
+    return "null" if value is None else str(value)
 
 
 def _where(present: Values, yamls: Sequence[str]) -> str:

@@ -61,10 +61,8 @@ COMMON_RANGES = {  # of the keys that every recipe here reads
     ),
     "eval_batch_seconds": Range(low=1, advice="120 is usual."),
     "sample_rate": Range(low=1000, high=384_000, integer=True, advice="16000 is usual."),
-    **dict.fromkeys(("corpus", "encoding"), TextValue()),
+    "corpus": TextValue(),
     "data_folder": TextValue(or_list=True),
-    "path_column": TextValue(or_mapping=True),
-    "text_column": TextValue(or_false=True, or_mapping=True),
 }
 ARCHIVE_ENDING = r"(?i)\.(tar|tgz|tar\.\w+)$"
 FOLDER_LAYOUTS = (librispeech, lhotse, common_voice)  # the narrower layout first

@@ -2,8 +2,10 @@
 
 import math
 import pydoc
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sbkit.base.errors import ConfigError
 
@@ -64,34 +66,137 @@ class TextValue(Range):
         return f"{'false, ' * self.or_false}null or text{forms}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfType(Range):
+    """Values of a type, perhaps also null; what reads a list or a mapping checks its items."""
+
+    type: type
+    name: str
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, self.type) or (self.or_null and value is None)
+
+    def __str__(self) -> str:
+        return f"{'null or ' * self.or_null}{self.name}"
+
+
 SHARE = Range(low=0, high=1, advice="0 is none, 1 is all.")
 NON_NEGATIVE_COUNT = Range(low=0, integer=True, advice="Pass 0 for none.")
 POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
-RANGES = {  # of the keys of every run; a class declares the ranges of its arguments as `RANGES`
-    "seed": Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number."),
-    "shuffle_shards": Range(low=1, integer=True, advice="Pass 1 to shuffle within each shard."),
-    # Each worker is a process: without an upper limit a typo would take all memory.
-    "num_workers": Range(low=0, high=1024, integer=True, advice="Pass 0 to read in this process."),
-    "number_of_epochs": Range(low=1, integer=True, advice="Pass 1 to train for one."),
-    "early_stopping": Range(low=0, integer=True, advice="Pass 0 to train all epochs."),
-    "grad_accumulation_factor": Range(  # the plan of each micro-batch takes memory
-        low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step."
+FLAG = OfType(type=bool, name="true or false", advice="Write True or False.")
+LIST = OfType(type=list, name="a list", advice="Write [] for none.")
+MAPPING = OfType(type=dict, name="a mapping", advice="Write {} for none.")
+
+REQUIRED = object()  # the default of a key that a YAML must have
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a run's YAML.
+
+    values: the kind and the range of its values.
+    default: what holds if the YAML leaves it out, or REQUIRED.
+    meaning: of a key with a default, for `sbkit config --all` and the page of keys.
+    """
+
+    values: Range
+    default: Any = REQUIRED
+    meaning: str = ""
+
+
+# The keys of every run whose YAML names a recipe; a recipe has `ranges` of its own keys, and a
+# class declares the ranges of its arguments as `RANGES`. A YAML of SpeechBrain's has its defaults.
+KEYS: Mapping[str, Key] = {
+    "seed": Key(Range(low=0, high=2**63 - 1, integer=True, advice="Pass any such number.")),
+    "compile": Key(FLAG),
+    "check": Key(FLAG),
+    "eval_precision": Key(TextValue(), "fp32", "of validation and test: fp32, bf16 or fp16"),
+    "path_column": Key(
+        TextValue(or_mapping=True),
+        None,
+        "in all tables, or {FILE: COLUMN}; null: a usual name, such as audio_filepath",
     ),
-    "log_every": Range(low=1, integer=True, advice="Pass 1 to log every step."),
-    "nonfinite_patience": Range(low=0, integer=True, advice="Pass 0 to stop at the first."),
-    "stall_seconds": Range(low=0, high=DAY, advice="Pass 0 for no watch."),
-    "ema_decay": SHARE,
-    "average_checkpoints": Range(low=1, integer=True, advice="Pass 1 to take only the best."),
-    "ckpt_interval_minutes": Range(advice="Pass 0 to save only after an epoch."),  # or below 0
-    "lr": NON_NEGATIVE,
-    "weight_decay": NON_NEGATIVE,
-    "max_grad_norm": Range(advice="Pass 0 to clip nothing."),  # or below 0
-    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), TextValue()),
-    "init_from_differs": TextValue(or_list=True),
-    "vocab_size": Range(low=5, integer=True, or_null=True, advice="Pass null for characters."),
+    "text_column": Key(
+        TextValue(or_false=True, or_mapping=True),
+        None,
+        "in all tables, or {FILE: COLUMN}; null: a usual name, such as sentence",
+    ),
+    "encoding": Key(TextValue(), None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
+    "split_shares": Key(
+        replace(MAPPING, or_null=True),
+        None,
+        "of the speakers of `all` without a column `split`; null: {dev: 0.1, test: 0.1}",
+    ),
+    "keep_tags": Key(LIST, [], "[noise]: tags in brackets that become tokens; others are dropped"),
+    "skip_quality_tags": Key(
+        LIST, [], "[short-audio]: rows of Spontaneous Speech with these tags are left out"
+    ),
+    "mix": Key(
+        MAPPING,
+        {},
+        "{train-b: 0.5}: shares of an epoch's seconds; other sources are seen once per epoch",
+    ),
+    "shuffle_shards": Key(
+        Range(low=1, integer=True, advice="Pass 1 to shuffle within each shard."),
+        8,
+        "number of shards of a corpus that are shuffled together",
+    ),
+    "report_by": Key(
+        LIST, [], "columns of the data, such as [gender], whose values are scored separately"
+    ),
+    # Each worker is a process: without an upper limit a typo would take all memory.
+    "num_workers": Key(
+        Range(low=0, high=1024, integer=True, advice="Pass 0 to read in this process.")
+    ),
+    "number_of_epochs": Key(Range(low=1, integer=True, advice="Pass 1 to train for one.")),
+    "early_stopping": Key(Range(low=0, integer=True, advice="Pass 0 to train all epochs.")),
+    "grad_accumulation_factor": Key(  # the plan of each micro-batch takes memory
+        Range(low=1, high=1 << 16, integer=True, advice="Pass 1 to split no step.")
+    ),
+    **dict.fromkeys(("init_from", "pretrained", "pretrained_revision"), Key(TextValue())),
+    "init_from_differs": Key(
+        TextValue(or_list=True),
+        None,
+        "settings that may differ from those of init_from, such as [sample_rate]",
+    ),
+    "lr_scale": Key(MAPPING, {}, "factors of lr by part, such as {CNN: 0.1}"),
+    "layer_decay": Key(
+        MAPPING, {}, "factors of lr by list of layers, such as {Transformer.encoder: 0.9}"
+    ),
+    "lr": Key(NON_NEGATIVE),
+    "weight_decay": Key(NON_NEGATIVE),
+    "remove_vector_weight_decay": Key(FLAG, True, "vectors, such as biases, do not decay"),
+    "max_grad_norm": Key(Range(advice="Pass 0 to clip nothing.")),  # or below 0
+    "log_every": Key(
+        Range(low=1, integer=True, advice="Pass 1 to log every step."), 10, "optimizer steps"
+    ),
+    "nonfinite_patience": Key(
+        Range(low=0, integer=True, advice="Pass 0 to stop at the first."),
+        3,
+        "steps of an epoch that may be skipped because of a nonfinite loss",
+    ),
+    "stall_seconds": Key(
+        Range(low=0, high=DAY, advice="Pass 0 for no watch."),
+        120,
+        "a run without a step for so long names what hangs; several processes end; 0: never",
+    ),
+    "ckpt_interval_minutes": Key(
+        Range(advice="Pass 0 to save only after an epoch."),  # or below 0
+        15,
+        "between checkpoints within an epoch",
+    ),
+    "ema_decay": Key(
+        SHARE, 0.0, "moving average of the weights, with average_checkpoints: 1; 0: none"
+    ),
+    "average_checkpoints": Key(Range(low=1, integer=True, advice="Pass 1 to take only the best.")),
+    "export_formats": Key(
+        LIST, [], "[onnx, sherpa-onnx]: forms of the model that the run writes into its bundle"
+    ),
+    "vocab_size": Key(Range(low=5, integer=True, or_null=True, advice="Pass null for characters.")),
 }
+RANGES = {name: key.values for name, key in KEYS.items()}
 
 
 def out_of_range(
@@ -114,11 +219,15 @@ def require_in_range(values: Mapping[str, object], ranges: Mapping[str, Range] =
         raise ConfigError(error)
 
 
-def ranges_of(name: str) -> Mapping[str, Range]:
-    """Return the ranges that a class or function declares for its arguments, by its dotted name."""
+def ranges_of(name: str, folders: Iterable[str] = ()) -> Mapping[str, Range]:
+    """Return the ranges that a class declares for its arguments, or a recipe for its keys.
+
+    name: of the class or recipe, dotted; folders: in which its module may lie, too.
+    """
+    sys.path += [folder for folder in folders if folder not in sys.path]
     try:
         builder = pydoc.locate(name)
     except pydoc.ErrorDuringImport:
         return {}  # building the YAML will refuse it
-    ranges: Mapping[str, Range] = getattr(builder, "RANGES", {})
+    ranges: Mapping[str, Range] = getattr(builder, "RANGES", None) or getattr(builder, "ranges", {})
     return ranges

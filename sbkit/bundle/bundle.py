@@ -202,10 +202,8 @@ class Bundle:
             confidence=self.config.confidence.get(decoder_type),
             hotwords=frozenset() if decoder is None else decoder.hotwords,
         )
-        utterance_confidence = self.config.utterance_confidence.get(decoder_type)
-        clip_decoder = ClipDecoder(decoder, aligner, utterance_confidence)
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return DecoderPool(clip_decoder, processes=processes)
+        return DecoderPool(ClipDecoder(decoder, aligner), processes=processes)
 
     # Decoder and hotwords
 

@@ -10,7 +10,6 @@ from sbkit.audio.decode import MAX_RATE_HZ, MIN_RATE_HZ
 from sbkit.base.checksums import CHECKSUMS, check_unchanged
 from sbkit.base.errors import BundleError
 from sbkit.base.files import parse_errors_as_sbkit_errors, read_regular
-from sbkit.decoding.utterances import UTTERANCES, UtteranceConfidence
 from sbkit.decoding.words import Confidence, WordOffsets
 from sbkit.evaluate.wer_report import PROVENANCE
 from sbkit.text.normalization import (
@@ -21,7 +20,7 @@ from sbkit.text.normalization import (
 )
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-FORMAT = 4
+FORMAT = 5
 MAX_WEIGHTS_BYTES = 1 << 36
 MAX_FILE_BYTES = 1 << 25
 
@@ -42,7 +41,6 @@ class BundleConfig:
     decoder: its type, beam size, weights and use of the attention decoder, and its error rates on
         the validation set; None for greedy decoding.
     confidence: for each decoder, the model that turns features of words into probabilities.
-    utterance_confidence: the same for whole texts.
     word_offsets: from the frames of tokens to the times of words.
     provenance: the record that is copied into scores of the bundle.
     """
@@ -55,9 +53,6 @@ class BundleConfig:
     normalizer: Orthography | None = field(default=None, repr=False)
     decoder: Mapping[str, Any] | None = field(default=None, repr=False)
     confidence: Mapping[str, Confidence] = field(default_factory=dict, repr=False)
-    utterance_confidence: Mapping[str, UtteranceConfidence] = field(
-        default_factory=dict, repr=False
-    )
     word_offsets: WordOffsets = field(default_factory=WordOffsets, repr=False)
     provenance: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -129,7 +124,6 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
         if not isinstance(language, str | None):
             raise ValueError("its language is not a string")
         normalizer = values.get("normalizer")
-        confidence = values.get("confidence") or {}
         return BundleConfig(
             task=str(values["task"]),
             sample_rate=rate,
@@ -140,13 +134,8 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
             decoder=values.get("decoder"),
             confidence={
                 name: Confidence.from_plain(fit["weights"])
-                for name, fit in confidence.items()
+                for name, fit in (values.get("confidence") or {}).items()
                 if fit["weights"] is not None
-            },
-            utterance_confidence={
-                name: UtteranceConfidence.from_plain(fit[UTTERANCES])
-                for name, fit in confidence.items()
-                if fit.get(UTTERANCES, {}).get("weights") is not None
             },
             word_offsets=WordOffsets.from_plain(values.get("word_offsets") or {}),
             provenance=values.get(PROVENANCE),

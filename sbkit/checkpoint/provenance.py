@@ -42,7 +42,7 @@ def make_provenance(
         weights: a safetensors file.
         decoder: its settings; None for greedy decoding.
         language_models: a safetensors file.
-        confidence: of words and utterances, as plain data.
+        confidence: of words, as plain data.
     """
     return {
         "weights": _hash(weights),

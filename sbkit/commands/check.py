@@ -23,10 +23,12 @@ def add_commands(parser: Parser) -> None:
     add("--json", action="store_true", help="print the findings as JSON")
     add("--target", metavar="cuda:COUNT", help="check for a machine with COUNT CUDA devices")
     add("--strict", action="store_true", help="exit with 1 for notes, too")
+    add("--defaults", action="store_true", help="list the keys that the YAML leaves out")
     add("--learn", action="store_true", help="train on eight clips for a minute: are they learned?")
 
     help = "print a YAML with its base and overrides as one file"
-    parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
+    add = parser.add_command("config", print_config, help, "yaml", takes_overrides=True)
+    add("--all", action="store_true", help="with the defaults of the keys that it leaves out")
 
 
 def check(options: Namespace) -> int:
@@ -40,6 +42,7 @@ def check(options: Namespace) -> int:
     from sbkit.check.learn import LEARNING_TEST, check_learning
     from sbkit.check.planned_run import PlannedRun
     from sbkit.check.settings import INITIAL_WEIGHTS
+    from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
 
     overrides = parse_overrides(options.overrides)
@@ -63,6 +66,12 @@ def check(options: Namespace) -> int:
         print(printable_json(to_json(record)))
     else:
         lines = planned.results.get(INITIAL_WEIGHTS, [])
+        if options.defaults:
+            defaults = resolve(options.yaml, overrides).defaults
+            lines = [
+                *lines,
+                *(f"`{key}` is {planned.knobs[key]!r} by default." for key in defaults),
+            ]
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:
             print(cost)
@@ -82,4 +91,5 @@ def print_config(options: Namespace) -> None:
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
 
-    print(resolve(options.yaml, parse_overrides(options.overrides)).one_file, end="")
+    resolved = resolve(options.yaml, parse_overrides(options.overrides))
+    print(resolved.one_file if options.all else resolved.one_file_without_defaults, end="")

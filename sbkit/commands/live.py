@@ -24,9 +24,8 @@ def transcribe_live(options: Namespace) -> int:
 
     Raises SbkitError if the bundle or the source cannot be used, or the options do not fit.
     """
-    unsupported = [
-        f"--{name}" for name in ("out", "errors", "channel") if getattr(options, name) is not None
-    ]
+    names = ("out", "errors", "channel", "part")
+    unsupported = [f"--{name}" for name in names if getattr(options, name) is not None]
     if len(options.files) != 1 or unsupported or options.format not in ("text", "json"):
         raise ConfigError(
             "`--live` takes one FILE, - or mic, and --format text or json, but was given "

@@ -16,6 +16,7 @@ from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.messages import printable, printable_json
 from sbkit.commands.arguments import Parser, with_bundle
+from sbkit.commands.clip_table import Share
 
 if TYPE_CHECKING:
     from sbkit.runtime.classification import Classification
@@ -28,16 +29,8 @@ def add_commands(parser: Parser) -> None:
     """Add `transcribe` and `classify`."""
     groups = "model files runtime decoding vad quiet import part"
     add = parser.add_command("transcribe", transcribe, "transcribe audio files", groups)
-    formats = ("text", "json", *TIMED_FORMATS, "manifest")
-    table = "manifest writes a table of pseudo-labels to train on (default: text)"
-    add("--format", choices=formats, default="text", help=table)
-    out = "write one file per recording to DIR, or all pseudo-labels to TABLE.csv"
-    add("--out", metavar="DIR|TABLE.csv", type=Path, help=out)
-    right = (
-        "keep utterances that are entirely right with at least this probability (default: 0.9); "
-        "0: keep all"
-    )
-    add("--min-confidence", metavar="P", type=float, help=right)
+    add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
+    add("--out", metavar="DIR", type=Path, help="write one file per recording there")
     channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
     add("--channel", metavar="N", type=int, help=channel)
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
@@ -56,20 +49,10 @@ def transcribe(options: Namespace) -> int | None:
     """
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
-    for name in ("min_confidence", "part"):
-        if getattr(options, name) is not None and options.format != "manifest":
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"`{option}` needs --format manifest. Add it, or leave {option} out.")
-    if options.channel is not None and options.format == "manifest":
-        raise ConfigError("`--channel` is not supported with --format manifest.")
     if options.live:
         from sbkit.commands.live import transcribe_live
 
         return with_bundle(transcribe_live)(options)
-    if options.format == "manifest":
-        from sbkit.commands.pseudo_labels import write_pseudo_labels
-
-        return with_bundle(write_pseudo_labels)(options)
     return _transcribe_files(options)
 
 
@@ -78,14 +61,15 @@ def _transcribe_files(options: Namespace) -> int:
     from sbkit.commands.recordings import find_audio, open_errors, open_transcriber, show_seconds
 
     with find_audio(options.files, options.raw_rate) as files:
-        _check_output(options, files)
+        _check_output(options, files)  # of all parts, which may share a folder
+        share = (options.part or Share()).of(files)
         with (
             open_errors(options.errors) as errors,
             open_transcriber(options, times=options.format != "text") as transcriber,
-            show_seconds("transcribing", files, quiet=options.quiet) as on_seconds,
+            show_seconds("transcribing", share, quiet=options.quiet) as on_seconds,
         ):
-            results = transcriber.stream(files, on_seconds=on_seconds, channel=options.channel)
-            return write_results(options, files, results, errors)
+            results = transcriber.stream(share, on_seconds=on_seconds, channel=options.channel)
+            return write_results(options, share, results, errors)
 
 
 @with_bundle
@@ -94,7 +78,7 @@ def classify(options: Namespace) -> int:
     from sbkit.commands.recordings import find_audio, open_errors, show_seconds
     from sbkit.runtime.classification import classify_files
 
-    options.out = None  # classes are only printed
+    options.out = options.part = None  # all classes are only printed
     with (
         find_audio(options.files, options.raw_rate) as files,
         open_errors(options.errors) as errors,
@@ -117,7 +101,7 @@ def write_results(
     num_failed = 0
     for file, result in zip(files, results, strict=True):
         if not isinstance(result, SbkitError):
-            _write(file, result, options, with_name=len(files) > 1)
+            _write(file, result, options, with_name=len(files) > 1 or options.part is not None)
             continue
         num_failed += 1
         report_error(file, result, errors)

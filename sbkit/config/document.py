@@ -166,6 +166,11 @@ class Document:
     places: dict[Keys, str]  # FILE:LINE
     texts: dict[Path, str]  # the content of each file
 
+    @property
+    def module_folders(self) -> list[str]:
+        """Folders of modules: those of the YAML and its base, and the working folder."""
+        return [*(str(file.resolve().parent) for file in self.texts), str(Path.cwd())]
+
     def place(self, keys: Keys) -> str:
         """Return FILE:LINE of a key, or of its nearest parent that stands in a file."""
         while keys and keys not in self.places:

@@ -4,7 +4,7 @@ The hyperparameters, the objects and the saved YAML come from one resolved tree,
 differ. Reading hyperparameters builds and imports nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -23,7 +23,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_text_atomically
-from sbkit.base.ranges import ranges_of, refusal, require_in_range
+from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
     REFERENCE,
@@ -44,6 +44,7 @@ from sbkit.config.document import (
 from sbkit.config.overrides import apply_overrides
 
 OUTPUT_FOLDER = "output_folder"  # the key of the folder that a run writes to
+RECIPE = "recipe"  # the key that names the recipe
 
 
 class MissingKnobError(ConfigError, AttributeError):
@@ -120,8 +121,9 @@ class KnobAttributes:
 class Resolved:
     """A YAML as it takes effect."""
 
-    document: Document  # with the overrides
+    document: Document  # with the overrides, and the defaults of keys that the YAML leaves out
     tree: CommentedMap  # with the references resolved, too
+    defaults: Sequence[str]  # the keys that the YAML leaves out and no override sets
 
     @cached_property
     def text(self) -> str:
@@ -130,8 +132,16 @@ class Resolved:
 
     @property
     def one_file(self) -> str:
-        """The YAML merged with its base and overrides; references and comments stay."""
+        """The YAML merged with its base, overrides and defaults; references and comments stay."""
         return _dump(self.document.root)
+
+    @property
+    def one_file_without_defaults(self) -> str:
+        """The same, without the keys that the YAML leaves out."""
+        root = deepcopy(self.document.root)
+        for name in self.defaults:
+            del root[name]
+        return _dump(root)
 
     @cached_property
     def knobs(self) -> Mapping[str, Any]:
@@ -169,10 +179,34 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
     texts = resolved.document.texts if resolved else {}
     if resolved is None or any(read_yaml_text(file) != text for file, text in texts.items()):
         document = read_document(yaml_file)
+        defaults = insert_defaults(document, overrides)
         apply_overrides(document, overrides)
-        resolved = Resolved(document, resolve_references(document))
+        defaults = [name for name in defaults if name not in overrides]
+        resolved = Resolved(document, resolve_references(document), defaults)
         _resolved[key] = resolved
     return resolved
+
+
+def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list[str]:
+    """Insert the keys that a YAML with a recipe leaves out, and return their names.
+
+    They are those of `KEYS` that have a default, and those of the recipe's ranges that are
+    overridden. A YAML of SpeechBrain's names no recipe, and has the defaults of its script.
+    """
+    root = document.root
+    if RECIPE not in root:
+        return []
+    for name in overrides.keys() - root.keys() - KEYS.keys():
+        if name in ranges_of(str(root[RECIPE]), document.module_folders):
+            root[name] = None
+    defaults = [name for name in KEYS if name not in root and KEYS[name].default is not REQUIRED]
+    for name in defaults:
+        root[name] = deepcopy(KEYS[name].default)
+        root.yaml_add_eol_comment(KEYS[name].meaning, name)
+    if defaults:
+        title = "======== defaults of the keys that the YAML leaves out\n\n"
+        root.yaml_set_comment_before_after_key(defaults[0], before=title)
+    return defaults
 
 
 def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:

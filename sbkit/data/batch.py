@@ -263,7 +263,7 @@ def make_loaders(
         concat_prob=knobs.get("concat_prob", 0.0),
         speeds=knobs.get("speeds", [1.0]),
         shards=shard_numbers(splits.train),
-        shuffle_shards=knobs.get("shuffle_shards", 8),
+        shuffle_shards=knobs["shuffle_shards"],
         sources=sources,
         accumulation=knobs["grad_accumulation_factor"],
         **common,

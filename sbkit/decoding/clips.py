@@ -24,7 +24,6 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import AttentionScorer, Decoder, LanguageModelDecoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
-from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import WordAligner
 from sbkit.lm.language_models import LanguageModels
 from sbkit.text.word import Word
@@ -72,9 +71,6 @@ class Recognition:
 
     Attributes:
         start, seconds: where the clip begins in its recording, and its length; with the words.
-        confidence: the probability that the whole text is right; None if it is not known.
-        expected_errors: edits between the text and what was said, in words, or in characters for a
-            language without spaces.
         nbest: the most probable texts on request, the best first.
     """
 
@@ -82,8 +78,6 @@ class Recognition:
     words: tuple[Word, ...] = ()
     start: float = 0.0
     seconds: float = 0.0
-    confidence: float | None = None
-    expected_errors: float | None = None
     nbest: tuple[Alternative, ...] = ()
 
 
@@ -93,22 +87,15 @@ class ClipDecoder:
     It holds no acoustic model, so it can be sent to other processes.
     """
 
-    def __init__(
-        self,
-        decoder: LanguageModelDecoder | None,
-        aligner: WordAligner,
-        utterance_confidence: UtteranceConfidence | None = None,
-    ) -> None:
+    def __init__(self, decoder: LanguageModelDecoder | None, aligner: WordAligner) -> None:
         vocabulary = aligner.tokenizer.vocabulary
         greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
         self.decoder: Decoder = decoder or greedy
         self.aligner = aligner
-        self.utterance_confidence = utterance_confidence
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the cache of decoders with hotwords."""
-        names = ("decoder", "aligner", "utterance_confidence")
-        return {name: getattr(self, name) for name in names}
+        return {"decoder": self.decoder, "aligner": self.aligner}
 
     @property
     def holds_gil(self) -> bool:
@@ -137,19 +124,11 @@ class ClipDecoder:
         if not with_times:
             return Recognition(text, nbest=nbest)
         words = aligner.align(clip.log_probs, tokens, beam, samples=clip.samples)
-        confidences = [word.confidence for word in words if word.confidence is not None]
-        confidence = expected_errors = None
-        if self.utterance_confidence is not None and words and len(confidences) == len(words):
-            confidence, expected_errors = self.utterance_confidence(
-                confidences, beam, aligner.tokenizer
-            )
         return Recognition(
             text,
             tuple(word.later(clip.start) for word in words),
             start=clip.start,
             seconds=samples_to_seconds(clip.samples, aligner.sample_rate),
-            confidence=confidence,
-            expected_errors=expected_errors,
             nbest=nbest,
         )
 

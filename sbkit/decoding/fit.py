@@ -2,7 +2,7 @@
 
 log-probabilities and reference texts -> a sample of them (`sample.py`)
 -> errors with trial weights -> a quadratic function of the weights -> where it is lowest
--> confidences of words and utterances (`fit_confidence.py`)
+-> confidences of words (`fit_confidence.py`)
 """
 
 import logging
@@ -128,19 +128,10 @@ def fit_decoder(
             quiet=quiet,
         )
         decoder = decoder.with_weights(weights.weights)
-    confidences = fit_confidences(
-        aligner,
-        decoder,
-        utterances,
-        by_words=by_words,
-        ping=ping,
-        quiet=quiet,
-    )
+    confidences = fit_confidences(aligner, decoder, utterances, ping=ping, quiet=quiet)
     sets = ", ".join(splits) or "no validation set"
     for name, fit in confidences.items():
         logger.info(f"confidence of words, {name}: {fit} ({sets})")
-        if fit.utterances is not None:
-            logger.info(f"confidence of utterances, {name}: {fit.utterances} ({sets})")
     fitted = FittedDecoder(decoder, weights, confidences, splits)
     if fitted.note:
         logger.info(fitted.note)

@@ -1,8 +1,4 @@
-"""Fit confidences of words and of whole utterances to validation utterances.
-
-features of the words that are decoded -> confidences of words -> features of the whole texts
--> confidences of utterances
-"""
+"""Fit confidences to the words that are decoded from validation utterances."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,19 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sbkit.base.arrays import Bools, Counts, Float64s
+from sbkit.base.arrays import Bools, Float64s
 from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
 from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.decoding.sample import ValidationUtterance
-from sbkit.decoding.utterances import EXTRA_ERRORS, UTTERANCES, text_share, utterance_features
 from sbkit.decoding.words import FEATURES, GREEDY, Confidence, WordAligner, WordFeatures
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, count_errors, word_correctness
 from sbkit.logs.progress import Ping, progress_bar
 
-# With 20 words, NCE on other clips was at worst 0.17. Utterances have half as many features.
-MIN_RIGHT_AND_WRONG = {"words": 20, "utterances": 10}
+MIN_RIGHT_AND_WRONG = 20  # words; with them, NCE on other clips was at worst 0.17
 NUM_FOLDS = 10
 PRIOR_PRECISION = 1.0  # of the normal distribution of a standardized feature's weight
 MIN_FEATURE_SCALE = 1e-2  # standard deviation below which a feature is not used
@@ -38,9 +32,7 @@ class FittedConfidence:
     Both are None if there are too few words. The confidence is also None if it predicts no better
     than the share of right words.
 
-    unit: what is right or wrong, words or whole utterances.
-    extra_errors: of utterances, as in `UtteranceConfidence`.
-    utterances: beside a confidence of words, that of the utterances.
+    count, right: the number of words, and of right words.
     cer: of the decoder that it belongs to.
     """
 
@@ -48,33 +40,27 @@ class FittedConfidence:
     calibration: Calibration | None
     count: int
     right: int
-    unit: str = "words"
-    extra_errors: float | None = None
-    utterances: "FittedConfidence | None" = None
     cer: float = 0.0
 
     def plain(self) -> dict[str, Any]:
         weights = None if self.confidence is None else self.confidence.plain()
-        record: dict[str, Any] = {"weights": weights, self.unit: self.count, "right": self.right}
+        record: dict[str, Any] = {"weights": weights, "words": self.count, "right": self.right}
         if self.calibration is not None:
             record |= {name: getattr(self.calibration, name) for name in ("AUC", "NCE", "ECE")}
-        if self.extra_errors is not None:
-            record[EXTRA_ERRORS] = self.extra_errors
-        if self.utterances is not None:
-            record[UTTERANCES] = self.utterances.plain()
         return record
 
     def __str__(self) -> str:
         if self.calibration is None:
-            minimum = MIN_RIGHT_AND_WRONG[self.unit]
             return (
-                f"none, because {self.right} of {self.count} {self.unit} are right: fitting needs "
-                f"two utterances with at least {minimum} right and {minimum} wrong {self.unit}"
+                f"none, because {self.right} of {self.count} words are right: fitting needs two "
+                f"utterances with at least {MIN_RIGHT_AND_WRONG} right and {MIN_RIGHT_AND_WRONG} "
+                "wrong words"
             )
-        figures = self.calibration.describe(self.unit)
         if self.confidence is not None:
-            return f"{figures}, by cross-validation"
-        return f"none, because it predicts unseen {self.unit} no better than a constant: {figures}"
+            return f"{self.calibration}, by cross-validation"
+        return (
+            f"none, because it predicts unseen words no better than a constant: {self.calibration}"
+        )
 
 
 def fit_confidences(
@@ -82,7 +68,6 @@ def fit_confidences(
     decoder: LanguageModelDecoder | None,
     utterances: Sequence[ValidationUtterance],
     *,
-    by_words: bool,
     ping: Ping,
     quiet: bool,
 ) -> dict[str, FittedConfidence]:
@@ -101,10 +86,7 @@ def fit_confidences(
             for name, one_decoder in decoders.items():
                 beam = one_decoder.nbest(utterance.log_probs, utterance.attention)
                 words = aligner.extract_features(utterance.log_probs, beam[0].tokens, beam)
-                share = text_share(beam, aligner.tokenizer)
-                labeled[name].append(
-                    label_words(words, utterance.text, share=share, by_words=by_words)
-                )
+                labeled[name].append(label_words(words, utterance.text))
     fitted: dict[str, FittedConfidence] = {}
     for name, own in labeled.items():
         gathered = list(chain.from_iterable(gather_over_ranks(own)))
@@ -116,32 +98,25 @@ def fit_confidences(
 class LabeledWords(NamedTuple):
     """The features of an utterance's decoded words, and which are right.
 
-    text: the reference; share: of the beam's probability that has this text; errors: edits between
-    the text and the reference, in words, or in characters for a language without spaces;
-    characters: the edits in characters.
+    text: the reference; characters: the edits between the text and the reference.
     """
 
     text: str
     features: dict[str, Float64s]
     right: list[bool]
-    share: float = 1.0
-    errors: int = 0
     characters: ErrorCounts = ErrorCounts()
 
 
-def label_words(
-    words: WordFeatures, reference: str, *, share: float = 1.0, by_words: bool = True
-) -> LabeledWords:
+def label_words(words: WordFeatures, reference: str) -> LabeledWords:
     """Compare the decoded words of an utterance with its reference."""
     decoded = [word.text for word in words.words]
     right = word_correctness(reference.split(), decoded)
-    errors = count_errors(reference, " ".join(decoded))
-    counts = errors.words if by_words else errors.characters
-    return LabeledWords(reference, words.features, right, share, counts.errors, errors.characters)
+    characters = count_errors(reference, " ".join(decoded)).characters
+    return LabeledWords(reference, words.features, right, characters)
 
 
 def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
-    """Fit confidences to words and to whole utterances, independently of the order.
+    """Fit a confidence to the words of utterances, independently of their order.
 
     Features and prior are fixed, so cross-validation only measures the fit.
     """
@@ -150,42 +125,14 @@ def fit_confidence(labeled: Sequence[LabeledWords]) -> FittedConfidence:
         return words.text, [values.tolist() for values in words.features.values()]
 
     labeled = sorted((words for words in labeled if words.right), key=sort_key)
-    lengths = [len(words.right) for words in labeled]
     right = np.array([is_right for words in labeled for is_right in words.right], np.bool_)
-    names = [name for name in FEATURES if labeled and name in labeled[0].features]
-    features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
-    indices = np.arange(len(labeled))
-    of_words, predicted = _fit_and_predict(features, right, np.repeat(indices, lengths))
-    if of_words.confidence is None:
-        return of_words
-    # The words of other audio are less certain than those that a confidence was fitted to, so
-    # utterances are fitted to predictions.
-    word_confidences = [part.tolist() for part in np.split(predicted, np.cumsum(lengths)[:-1])]
-    rows = [
-        utterance_features(confidences, words.share)
-        for words, confidences in zip(labeled, word_confidences, strict=True)
-    ]
-    features = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    errors = np.array([words.errors for words in labeled])
-    of_texts, predicted = _fit_and_predict(features, errors == 0, indices, unit="utterances")
-    if of_texts.confidence is not None:
-        wrong_words = np.array([len(part) - sum(part) for part in word_confidences])
-        extra = (errors.sum() - (1 - predicted).sum()) / ((1 - predicted) @ wrong_words)
-        of_texts = replace(of_texts, extra_errors=round(max(0.0, float(extra)), 4))
-    return replace(of_words, utterances=of_texts)
-
-
-def _fit_and_predict(
-    features: dict[str, Float64s], right: Bools, utterances: Counts, unit: str = "words"
-) -> tuple[FittedConfidence, Float64s]:
-    """Fit a confidence; return also predictions by confidences fitted to other utterances: (N,).
-
-    utterances: the index of each word's utterance, (N,).
-    """
     num_right = int(right.sum())
+    if len(labeled) < 2 or min(num_right, len(right) - num_right) < MIN_RIGHT_AND_WRONG:
+        return FittedConfidence(None, None, len(right), num_right)
+    names = [name for name in FEATURES if name in labeled[0].features]
+    features = {name: np.concatenate([words.features[name] for words in labeled]) for name in names}
+    utterances = np.repeat(np.arange(len(labeled)), [len(words.right) for words in labeled])
     predicted = np.zeros(len(right))
-    if len({*utterances}) < 2 or min(num_right, len(right) - num_right) < MIN_RIGHT_AND_WRONG[unit]:
-        return FittedConfidence(None, None, len(right), num_right, unit), predicted
     for fold in range(NUM_FOLDS):
         is_held_out = utterances % NUM_FOLDS == fold
         confidence = _fit(_select(features, ~is_held_out), right[~is_held_out])
@@ -193,7 +140,7 @@ def _fit_and_predict(
     calibration = measure_calibration(predicted.tolist(), right.tolist())
     is_useful = calibration is not None and (calibration.NCE or 0.0) > 0
     fitted = _fit(features, right) if is_useful else None
-    return FittedConfidence(fitted, calibration, len(right), num_right, unit), predicted
+    return FittedConfidence(fitted, calibration, len(right), num_right)
 
 
 def _select(features: dict[str, Float64s], mask: Bools) -> dict[str, Float64s]:

@@ -189,8 +189,6 @@ class WordOffsets:
 class Confidence:
     """A logistic function: bias + sum of weight * feature are the log odds that a word is right.
 
-    It serves whole texts, too (`utterances.py`).
-
     weights: by feature, for some of FEATURES.
     """
 
@@ -198,11 +196,11 @@ class Confidence:
     weights: Mapping[str, float]
 
     @classmethod
-    def from_plain(cls, values: Mapping[str, float], features: Sequence[str] = FEATURES) -> Self:
+    def from_plain(cls, values: Mapping[str, float]) -> Self:
         """Read {bias: ..., FEATURE: ...}; raise KeyError, TypeError or ValueError if invalid."""
         weights = dict(values)
         is_bounded = all(abs(weight) <= MAX_WEIGHT for weight in weights.values())
-        if not is_bounded or not weights.keys() <= {BIAS, *features}:
+        if not is_bounded or not weights.keys() <= {BIAS, *FEATURES}:
             raise ValueError(f"a weight is unknown or beyond {MAX_WEIGHT:g}")
         return cls(weights.pop(BIAS), weights)
 

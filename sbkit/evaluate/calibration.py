@@ -49,14 +49,10 @@ class Calibration:
     right: int
 
     def __str__(self) -> str:
-        return self.describe("words")
-
-    def describe(self, unit: str) -> str:
-        """Return the figures in one line; ``unit``: what has the confidences, in the plural."""
         digits = 2 if self.words >= MIN_WORDS_FOR_TWO_DIGITS else 1
         figures = (("AUC", self.AUC, digits), ("NCE", self.NCE, digits), ("ECE", self.ECE, 2))
         text = ", ".join(f"{name} {value:.{n}f}" for name, value, n in figures if value is not None)
-        return f"{text} ({self.right} right / {self.words} {unit})"
+        return f"{text} ({self.right} right / {self.words} words)"
 
 
 def measure_calibration(

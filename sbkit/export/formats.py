@@ -55,11 +55,9 @@ def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
     """Return the formats of `export_formats`, which a run writes into its bundle.
 
     Raises:
-        ConfigError: it is no list of formats, or the task's models have no such format.
+        ConfigError: the task's models have no such format.
     """
-    names = knobs.get("export_formats") or []
-    if not isinstance(names, list | tuple):
-        raise ConfigError(f"`export_formats` must be a list, such as [onnx], but is {names!r}.")
+    names = knobs["export_formats"]
     if names and task.export is not None:
         require_supported(names, task)
     return [*dict.fromkeys(names)]

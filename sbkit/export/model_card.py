@@ -82,6 +82,7 @@ def card_facts(
         "differs": differs,
         "run": _without_folders(str(run)),
         "command": _command(run),
+        "settings": {name: _without_folders(str(value)) for name, value in knobs.items()},
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),

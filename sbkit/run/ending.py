@@ -104,7 +104,7 @@ class RunEnding:
         self._brain.ping("export")
         if not self._folder.exists():
             return None
-        precision = self._setup.knobs.get("eval_precision", "fp32")
+        precision = self._setup.knobs["eval_precision"]
         bundle = load_bundle(
             self._folder,
             user_modules=modules_of_bundle(self._folder),
@@ -205,7 +205,7 @@ class RunEnding:
             labels=setup.prepare_labels(),
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
-            report_by=setup.knobs.get("report_by") or (),
+            report_by=setup.knobs["report_by"],
             ping=brain.ping,
             quiet=brain.noprogressbar,
         )

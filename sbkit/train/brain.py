@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
-from sbkit.base.ranges import require_in_range
+from sbkit.base.ranges import KEYS, require_in_range
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -107,9 +107,7 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
     "Call it in your own `fit_batch`; here steps that are not finite are skipped",
 )
 
-STALL_SECONDS = 120.0
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
-STEPS_BETWEEN_LOGS = 10  # optimizer steps between two readings of the device (`log_every`)
 PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
@@ -417,7 +415,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self.on_stage_start(Stage.TRAIN, epoch)
         self._start_epoch(train_set, epoch)
         count = length_of(train_set)
-        log_every = self._hparam("log_every", STEPS_BETWEEN_LOGS)
+        log_every = self._hparam("log_every", KEYS["log_every"].default)
         for batch, is_last in self._training_batches(train_set):
             if self._optimizer_step_limit_exceeded:
                 break
@@ -849,7 +847,9 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         )
 
     def _watch(self) -> Watchdog:
-        seconds = self._hparam("stall_seconds", STALL_SECONDS) or 0  # None for never
+        seconds = (
+            self._hparam("stall_seconds", KEYS["stall_seconds"].default) or 0
+        )  # None for never
         return Watchdog(self.run_folder, stall_seconds=seconds)
 
     def _loaders(self, data: object, stage: Stage, options: LoaderOptions) -> dict[str, Batches]:

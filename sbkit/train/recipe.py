@@ -66,11 +66,8 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own in a file beside it. A "
             "YAML of SpeechBrain's belongs to its script, which moves over by sbkit.Brain."
         )
-    # Modules may lie beside the YAML or its base, or in the working folder.
-    files = read_document(yaml_file).texts
-    for folder in (*(str(file.resolve().parent) for file in files), str(Path.cwd())):
-        if folder not in sys.path:
-            sys.path.append(folder)
+    folders = read_document(yaml_file).module_folders
+    sys.path += [folder for folder in folders if folder not in sys.path]
     module, _, attribute = name.rpartition(".")
     try:
         recipe = getattr(import_module(module), attribute, None)

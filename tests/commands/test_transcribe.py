@@ -167,12 +167,20 @@ def test_transcribe_out_writes_a_file_per_recording(talks: Path, capsys: Capture
     assert (talks / "vtt/c.vtt").read_text().startswith("WEBVTT\n\n00:00:00.0")
 
 
+def test_transcribe_parts_are_the_whole(talks: Path, capsys: Captured) -> None:
+    for part in ("1/2", "2/2", "4/4"):
+        assert run(["transcribe", "model", "talks", "--part", part, "--quiet"]) == 0
+    lines = ["talks/a.wav\ta fox", "talks/old/c.mp3\tlazy dog", "talks/b.flac\tthe dog"]
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["talks/?.*", "--format", "tsv"], "prints one recording, but there are 2"),
         (["talks/a.wav", "talks/a.flac", "--out", "here"], "2 of them would be a.txt"),
         (["talks", "--out", "/proc/here"], "`--out` must name a folder that"),
+        (["talks", "--part", "3"], "K from 1 to N, such as 3/16, but is 3"),
     ],
 )
 @pytest.mark.usefixtures("talks")

@@ -12,7 +12,6 @@ from sbkit.decoding.fit import FittedWeights, count_all_errors, fit_decoder, fit
 from sbkit.decoding.fit_confidence import LabeledWords, fit_confidence
 from sbkit.decoding.greedy import REACH
 from sbkit.decoding.sample import MAX_SAMPLE_TOKENS, ValidationUtterance, sample_utterances
-from sbkit.decoding.utterances import UtteranceConfidence, utterance_features
 from sbkit.decoding.words import Confidence, WordAligner
 from sbkit.evaluate.wer import TextErrors
 from sbkit.lm.language_models import LanguageModels
@@ -195,48 +194,3 @@ def test_uninformative_features_give_no_confidence() -> None:
     assert str(fitted).startswith(
         "none, because it predicts unseen words no better than a constant"
     )
-
-
-# -- confidences of utterances
-
-
-def labeled_utterances(count: int, seed: int) -> list[LabeledWords]:
-    """Draw utterances whose errors come together, with a missing word for every two wrong ones."""
-    random = np.random.default_rng(seed)
-    labeled = []
-    for n in range(count):
-        clarity = 1.5 + 2 * random.standard_normal()  # of the whole utterance
-        posterior = clarity + random.standard_normal(random.integers(1, 9))
-        right = random.random(len(posterior)) < 1 / (1 + np.exp(-clarity - posterior))
-        num_wrong = int((~right).sum())
-        features = {"posterior": posterior, "entropy": -posterior}
-        errors = num_wrong + int(random.binomial(num_wrong, 0.5))
-        labeled.append(LabeledWords(f"utterance {n}", features, right.tolist(), 1.0, errors))
-    return labeled
-
-
-def test_confidence_of_utterances_and_expected_errors_hold_on_others() -> None:
-    """The product of the words' confidences does not: errors come together."""
-    fitted = fit_confidence(labeled_utterances(400, seed=0))
-    words, utterances = fitted.confidence, fitted.utterances
-    assert words is not None and utterances is not None and utterances.calibration is not None
-    assert utterances.calibration.ECE < 0.05
-    confidence = UtteranceConfidence.from_plain(fitted.plain()["utterances"])
-    assert set(confidence.confidence.weights) == {"product", "length"}  # the share is constant
-    judged = []
-    for labeled in labeled_utterances(3000, seed=1):
-        probabilities = words(labeled.features)
-        (probability,) = confidence.confidence(utterance_features(probabilities, labeled.share))
-        errors = confidence.expected_errors(probability, probabilities)
-        judged.append((probability, np.prod(probabilities), labeled.errors, errors))
-    for threshold in (0.0, 0.7, 0.9):
-        kept = np.array([row for row in judged if row[0] >= threshold])
-        share_right = (kept[:, 2] == 0).mean()
-        assert kept[:, 0].mean() == pytest.approx(share_right, abs=0.03)
-        assert kept[:, 3].sum() == pytest.approx(kept[:, 2].sum(), rel=0.25)
-        assert abs(kept[:, 1].mean() - share_right) > 0.02
-
-
-def test_too_few_right_utterances_give_no_confidence() -> None:
-    labeled = [words._replace(errors=1) for words in labeled_words(60)]
-    assert "0 of 60 utterances are right" in str(fit_confidence(labeled).utterances)

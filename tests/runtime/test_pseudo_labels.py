@@ -1,0 +1,61 @@
+"""The example of pseudo-labels: its rows are confident utterances, and training takes them."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from docs.examples import pseudo_labels
+from recipes.OwnData import corpus as own_data
+from sbkit.data.manifest import Manifest
+from sbkit.decoding.words import Confidence
+from sbkit.runtime.model_thread import ModelThread
+from sbkit.runtime.transcriber import Transcriber
+from tests.runtime.tones import RATE, silence, speak, tone_bundle
+
+TALK = ("lazy", "a dog", "the quick brown fox")
+# The odds of a word are the square of its length: 0.5 for "a" and 0.9 for "dog".
+SURE_OF_LONG_WORDS = Confidence(0.0, {"length": 2.0})
+
+
+def test_rows_are_confident_utterances_that_training_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle, tokenizer, model = tone_bundle(tmp_path)
+    bundle = replace(
+        bundle, config=replace(bundle.config, confidence={"greedy": SURE_OF_LONG_WORDS})
+    )
+    parts = [speak(tokenizer, text) for text in TALK]
+    samples = [parts[0], silence(2), parts[1], silence(3), parts[2]]
+    ends = np.cumsum([len(part) for part in samples]) / RATE
+    spoken = [(0.0, ends[0]), (ends[1], ends[2]), (ends[3], ends[4])]
+    (tmp_path / "talks").mkdir()
+    soundfile.write(tmp_path / "talks/long.wav", np.concatenate(samples), RATE)
+    (tmp_path / "talks.csv").write_text("path\ntalks/long.wav\ntalks/gone.wav\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        Transcriber,
+        "load",
+        lambda _: Transcriber(bundle=replace(bundle, model=ModelThread(lambda: model))),
+    )
+    for threshold, kept in (("0", (0, 1, 2)), ("0.9", (0, 2))):
+        pseudo_labels.main("my-model", "talks.csv", "pseudo.csv", threshold)
+        assert "talks/gone.wav does not exist" in capsys.readouterr().err
+        with Path("pseudo.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [row["text"] for row in rows] == [TALK[index] for index in kept]
+        for row, (start, end) in zip(rows, (spoken[index] for index in kept), strict=True):
+            assert row["path"] == str(tmp_path.resolve() / "talks/long.wav")
+            offset = float(row["offset"])
+            assert max(0, start - 0.6) <= offset <= start
+            # The last frame of a tone is silent.
+            assert end - 0.1 <= offset + float(row["duration"]) <= end + 0.6
+    assert float(rows[1]["confidence"]) == pytest.approx((2 * 0.9 + 2 * 25 / 26) / 4, abs=1e-3)
+    manifest = own_data.read({"manifest": {"train": "pseudo.csv"}, "language": "en"}, "train")
+    assert isinstance(manifest, Manifest)
+    assert manifest.excluded == ()
+    assert len({*manifest.ids}) == 2
+    assert all(part.end is not None for part in manifest.parts)
