@@ -108,7 +108,7 @@ def score(options: Namespace) -> None:
 
 
 @contextmanager
-def open_model(folder: Path, user_modules: frozenset[str]) -> Iterator["TorchBundle"]:
+def open_model(folder: Path, user_modules: frozenset[str] = frozenset()) -> Iterator["TorchBundle"]:
     """Load a bundle, or export a run into a temporary folder first."""
     from sbkit.export.export import exported_bundle
     from sbkit.runtime.torch_model import load_bundle
