@@ -13,7 +13,7 @@ import pytest
 from sbkit.base.errors import SbkitError
 from tests import processes
 from tests.runs import ROOT, Workplace
-from tools import bench_data, bench_synthesis, show
+from tools import bench_data, show
 
 SUMS = """def double(number):
     return number + number
@@ -62,7 +62,7 @@ def test_runs_start_and_resume_on_an_invented_release(
 
     def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str, float]]:
         file = folder / "figures.json"
-        command = ["-m", "tools.bench_start", file, *arguments]
+        command = ["-m", *bench_data.START, file, *arguments]
         process = processes.run(command, ranks=ranks, SBKIT_CACHE=folder / "cache")
         assert process.returncode == 0, process.stderr
         outputs.append(process.stdout + process.stderr)
@@ -81,26 +81,6 @@ def test_runs_start_and_resume_on_an_invented_release(
     assert not any("Download it again" in output for output in outputs)
     resumed = [", in epoch 1" in output for output in outputs]
     assert resumed[:4] == [False, False, False, True] and all(resumed[4:])
-
-
-@pytest.mark.slow(15)
-def test_bench_synthesis_prints_its_table(
-    exported: Path,
-    task_bundles: Path,
-    workplace: Workplace,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    capsys.readouterr()
-    monkeypatch.setenv("SBKIT_CACHE", str(workplace.cache))
-    run = task_bundles.parent / "run_of_tts"
-    arguments = [str(run), "--recognizer", str(exported), "--max-clips=2"]
-    monkeypatch.setattr(sys, "argv", ["bench_synthesis", *arguments])
-    bench_synthesis.main()
-    table = [line.split("|") for line in capsys.readouterr().out.splitlines() if line[0] == "|"]
-    assert len({len(row) for row in table}) == 1
-    sides = ["this voice", "recordings", "recordings, vocoded"]
-    assert [row[1].strip() for row in table[2:]] == sides
 
 
 def test_show_imports_nothing_heavy() -> None:

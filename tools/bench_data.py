@@ -12,16 +12,21 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NoReturn
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -31,12 +36,18 @@ from pyarrow import csv
 
 from recipes.debian.release import ReleaseRow
 from sbkit.audio.io import declared_seconds, encode_audio
-from sbkit.base.errors import SbkitError
+from sbkit.base.allocator import keep_freed_memory
+from sbkit.base.errors import SbkitError, StopRequestedError
 from sbkit.base.process import run_main
 from sbkit.checkpoint.run_config import CHECKPOINTS
+from sbkit.config.overrides import parse_command
 from sbkit.data.manifest import MIX_FAULT
 from sbkit.data.shard import AUDIO, FACTS_KEY, WAV_HEADER_BYTES, ShardFacts
 from sbkit.data.sharded_corpus import INDEX_FILE, INDEX_FORMAT, Index
+from sbkit.distributed.ranks import gather_over_ranks, rank
+from sbkit.logs.handlers import log_to_screen
+from sbkit.run.run import Run
+from sbkit.train.brain import Brain
 from tools.bench import Figures, measure_once
 
 SAMPLE_RATE = 16_000
@@ -47,7 +58,9 @@ NUM_EVALUATED = 1000  # rows of dev, and of test
 MEAN_SECONDS = 4.5
 WORDS_PER_SENTENCE = 8
 VOCABULARY_WORDS = 50_000
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 LARGEST_FIGURES = {"wall s", "peak"}  # the largest of all ranks is shown, of others the sum
+START = ("tools.bench_data", "--start")  # the module and option of a process that `launch` starts
 SMALL = (
     *("--device=cpu", "--audio_store=lazy", "--word_lm_order=0", "--token_lm_order=0"),
     *("--token_type=bpe", "--vocab_size=500", "--batch_seconds=400", "--check=False"),
@@ -62,7 +75,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--shards", action="store_true")
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--start", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.start:
+        start_run(*options.start)
+        return
     with TemporaryDirectory() as folder:
         measure_starts(Path(folder), options)
 
@@ -100,11 +117,11 @@ def measure_starts(folder: Path, options: argparse.Namespace) -> None:
 
 
 def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str, float]]:
-    """Run `tools.bench_start` in new processes, and return the figures of each."""
+    """Call `start_run` in new processes, and return the figures of each."""
     file = folder / "figures.json"
     torchrun = ("torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m")
     process = subprocess.run(
-        [sys.executable, "-m", *torchrun * (ranks > 1), "tools.bench_start", str(file), *arguments],
+        [sys.executable, "-m", *torchrun * (ranks > 1), *START, str(file), *arguments],
         env={"OMP_NUM_THREADS": "1", **os.environ, "SBKIT_CACHE": str(folder / "cache")},
         capture_output=True,
         text=True,
@@ -113,6 +130,49 @@ def launch(folder: Path, arguments: Sequence[str], ranks: int) -> list[dict[str,
         raise SbkitError(f"{process.stdout}{process.stderr}\nThe start failed; see above.")
     of_ranks: list[dict[str, float]] = json.loads(file.read_text())
     return of_ranks
+
+
+def start_run(file: str, *arguments: str) -> None:
+    """Start training like train.py, and leave at the first step as if it were in mid-epoch.
+
+    file: for the figures of each rank.
+    """
+    keep_freed_memory()
+
+    def measure_and_leave(brain: Brain, batch: object) -> NoReturn:
+        assert brain.loaders is not None
+        gather_over_ranks(None)  # until all have their first batch
+        of_ranks = gather_over_ranks(measure_processes())
+        if rank() == 0:
+            Path(file).write_text(json.dumps(of_ranks))
+        brain.optimizer_step = brain.step = len(brain.loaders.train) // 2
+        brain.save_or_leave.save()
+        brain.save_or_leave.leave(brain.optimizer_step)
+
+    stopping = patch.object(Brain, "fit_batch", measure_and_leave)
+    with stopping, log_to_screen(), suppress(StopRequestedError):
+        Run(*parse_command(["hparams/ctc.yaml", *arguments])).train()
+
+
+def measure_processes() -> dict[str, float]:
+    """Measure this process and its workers, in seconds and GB."""
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    wall_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - started / TICKS_PER_SECOND
+    figures = {"CPU s": 0.0, "wall s": wall_seconds}
+    figures |= {"RSS (GB)": 0.0, "private": 0.0, "PSS": 0.0, "peak": 0.0}
+    for process in (os.getpid(), *(worker.pid for worker in active_children())):
+        folder = Path(f"/proc/{process}")
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        text = "".join((folder / name).read_text() for name in ("smaps_rollup", "status"))
+        gigabytes = {
+            name: int(size) * 1024 / 1e9 for name, size in re.findall(r"(\w+):\s+(\d+) kB", text)
+        }
+        figures["CPU s"] += sum(map(int, fields[11:15])) / TICKS_PER_SECOND  # with ended children
+        figures["RSS (GB)"] += gigabytes["Rss"]
+        figures["private"] += gigabytes["Private_Clean"] + gigabytes["Private_Dirty"]
+        figures["PSS"] += gigabytes["Pss"]
+        figures["peak"] = max(figures["peak"], gigabytes["VmHWM"])
+    return figures
 
 
 def write_release(folder: Path, rows: int) -> None:

@@ -1,6 +1,7 @@
 """Memory, time and disk space of a run, measured by real training steps on its device."""
 
 import gc
+import os
 import re
 import resource
 import shutil
@@ -50,6 +51,7 @@ class Cost:
         peak_bytes: on a GPU the most that torch allocated, elsewhere the most the process held, in
             the largest steps and the largest batch of an evaluation. On the CPU a long run holds
             up to twice as much, because freed memory stays with the process in pieces.
+        device_bytes: the memory of the GPU, elsewhere what the process could allocate.
         step_seconds: the time of a step with the largest batch.
         epoch_seconds: an estimate that grows with the audio, as if validation were as slow as
             training.
@@ -60,6 +62,7 @@ class Cost:
     trainable_parameters: int
     steps_per_epoch: int
     peak_bytes: int
+    device_bytes: int
     step_seconds: float
     epoch_seconds: float
     run_seconds: float
@@ -71,7 +74,7 @@ class Cost:
         rows = [
             ("parameters", f"{self.parameters:,}, {self.trainable_parameters:,} of them trainable"),
             ("steps per epoch", f"{self.steps_per_epoch:,}"),
-            ("peak memory", _megabytes(self.peak_bytes)),
+            ("peak memory", f"{_megabytes(self.peak_bytes)} of {_megabytes(self.device_bytes)}"),
             ("seconds of the largest step", f"{self.step_seconds:,.2f}"),
             ("seconds per epoch", f"about {self.epoch_seconds:,.1f}, from the measured step"),
             ("hours for all epochs", f"about {self.run_seconds / 3600:,.2f}"),
@@ -120,6 +123,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
+    device_bytes = _memory_of(planned.choose_placement().device)
     with real_steps(planned) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
         peak_of_largest, step_seconds = _measure_step(steps, largest)
@@ -138,6 +142,7 @@ def measure_cost(planned: PlannedRun) -> Cost:
         trainable_parameters=num_trainable,
         steps_per_epoch=len(steps_of_epoch),
         peak_bytes=peak_bytes,
+        device_bytes=device_bytes,
         step_seconds=round(step_seconds, 3),
         epoch_seconds=round(epoch_seconds, 2),
         run_seconds=round(epoch_seconds * planned.knobs["number_of_epochs"], 2),
@@ -145,6 +150,14 @@ def measure_cost(planned: PlannedRun) -> Cost:
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=num_checkpoints * checkpoint_bytes,
     )
+
+
+def _memory_of(device: torch.device) -> int:
+    """Return the bytes of a GPU's memory; of any other device, what this process could allocate."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    installed_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(available_memory(), installed_bytes)  # the first is unknown without /proc
 
 
 def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, float]:

@@ -33,7 +33,6 @@ from sbkit.train.setup import Result, RunSetup, once
 
 ON_CPU = resolve("cpu", "fp32")
 HANDED_OVER = ("splits", "labels")
-LABEL_FILES = "label_files"  # in the results of a run: the contents that its checks have made
 Ids = tuple[str, ...]
 CPU_OPTIONS: dict[str, Any] = {
     "device": ON_CPU.device,
@@ -176,11 +175,8 @@ class PlannedRun(RunSetup):
     @once("labels")
     def prepare_labels(self) -> object:
         """Open the tokenizer or the classes, from copies of the run's files if it has them."""
-        earlier = {} if self._run is None else self._run.results.get(LABEL_FILES, {})
         for name in self._label_file_names():
-            if name in earlier:
-                (self.folder / name).write_bytes(earlier[name])
-            elif (self.run_folder / name).is_file():
+            if (self.run_folder / name).is_file():
                 shutil.copy(self.run_folder / name, self.folder)
         return super().prepare_labels()
 
@@ -188,15 +184,13 @@ class PlannedRun(RunSetup):
         """Name the files that `prepare_labels` may write."""
         return [name for name in (self.load_recipe().task.label_file, LANGUAGE_MODELS_FILE) if name]
 
-    def hand_over(self) -> None:
-        """Give the run that follows the splits, and the contents of its label files."""
-        if self._run is None:
-            return
-        if "splits" in self.results:
-            self._run.results.setdefault("splits", self.results["splits"])
+    def hand_over(self) -> dict[str, bytes]:
+        """Give the splits to the run that follows; return the contents of its label files."""
+        if self._run is not None and "splits" in self.results:
+            self._run.results["splits"] = self.results["splits"]
             self._run.knobs.names_read |= self.knobs.names_read
         files = [self.folder / name for name in self._label_file_names()]
-        self._run.results[LABEL_FILES] = {f.name: f.read_bytes() for f in files if f.is_file()}
+        return {file.name: file.read_bytes() for file in files if file.is_file()}
 
     @once("model")
     def require_model(self) -> nn.ModuleList:

@@ -36,7 +36,6 @@ def check(options: Namespace) -> int:
     keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
-    from sbkit.check.batch_seconds import find_batch_seconds
     from sbkit.check.check import CHECKS, check_planned_run, summary
     from sbkit.check.cost import COST
     from sbkit.check.learn import LEARNING_TEST, check_learning
@@ -47,7 +46,6 @@ def check(options: Namespace) -> int:
 
     overrides = parse_overrides(options.overrides)
     target = options.target
-    overrides = find_batch_seconds(options.yaml, overrides, target=target)
     if options.learn and target is not None:
         raise ConfigError(
             "`--learn` trains on this machine, but --target names another. Leave one of them out."

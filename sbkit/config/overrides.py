@@ -32,7 +32,6 @@ PATH = re.compile(r"[^.\[\]\s]+(?:\.[^.\[\]\s]+)*")
 NEGATIVE_NUMBER = re.compile(r"-(?:[\d.]+(?:[eE][-+]?\d+)?|\.inf)")  # values that look like options
 ATTRIBUTE_TAG = "!apply:getattr"  # the tag that HyperPyYAML gives `!ref <tokenizer.vocab_size>`
 NAMED_VALUES = {"manifest": "train=a.csv", "where": "gender=female_feminine"}  # keys, an example
-NON_NUMERIC_CHOICES = {"batch_seconds": "auto"}  # keys whose value is a number or this word
 KIND_NAMES: dict[type, str] = {
     type(None): "null",
     bool: "true or false",  # before numbers: for Python, it is one
@@ -275,12 +274,6 @@ def _convert_override(document: Document, default: object, keys: Keys, value: ob
             f"`{dotted(keys)}` would replace the object at {document.place(keys)} by {value!r}. "
             f"Override an argument, such as `{dotted(keys)}.NAME`, or edit the YAML."
         )
-    allowed_word = NON_NUMERIC_CHOICES.get(str(keys[-1]))
-    if allowed_word is not None:
-        if value == allowed_word:
-            return value
-        if default == allowed_word:
-            default = 0.0
     if isinstance(default, list) and isinstance(value, list):
         item_default = default[0] if len({*map(_kind, default)}) == 1 else None
         return [

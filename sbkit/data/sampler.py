@@ -226,7 +226,7 @@ class TrainSampler(Sampler[MicroBatch]):
 
     RANGES: ClassVar = {
         "concat_prob": SHARE,
-        "batch_seconds": Range(low=0, word="auto", advice="Pass auto for what fits into memory."),
+        "batch_seconds": Range(low=0, advice="32 is usual."),
     }
 
     def __init__(

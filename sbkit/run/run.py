@@ -21,9 +21,8 @@ from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
-from sbkit.check.batch_seconds import find_batch_seconds
 from sbkit.check.check import check_before_training, check_planned_run
-from sbkit.check.planned_run import LABEL_FILES, Finding, PlannedRun
+from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
@@ -35,7 +34,7 @@ from sbkit.checkpoint.run_config import (
     RunConfig,
     read_run_config,
 )
-from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, read_knobs, save_yaml
+from sbkit.config.hparams import OUTPUT_FOLDER, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import describe_corpus
@@ -162,7 +161,7 @@ class Run(RunSetup):
                 saved. The next call goes on.
         """
         # A second training takes nothing from the folder as it was.
-        names = {"recipe", "placement", "batch_seconds", "splits", "check"} & self.results.keys()
+        names = {"recipe", "placement", "splits", "check"} & self.results.keys()
         self.results = {name: self.results[name] for name in names}
         self.check_ranges()
         with self._session() as text_log:
@@ -172,7 +171,6 @@ class Run(RunSetup):
             logger.info(f"{placement.device}: {waiting}; {describe_allocator()}{tf32}")
             if note := note_precision(placement):
                 logger.info(note)
-            self._fix_batch_seconds()
             self._check()
             self._prepare()
             self._begin()
@@ -184,7 +182,6 @@ class Run(RunSetup):
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        self._fix_batch_seconds()
         with (
             isolated_rng(self.choose_placement().device),
             PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned,
@@ -265,7 +262,6 @@ class Run(RunSetup):
         """
         if not self.has_checkpoint():
             return set()
-        self._fix_batch_seconds()
         before = read_run_config(self.folder)
         recipe = before.values["recipe"]  # results need no Brain of the user's
         is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
@@ -284,16 +280,6 @@ class Run(RunSetup):
 
     # -- its steps ------------------------------------------------------------------------------
 
-    @once("batch_seconds")
-    def _fix_batch_seconds(self) -> None:
-        """Replace `batch_seconds: auto` by a number."""
-        self.overrides = find_batch_seconds(
-            self.yaml_file, self.overrides, recipe=self.load_recipe(), run=self
-        )
-        names_read = self.knobs.names_read  # in the preparation of the splits
-        self.knobs = read_knobs(self.yaml_file, self.overrides)
-        self.knobs.names_read |= names_read
-
     @once("check")
     def _check(self) -> None:
         """Check the run, unless `check: False`, and take over what was made for that."""
@@ -301,14 +287,13 @@ class Run(RunSetup):
             if self.knobs.get("check", True) and rank() == 0:
                 with PlannedRun(self.yaml_file, self.overrides, run=self) as planned:
                     check_before_training(planned)
-                    planned.hand_over()
+                    label_files = planned.hand_over()
                 del planned
                 gc.collect()
                 return_freed_memory()
-            label_files = self.results.pop(LABEL_FILES, {})
-            if label_files and rank() == 0:
-                self._check_resumable()
-                self.folder.mkdir(parents=True, exist_ok=True)
+                if label_files:
+                    self._check_resumable()
+                    self.folder.mkdir(parents=True, exist_ok=True)
                 for name, content in label_files.items():
                     file = self.folder / name
                     if not file.is_file() or file.read_bytes() != content:
@@ -329,11 +314,6 @@ class Run(RunSetup):
                 f"note: {label_file} was there before the first checkpoint and is used as it "
                 "is. Remove it to have it made again from this data."
             )
-
-    def build_hparams(self) -> Knobs:
-        """Build the objects of the YAML, with batches that fit."""
-        self._fix_batch_seconds()
-        return super().build_hparams()
 
     def make_brain(self, loaders: Loaders | None = None, **run_opts: Any) -> Brain:
         """Make a Brain with the weights that the YAML names; `loaders`: to `fit` it, after a check.

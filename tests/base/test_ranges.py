@@ -50,7 +50,7 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
     ("line", "text"),
     [
         ("max_seconds: 20 s", "`max_seconds` must be a number from 0 to 86400, but is '20 s'"),
-        ("batch_seconds: 32 s", "`batch_seconds` must be auto or a number of at least 0"),
+        ("batch_seconds: auto", "`batch_seconds` must be a number of at least 0, but is 'auto'"),
         ("sample_rate: 0", "`sample_rate` must be a whole number from 1000 to 384000"),
         ("eval_batch_seconds: 0", "`eval_batch_seconds` must be a number of at least 1"),
         (

@@ -114,7 +114,7 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     def start(lr: float) -> Run:
         made.clear()
         more = {"output_folder": tmp_path, "check": True, "word_lm_order": 2, "lr": lr}
-        more |= {"data_folder": workplace.release, "batch_seconds": "auto"}
+        more |= {"data_folder": workplace.release}
         run = Run(YAML, {**SMALL, **more}, recipe=recipe)
         if way == "make_brain":
             run.make_brain(run.make_loaders())
