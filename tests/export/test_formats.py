@@ -137,11 +137,6 @@ def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) ->
     ("declared", "task", "message"),
     [
         (
-            "onnx",
-            SPEECH_RECOGNITION,
-            r"must be a list, such as \[onnx\], but is 'onnx'",
-        ),
-        (
             ["onnx", "sherpa-onnx"],
             CODEC,
             "format sherpa-onnx is not .* a codec. Its only format is onnx.",
