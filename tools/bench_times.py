@@ -1,6 +1,6 @@
 """Measure the errors of word times on data whose column `word_times` has the true ones.
 
-python -m tools.bench_times BUNDLE|RUN DATA [--decoder greedy|beam|graph]
+python -m tools.bench_times BUNDLE|RUN DATA [--decoder greedy|beam]
 python -m tools.bench_times BUNDLE DATA --fit    (fits the offsets, and writes them into the bundle)
 
 Compares the words that were recognized correctly, then the words of the true text, aligned. Prints
@@ -124,7 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", type=Path, metavar="BUNDLE|RUN")
     parser.add_argument("data", type=Path, metavar="DATA", help=f"a table with {TIMES_COLUMN}")
-    parser.add_argument("--decoder", choices=("greedy", "beam", "graph"))
+    parser.add_argument("--decoder", choices=("greedy", "beam"))
     parser.add_argument("--fit", action="store_true", help="write fitted offsets into the bundle")
     options = parser.parse_args()
     if options.fit:

@@ -21,7 +21,7 @@ from sbkit.text.normalization import (
 )
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-FORMAT = 4
+FORMAT = 5
 MAX_WEIGHTS_BYTES = 1 << 36
 MAX_FILE_BYTES = 1 << 25
 
@@ -39,8 +39,8 @@ class BundleConfig:
     language: of the transcripts.
     normalizer: the normalization table of the training transcripts, also applied to references and
         hotwords; None for the table that this sbkit has for the language.
-    decoder: its type, beam size, weights and use of the attention decoder, and its error rates on
-        the validation set; None for greedy decoding.
+    decoder: its beam size, weights and use of the attention decoder, and its error rates on the
+        validation set; None for greedy decoding.
     confidence: for each decoder, the model that turns features of words into probabilities.
     utterance_confidence: the same for whole texts.
     word_offsets: from the frames of tokens to the times of words.

@@ -24,7 +24,7 @@ from sbkit.commands.recordings import (
     show_seconds,
 )
 from sbkit.decoding.clips import Recognition
-from sbkit.decoding.words import GREEDY
+from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.evaluate.wer import split_units
 from sbkit.runtime.sources import STANDARD_INPUT
 from sbkit.tasks.task import load_task
@@ -97,7 +97,7 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
     """
     task = load_task(config.task, user_modules=options.user_modules)
     task.require_prediction("text", command="transcribe")
-    decoder = options.decoder or (config.decoder or {}).get("decoder_type", GREEDY)
+    decoder = options.decoder or (GREEDY if config.decoder is None else BEAM)
     if options.min_confidence > 0 and decoder not in config.utterance_confidence:
         raise BundleError(
             "`--format manifest` needs confidences of utterances, and this model has none for "
@@ -107,7 +107,7 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
         )
     return {
         **(config.provenance or {}),
-        "decoder_type": decoder,
+        "decoder": decoder,
         "runtime": options.runtime,
         "precision": options.precision,
         "vad": options.vad,

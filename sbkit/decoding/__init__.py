@@ -1,8 +1,8 @@
 """Decoding: from CTC log-probabilities to texts, and words with times and confidences.
 
-A decoder is greedy, or a prefix beam search with language models and hotwords, or the best path
-through a decoding graph (WFST). The attention decoder of a model may rescore. Only the modules that
-fit a decoder, on all ranks of a training, import torch.
+A decoder is greedy, or a prefix beam search with language models and hotwords. The attention
+decoder of a model may rescore. Only the modules that fit a decoder, on all ranks of a training,
+import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -11,10 +11,8 @@ from sbkit.base.imports import lazy_names
 
 if TYPE_CHECKING:
     from sbkit.decoding.beam import BeamDecoder as BeamDecoder
-    from sbkit.decoding.declared import make_decoder as make_decoder
     from sbkit.decoding.decoder import AttentionScorer as AttentionScorer
     from sbkit.decoding.decoder import DecoderWeights as DecoderWeights
-    from sbkit.decoding.decoding_graph import GraphDecoder as GraphDecoder
     from sbkit.decoding.greedy import GreedyDecoder as GreedyDecoder
     from sbkit.decoding.greedy import Hypothesis as Hypothesis
     from sbkit.decoding.prefix_beam import PrefixBeamSearch as PrefixBeamSearch
@@ -24,11 +22,9 @@ __getattr__, __dir__ = lazy_names(
     "sbkit.decoding",
     AttentionScorer="decoder",
     BeamDecoder="beam",
-    GraphDecoder="decoding_graph",
     GreedyDecoder="greedy",
     Hypothesis="greedy",
     PrefixBeamSearch="prefix_beam",
     DecoderWeights="decoder",
     WordAligner="words",
-    make_decoder="declared",
 )

@@ -22,7 +22,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import begin_work
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import AttentionScorer, Decoder, LanguageModelDecoder
+from sbkit.decoding.decoder import AttentionScorer, Decoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.utterances import UtteranceConfidence
 from sbkit.decoding.words import WordAligner
@@ -95,7 +95,7 @@ class ClipDecoder:
 
     def __init__(
         self,
-        decoder: LanguageModelDecoder | None,
+        decoder: BeamDecoder | None,
         aligner: WordAligner,
         utterance_confidence: UtteranceConfidence | None = None,
     ) -> None:

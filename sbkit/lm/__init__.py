@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from sbkit.lm.kneser_ney import train as train
     from sbkit.lm.language_models import LanguageModels as LanguageModels
     from sbkit.lm.ngram import NgramModel as NgramModel
-    from sbkit.lm.ngram import make_automaton as make_automaton
 
 __getattr__, __dir__ = lazy_names(
     "sbkit.lm",
     LanguageModels="language_models",
     NgramModel="ngram",
-    make_automaton="ngram",
     read_arpa="arpa",
     train="kneser_ney",
     write_arpa="arpa",
