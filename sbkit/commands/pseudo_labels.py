@@ -107,7 +107,7 @@ def _settings(options: Namespace, config: BundleConfig) -> dict[str, Any]:
         )
     return {
         **(config.provenance or {}),
-        "decoder": decoder,
+        "decoder_type": decoder,
         "runtime": options.runtime,
         "precision": options.precision,
         "vad": options.vad,

@@ -84,8 +84,8 @@ class FittedDecoder:
             return ""
         return (
             f"the CER of the beam decoder, {100 * cer:.1f} %, is above that of greedy decoding, "
-            f" {100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or "
-            "choose the decoder greedy if characters matter more than words."
+            f"{100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or choose the "
+            "decoder greedy if characters matter more than words."
         )
 
     @property
