@@ -116,13 +116,6 @@ def test_other_normalizers_and_models(overfitted: Path, tmp_path: Path) -> None:
     arpa = tmp_path / "tokens.arpa"
     assert sbkit(["lm", str(text), "--tokenizer", run, "--order=2", "--out", str(arpa)]) == 0
     assert {"T", "."} <= {*read_arpa(arpa).words}
-    graph = ["tune", run, "--decoder", "graph", "--out", str(tmp_path / "graph")]
-    with pytest.raises(SbkitError, match="have neither case nor punctuation. Train another"):
-        sbkit(graph)
-    assert sbkit([*graph, "--word-lm-order=1"]) == 0
-    decoder = load_bundle(tmp_path / "graph").with_decoder("graph").decoder
-    assert decoder is not None and decoder.language_models.words is not None
-    assert any(word.endswith(".") for word in decoder.language_models.words.words)
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])

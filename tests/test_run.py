@@ -337,8 +337,8 @@ def test_tuned_run_gets_another_decoder(
     models = bundle.decoder.language_models
     assert models.words is not None
     assert (models.words.order, models.tokens) == (2, None)
-    with pytest.raises(SbkitError, match="Tune it first: sbkit tune RUN --decoder graph, or sbkit"):
-        bundle.with_decoder("graph")
+    with pytest.raises(SbkitError, match="Tune it first: sbkit tune RUN, or sbkit tune BUNDLE"):
+        bundle.with_decoder("greedy").with_decoder("beam")
     file, moved = run / "bundle/onnx/model.onnx", tmp_path / "model.pt2"
     file.rename(moved)
     file.symlink_to(moved)
@@ -365,12 +365,11 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
     sbkit(["export", str(run), "--out", str(tmp_path / "bundle")])
     exported_card = (tmp_path / "bundle/README.md").read_text()
     assert re.search("model-index.*% \\|", exported_card, re.DOTALL)
-    graph = ("--decoder=graph", "--word-lm-order=2")
     texts = ["--lm-text", f"[{talks}, {dev}]"]
     options_by_model = {"bundle": [*texts, "--data", str(dev)], "moved": texts}
     for model, options in options_by_model.items():
         before, out = files_of(tmp_path / model), tmp_path / f"{model}-tuned"
-        command = ["tune", str(tmp_path / model), *options, *graph]
+        command = ["tune", str(tmp_path / model), *options, "--word-lm-order=2"]
         if model == "bundle":
             with pytest.raises(SbkitError, match="name the data and a folder .*--out NEW"):
                 sbkit(command)
@@ -378,9 +377,10 @@ def test_tune_writes_a_new_bundle_from_a_bundle_or_a_moved_run(
             sbkit([*command, "--out", str(out)])
         assert "lm_text: 4 sentences left out, because dev " in capsys.readouterr().out
         assert files_of(tmp_path / model) == before
-        bundle = load_bundle(out).with_decoder("graph")
+        bundle = load_bundle(out).with_decoder("beam")
         assert bundle.decoder is not None
-        assert bundle.decoder.decoder_type == "graph"
+        assert bundle.decoder.language_models.words is not None
+        assert bundle.decoder.language_models.words.order == 2
         recognized = bundle.recognize([torch.randn(8000) / 32], times=True)[0]
         assert [word.text for word in recognized.words] == recognized.text.split()
     card = (tmp_path / "bundle-tuned/README.md").read_text()

@@ -13,8 +13,7 @@ import pytest
 import train
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.base.process import run_main
-from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.declared import declared_decoder
+from sbkit.decoding.beam import BeamDecoder, declared_decoder
 from sbkit.export.export import distributions
 from tests import processes
 from tests.runs import ROOT, TINY, Workplace, read_json
@@ -156,7 +155,7 @@ def test_decoder_of_a_user_class_is_refused_since_no_bundle_can_hold_it() -> Non
         """A user's decoder."""
 
     decoder = Mine(tokenizer=None, language_models="lm.safetensors")  # type: ignore[arg-type]
-    with pytest.raises(SbkitError, match="`decoder` must be made by .*, but is a Mine"):
+    with pytest.raises(SbkitError, match="`decoder` must be a .*, but is a Mine"):
         declared_decoder({"decoder": decoder, "ctc_weight": 1.0})
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from sbkit.audio.io import Samples
 from sbkit.base.process import run_main
 from sbkit.commands.score import open_model
-from sbkit.decoding.words import GREEDY
+from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
@@ -88,7 +88,7 @@ def main() -> None:
         sides: dict[str, Callable[[], Figures]] = {}
         decoders = {GREEDY: bundle.with_decoder(GREEDY)}
         if bundle.decoder is not None:
-            decoders[bundle.decoder.decoder_type] = bundle
+            decoders[BEAM] = bundle
         for name, decoding in decoders.items():
             for chunk_ms in map(int, options.chunks.split(",")):
                 sides[f"{chunk_ms} ms, {name}"] = partial(measure, decoding, clips, chunk_ms)

@@ -13,7 +13,7 @@ import numpy as np
 from recipes.prepare import log_data
 from sbkit.audio.lengths import Subsampling
 from sbkit.audio.segments import longest_whole
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
 from sbkit.bundle.bundle import text_table_of
 from sbkit.data.batch import Loaders, TextCollate, make_loaders
@@ -21,7 +21,8 @@ from sbkit.data.manifest import Excluded
 from sbkit.data.sampler import fastest_percent
 from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import Splits, read_column, read_texts, read_transcripts, sample_counts
-from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import rank
 from sbkit.lm.language_models import TOKENS, WORDS, load_language_models
@@ -107,7 +108,7 @@ def require_utterances_to_fit(splits: Splits, hparams: Mapping[str, Any]) -> Non
     decoder = hparams.get("decoder")
     samples = [*chain.from_iterable(map(sample_counts, splits.valid.values()))]
     if (
-        isinstance(decoder, LanguageModelDecoder)
+        isinstance(decoder, BeamDecoder)
         and decoder.needs_tuning
         and decoder.used_weights
         and min(samples, default=0)
@@ -147,14 +148,8 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
     Sentences of validation and test sets are left out of `lm_text`, but not of the training
     transcripts: the encoder hears those, too.
 
-    Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits, or if a decoding
-    graph has no model of words.
+    Raises SbkitError if `lm_text` names neither texts nor an ARPA file that fits.
     """
-    if knobs.get("decoder_type") == "graph" and not knobs["word_lm_order"]:
-        raise ConfigError(
-            "`decoder_type: graph` needs a language model of words, but `word_lm_order` is 0. Set "
-            "`word_lm_order: 3`, or `decoder_type: beam`."
-        )
     lm_text = LmText.from_knob(knobs.get("lm_text"))
     table = text_table(knobs["language"], knobs.get("text"))
     for file in lm_text.files:
@@ -179,9 +174,7 @@ def prepare_language_models(knobs: Mapping[str, Any], splits: Splits, tokenizer:
         file,
         lm_text,
         {WORDS: knobs["word_lm_order"], TOKENS: knobs["token_lm_order"]},
-        Spelling(
-            tokenizer=tokenizer, table=table, plain_words=knobs.get("decoder_type") != "graph"
-        ),
+        Spelling(tokenizer=tokenizer, table=table),
     )
     if not messages:  # the run folder has the models
         return

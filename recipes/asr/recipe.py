@@ -16,7 +16,7 @@ from sbkit.base.ranges import SHARE, Range, TextValue
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
 from sbkit.data.batch import TextBatch
-from sbkit.decoding.declared import declared_decoder
+from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
 from sbkit.evaluate.wer import (
     BLANK_FRAMES,

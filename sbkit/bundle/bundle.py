@@ -30,15 +30,11 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
+from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
-from sbkit.decoding.declared import DECODERS, make_decoder
-from sbkit.decoding.decoder import (
-    LANGUAGE_MODELS_FILE,
-    AttentionScorer,
-    LanguageModelDecoder,
-)
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, AttentionScorer
 from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
-from sbkit.decoding.words import GREEDY, WordAligner
+from sbkit.decoding.words import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
 from sbkit.tasks.task import Labels, Task, load_task
@@ -65,7 +61,7 @@ class BundleContents:
     config: BundleConfig
     task: Task = field(repr=False)
     labels: Labels = field(default=None, repr=False)
-    decoder: LanguageModelDecoder | None = None
+    decoder: BeamDecoder | None = None
     word_lm: NgramModel | None = field(default=None, repr=False)
     weights: bytes = field(default=b"", repr=False)
 
@@ -104,7 +100,7 @@ class Bundle:
     task: Task = field(repr=False)
     labels: Labels = field(repr=False)
     model: RunnableModel
-    decoder: LanguageModelDecoder | None = None
+    decoder: BeamDecoder | None = None
     word_lm: NgramModel | None = field(default=None, repr=False)
     refused_hotwords: tuple[str, ...] = ()
     opening: Opening | None = field(default=None, repr=False, compare=False)
@@ -191,15 +187,15 @@ class Bundle:
         """Greedy decoding, with word times and confidences."""
         return self.decoder_pool if self.decoder is None else self._make_pool(None)
 
-    def _make_pool(self, decoder: LanguageModelDecoder | None) -> DecoderPool:
-        decoder_type = GREEDY if decoder is None else decoder.decoder_type
+    def _make_pool(self, decoder: BeamDecoder | None) -> DecoderPool:
+        name = GREEDY if decoder is None else BEAM
         aligner = WordAligner(
             tokenizer=self.tokenizer,
             samples_per_frame=self.model.samples_per_frame,
             sample_rate=self.config.sample_rate,
             offsets=self.config.word_offsets,
             word_lm=self.word_lm,
-            confidence=self.config.confidence.get(decoder_type),
+            confidence=self.config.confidence.get(name),
             hotwords=frozenset() if decoder is None else decoder.hotwords,
         )
         processes = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -211,22 +207,17 @@ class Bundle:
         """Return the bundle with the decoder of this name; None keeps the bundle's.
 
         Raises:
-            ConfigError: the bundle was not tuned for that decoder, or a package that the decoder
-                needs is missing.
+            ConfigError: the bundle was not tuned for that decoder.
         """
         if name == GREEDY:
             return replace(self, decoder=None)
-        if name is not None and name not in DECODERS:
-            raise ConfigError(f"`decoder` must be {GREEDY} or {' or '.join(DECODERS)}; got {name}.")
-        tuned = None if self.decoder is None else self.decoder.decoder_type
-        if name not in (None, tuned):
+        if name not in (None, BEAM):
+            raise ConfigError(f"`decoder` must be {GREEDY} or {BEAM}; got {name}.")
+        if name == BEAM and self.decoder is None:
             raise ConfigError(
-                f"The decoder {name} needs language models and weights, but this model's are for "
-                f"{tuned or 'greedy decoding'}. Tune it first: sbkit tune RUN --decoder {name}, "
-                f"or sbkit tune BUNDLE --decoder {name} --data dev.csv --out NEW"
+                "The decoder beam needs language models and weights, but this model has none. Tune "
+                "it first: sbkit tune RUN, or sbkit tune BUNDLE --data dev.csv --out NEW"
             )
-        if self.decoder is not None:
-            self.decoder.check()
         return self
 
     def with_hotwords_option(self, source: str | Path | Sequence[str] | None) -> Self:
@@ -323,13 +314,12 @@ def read_bundle(
     with parse_errors_as_sbkit_errors(
         folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
     ):
-        decoder = make_decoder(
+        decoder = BeamDecoder(
             tokenizer=labels,
             language_models=language_models,
             beam_size=options["beam_size"],
             weights=options["weights"],
             attention_rescoring=options["attention_rescoring"],
-            decoder_type=options["decoder_type"],
         )
     return BundleContents(config, task, labels, decoder, language_models.words, weights)
 

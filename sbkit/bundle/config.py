@@ -38,8 +38,8 @@ class BundleConfig:
     language: of the transcripts.
     normalizer: the normalization table of the training transcripts, also applied to references and
         hotwords; None for the table that this sbkit has for the language.
-    decoder: its type, beam size, weights and use of the attention decoder, and its error rates on
-        the validation set; None for greedy decoding.
+    decoder: its beam size, weights and use of the attention decoder, and its error rates on the
+        validation set; None for greedy decoding.
     confidence: for each decoder, the model that turns features of words into probabilities.
     word_offsets: from the frames of tokens to the times of words.
     provenance: the record that is copied into scores of the bundle.

@@ -23,7 +23,7 @@ FIELD_PHRASES = {
     "confidence": "these confidences",
 }
 # The fields of a decoder's record that change the texts; the others tell how it was fitted.
-TEXT_SETTINGS = ("decoder_type", "beam_size", "attention_rescoring", "weights")
+TEXT_SETTINGS = ("beam_size", "attention_rescoring", "weights")
 NUM_HASH_DIGITS = 12
 
 Provenance = dict[str, Any]
@@ -99,9 +99,7 @@ def describe_provenance(record: Provenance | None) -> str:
 def _describe_decoder(decoder: Mapping[str, Any] | None) -> list[str]:
     if decoder is None:
         return ["decoder none"]
-    facts = [f"decoder {decoder['decoder_type']}"]
-    if decoder["decoder_type"] == "beam":
-        facts.append(f"beam {decoder['beam_size']}")
+    facts = ["decoder beam", f"beam {decoder['beam_size']}"]
     weights = decoder["weights"] or {}  # null if they have not been fitted
     facts += [f"{name} {weight:g}" for name, weight in weights.items()]
     if decoder["attention_rescoring"]:

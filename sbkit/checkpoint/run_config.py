@@ -37,7 +37,6 @@ TEST_KEYS = frozenset(
         "token_lm_order",
         "lm_text",
         "attention_rescoring",
-        "decoder_type",
         "average_checkpoints",
         "eval_precision",
         "export_formats",

@@ -89,11 +89,8 @@ def _add_group(add: Add, group: str) -> None:
             errors = "write a JSON line there per failed file"
             add("--errors", metavar="FILE", type=Path, help=errors)
         case "decoding":
-            decoder = (
-                "beam and graph use language models; the default is the decoder of the model, and "
-                "another must be tuned first: sbkit tune MODEL --decoder graph"
-            )
-            add("--decoder", choices=("greedy", "beam", "graph"), help=decoder)
+            decoder = "beam uses language models; the default is the decoder of the model"
+            add("--decoder", choices=("greedy", "beam"), help=decoder)
             phrases = "phrases to expect: a file with one per line, or a comma-separated list"
             add("--hotwords", metavar="FILE|WORDS", help=phrases)
         case "vad":

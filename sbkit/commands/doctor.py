@@ -24,7 +24,6 @@ MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "onnxruntime-gpu",
     "sherpa-onnx",
     "transformers",
-    "kaldifst",
     "starlette",
     "uvicorn",
 )

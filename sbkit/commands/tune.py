@@ -19,7 +19,6 @@ def add_commands(parser: Parser) -> None:
     add("--lm-text", metavar="TEXT|ARPA", help=lm_text)
     add("--word-lm-order", metavar="N", type=int, help="word n-grams; 0 for none")
     add("--token-lm-order", metavar="N", type=int, help="token n-grams; 0 for none")
-    add("--decoder", choices=("beam", "graph"), help="graph is faster, and only uses words")
     add("--beam-size", metavar="N", type=int, help="number of hypotheses")
     rescoring = "rescore with a trained attention decoder"
     add("--attention-rescoring", action=argparse.BooleanOptionalAction, help=rescoring)

@@ -3,12 +3,15 @@
 Legend: U frames, V vocabulary.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from sbkit.base.arrays import LogProbs
-from sbkit.decoding.decoder import AttentionScorer, LanguageModelDecoder, rescore
+from sbkit.base.errors import ConfigError
+from sbkit.base.ranges import Range, require_in_range
+from sbkit.decoding.decoder import WORD_WEIGHTS, AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.hotwords import HotwordScorer, reward_phrases
 from sbkit.decoding.prefix_beam import (
@@ -20,17 +23,38 @@ from sbkit.decoding.prefix_beam import (
     WordScorer,
     make_lexicon,
 )
+from sbkit.lm.language_models import LanguageModels, load_language_models
+from sbkit.text.tokenizer import Tokenizer
 
+LM_ORDERS = ("word_lm_order", "token_lm_order")  # keys of a YAML
+BEAM_SIZE = 32
+MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
 TOKEN_THRESHOLD = -6.0  # a frame tries only tokens with a higher log-probability
 BLANK_THRESHOLD = -0.02  # a blank of 0.98 is certain: skipping its frame saves 7 % of the time
 MAX_CANDIDATES = 12  # tokens that a frame tries: many are likely if a model has learned little
 TRIAL_BEAM_SIZE = 16  # takes half the time of 32
 
+SEARCHES = ("_unbiased_search", "_biased_search", "_hotword_scorer")  # built when needed
 BeamStates = tuple[BeamState, ...]  # of the unbiased search and, with hotwords, of the biased one
 
 
-class BeamDecoder(LanguageModelDecoder):
+class BeamDecoder:
     """Decode CTC log-probabilities with language models, hotwords and an attention decoder.
+
+    A run declares it, and a bundle stores it.
+
+    Attributes:
+        needs_tuning: whether the weights are to be fitted to the validation sets.
+        phrases: hotwords; a bundle does not store them.
+
+    Args:
+        language_models: the models, or their file, which is loaded when it is first needed.
+        beam_size: the number of hypotheses.
+        weights: None to have them fitted to the validation sets at the end of training.
+        attention_rescoring: whether the attention decoder's score is added to the hypotheses.
+
+    Raises:
+        ConfigError: an argument is invalid.
 
     >>> import numpy as np, tempfile
     >>> from pathlib import Path
@@ -45,22 +69,91 @@ class BeamDecoder(LanguageModelDecoder):
     'ba'
     """
 
-    decoder_type = "beam"
-    weight_ranges = MappingProxyType(
-        {
-            "word": (0.2, 1.0),
-            "word_bonus": (0.0, 2.5),
-            "unknown_word": (-10.0, -2.0),
-            "token": (0.0, 0.6),
-            "token_bonus": (0.0, 1.0),
-            "attention": (0.0, 2.5),
+    RANGES: ClassVar = {
+        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice=f"{BEAM_SIZE} is usual.")
+    }
+    phrases: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        language_models: str | Path | LanguageModels,
+        beam_size: int = BEAM_SIZE,
+        weights: Mapping[str, float] | DecoderWeights | None = None,
+        attention_rescoring: bool = False,
+    ) -> None:
+        if not isinstance(attention_rescoring, bool):
+            raise ConfigError(
+                f"`attention_rescoring` must be True or False; got {attention_rescoring}."
+            )
+        require_in_range({"beam_size": beam_size}, self.RANGES)
+        self.tokenizer = tokenizer
+        self._language_models_source = language_models
+        self.beam_size = beam_size
+        self.needs_tuning = weights is None
+        if weights is None:
+            self.weights = DecoderWeights()
+        elif isinstance(weights, DecoderWeights):
+            self.weights = weights
+        else:
+            self.weights = DecoderWeights.from_plain(weights)
+        self.attention_rescoring = attention_rescoring
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is built: the trees of a search are too deep for pickle."""
+        return {name: value for name, value in vars(self).items() if name not in SEARCHES}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(beam_size={self.beam_size}, {self.weights})"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the decoder as a bundle stores it."""
+        return {
+            "beam_size": self.beam_size,
+            "attention_rescoring": self.attention_rescoring,
+            "weights": self.weights.plain(),
         }
-    )
-    _cached_names = frozenset(("_unbiased_search", "_biased_search", "_hotword_scorer"))
+
+    @cached_property
+    def language_models(self) -> LanguageModels:
+        if isinstance(self._language_models_source, LanguageModels):
+            return self._language_models_source
+        return load_language_models(Path(self._language_models_source), self.tokenizer)
+
+    @property
+    def hotwords(self) -> frozenset[str]:
+        """The words of all phrases."""
+        return frozenset(word for phrase in self.phrases for word in phrase.split())
+
+    @property
+    def used_weights(self) -> list[str]:
+        """The names of the weights that have an effect."""
+        models = self.language_models
+        used = [*WORD_WEIGHTS] if models.words is not None and self.weights.word else []
+        used += ["token", "token_bonus"] if models.tokens is not None else []
+        return used + (["attention"] if self.attention_rescoring else [])
 
     # -- copies with changes
 
-    def with_hotwords(self, phrases: Iterable[str]) -> "BeamDecoder":
+    def copy_with(self, **changes: Any) -> Self:
+        """Return a decoder with other arguments; what it builds is built anew."""
+        arguments: dict[str, Any] = {
+            "tokenizer": self.tokenizer,
+            "language_models": self._language_models_source,
+            "beam_size": self.beam_size,
+            "weights": None if self.needs_tuning else self.weights,
+            "attention_rescoring": self.attention_rescoring,
+        }
+        decoder = type(self)(**(arguments | changes))
+        decoder.phrases = self.phrases
+        return decoder
+
+    def with_weights(self, weights: DecoderWeights) -> Self:
+        """Return a copy with other weights, which shares the loaded language models."""
+        return self.copy_with(weights=weights, language_models=self.language_models)
+
+    def with_hotwords(self, phrases: Iterable[str]) -> Self:
         """Return a copy with other hotwords, which the tokenizer must be able to spell.
 
         The transcript changes only if the biased search finds one of the phrases. A repeated phrase
@@ -73,8 +166,8 @@ class BeamDecoder(LanguageModelDecoder):
         decoder._unbiased_search = self._unbiased_search
         return decoder
 
-    def make_quick(self) -> "BeamDecoder":
-        """Return a copy with a smaller beam."""
+    def make_quick(self) -> Self:
+        """Return a copy with a smaller beam, whose best weights are nearly the same."""
         return self.copy_with(beam_size=min(self.beam_size, TRIAL_BEAM_SIZE))
 
     # -- the searches, built when they are needed
@@ -135,9 +228,6 @@ class BeamDecoder(LanguageModelDecoder):
 
     # -- decoding
 
-    def check(self) -> None:
-        """Do nothing: beam search runs everywhere."""
-
     def nbest(
         self, log_probs: LogProbs, attention: AttentionScorer | None = None
     ) -> list[Hypothesis]:
@@ -171,3 +261,27 @@ class BeamDecoder(LanguageModelDecoder):
         if self.phrases:
             return [self._unbiased_search, self._biased_search]
         return [self._unbiased_search]
+
+
+def declared_decoder(hparams: Mapping[str, Any]) -> BeamDecoder | None:
+    """Return the decoder of a YAML, without rescoring if no attention decoder is trained.
+
+    None decodes greedily. Raises ConfigError for a decoder that no bundle can hold.
+    """
+    decoder = hparams.get("decoder")
+    if decoder is None:
+        if any(hparams.get(name, 0) for name in LM_ORDERS):
+            raise ConfigError(
+                f"`{LM_ORDERS[0]}` and `{LM_ORDERS[1]}` belong to a `decoder`, but the YAML has "
+                "none, and greedy decoding uses no language model. Set both to 0, or add the "
+                "decoder."
+            )
+        return None
+    if type(decoder) is not BeamDecoder:
+        raise ConfigError(
+            "`decoder` must be a sbkit.decoding.beam.BeamDecoder, so that a bundle can hold it, "
+            f"but is a {type(decoder).__name__}. Correct it, or leave `decoder` out."
+        )
+    if hparams.get("ctc_weight", 1) == 1:  # the attention decoder is not trained
+        return decoder.copy_with(attention_rescoring=False)
+    return decoder

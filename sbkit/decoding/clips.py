@@ -22,7 +22,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.process import begin_work
 from sbkit.base.units import samples_to_seconds
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.decoder import AttentionScorer, Decoder, LanguageModelDecoder
+from sbkit.decoding.decoder import AttentionScorer, Decoder
 from sbkit.decoding.greedy import GreedyDecoder, Hypothesis
 from sbkit.decoding.words import WordAligner
 from sbkit.lm.language_models import LanguageModels
@@ -87,7 +87,7 @@ class ClipDecoder:
     It holds no acoustic model, so it can be sent to other processes.
     """
 
-    def __init__(self, decoder: LanguageModelDecoder | None, aligner: WordAligner) -> None:
+    def __init__(self, decoder: BeamDecoder | None, aligner: WordAligner) -> None:
         vocabulary = aligner.tokenizer.vocabulary
         greedy = GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
         self.decoder: Decoder = decoder or greedy

@@ -1,30 +1,21 @@
-"""What decoders have in common: their protocols, and those that use language models.
+"""What decoders have in common: their protocol, their weights, and rescoring.
 
-A decoder is greedy (`greedy.py`), a prefix beam search (`beam.py`), or the best path through a
-decoding graph (`decoding_graph.py`).
+A decoder is greedy (`greedy.py`), or a prefix beam search (`beam.py`).
 
 Legend: U frames, V vocabulary, N sequences, L tokens.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from sbkit.base.arrays import Counts, Float64s, LogProbs
 from sbkit.base.errors import ConfigError
-from sbkit.base.ranges import Range, require_in_range
 from sbkit.decoding.greedy import Hypothesis
-from sbkit.lm.language_models import LanguageModels, load_language_models
-from sbkit.text.tokenizer import Tokenizer
 
 LANGUAGE_MODELS_FILE = "lm.safetensors"  # in a run and in a bundle
-BEAM_SIZE = 32
-MAX_BEAM_SIZE = 4096  # each hypothesis takes memory, and a downloaded bundle may ask for more
 MAX_WEIGHT = 1e3
 WORD_WEIGHTS = ("word", "unknown_word", "word_bonus")
 
@@ -81,7 +72,7 @@ def rescore(
 
 
 class Decoder(Protocol):
-    """Finds the token sequences of a clip."""
+    """Finds the token sequences of a clip, or of a stream block by block."""
 
     def nbest(
         self, log_probs: LogProbs, attention: AttentionScorer | None = None
@@ -91,13 +82,8 @@ class Decoder(Protocol):
         attention: the attention decoder of the utterance, for a decoder that rescores.
         """
 
-
-@runtime_checkable
-class StreamDecoder(Decoder, Protocol):
-    """A decoder that also takes a clip block by block; its state belongs to one stream."""
-
     def start(self) -> Any:
-        """Begin a stream, and return its state."""
+        """Begin a stream, and return its state, which belongs to this stream."""
 
     def advance(self, state: Any, log_probs: LogProbs) -> Any:
         """Return the state after more frames, (U, V). The earlier state is no longer valid."""
@@ -142,135 +128,3 @@ class DecoderWeights:
 
     def plain(self) -> dict[str, float]:
         return asdict(self)
-
-
-class LanguageModelDecoder(ABC):
-    """A decoder with language models, which a run declares and a bundle stores.
-
-    Attributes:
-        decoder_type: its name in a YAML, in commands and in files.
-        weight_ranges: where a fit looks for the weights that this decoder may use.
-        needs_tuning: whether the weights are to be fitted to the validation sets.
-        phrases: hotwords, which only beam search has; a bundle does not store them.
-
-    Args:
-        language_models: the models, or their file, which is loaded when it is first needed.
-        beam_size: the number of hypotheses of a beam search.
-        weights: None to have them fitted to the validation sets at the end of training.
-        attention_rescoring: whether the attention decoder's score is added to the hypotheses.
-
-    Raises:
-        ConfigError: an argument is invalid.
-    """
-
-    RANGES: ClassVar = {
-        "beam_size": Range(low=1, high=MAX_BEAM_SIZE, integer=True, advice=f"{BEAM_SIZE} is usual.")
-    }
-    decoder_type: ClassVar[str]
-    weight_ranges: ClassVar[Mapping[str, tuple[float, float]]]
-    phrases: tuple[str, ...] = ()
-    _cached_names: ClassVar[frozenset[str]]  # attributes that are built when they are needed
-
-    def __init__(
-        self,
-        *,
-        tokenizer: Tokenizer,
-        language_models: str | Path | LanguageModels,
-        beam_size: int = BEAM_SIZE,
-        weights: Mapping[str, float] | DecoderWeights | None = None,
-        attention_rescoring: bool = False,
-    ) -> None:
-        if not isinstance(attention_rescoring, bool):
-            raise ConfigError(
-                f"`attention_rescoring` must be True or False; got {attention_rescoring}."
-            )
-        require_in_range({"beam_size": beam_size}, self.RANGES)
-        self.tokenizer = tokenizer
-        self._language_models_source = language_models
-        self.beam_size = beam_size
-        self.needs_tuning = weights is None
-        if weights is None:
-            self.weights = DecoderWeights()
-        elif isinstance(weights, DecoderWeights):
-            self.weights = weights
-        else:
-            self.weights = DecoderWeights.from_plain(weights)
-        self.attention_rescoring = attention_rescoring
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is built: the trees of a search are too deep for pickle."""
-        return {name: value for name, value in vars(self).items() if name not in self._cached_names}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(beam_size={self.beam_size}, {self.weights})"
-
-    def plain(self) -> dict[str, Any]:
-        """Return the decoder as a bundle stores it."""
-        return {
-            "decoder_type": self.decoder_type,
-            "beam_size": self.beam_size,
-            "attention_rescoring": self.attention_rescoring,
-            "weights": self.weights.plain(),
-        }
-
-    @cached_property
-    def language_models(self) -> LanguageModels:
-        if isinstance(self._language_models_source, LanguageModels):
-            return self._language_models_source
-        return load_language_models(Path(self._language_models_source), self.tokenizer)
-
-    @property
-    def hotwords(self) -> frozenset[str]:
-        """The words of all phrases."""
-        return frozenset(word for phrase in self.phrases for word in phrase.split())
-
-    @property
-    def used_weights(self) -> list[str]:
-        """The names of the weights that have an effect."""
-        models = self.language_models
-        used = [*WORD_WEIGHTS] if models.words is not None and self.weights.word else []
-        used += ["token", "token_bonus"] if models.tokens is not None else []
-        used += ["attention"] if self.attention_rescoring else []
-        return [name for name in used if name in self.weight_ranges]
-
-    # -- copies with changes
-
-    def copy_with(self, **changes: Any) -> Self:
-        """Return a decoder with other arguments; what it builds is built anew."""
-        arguments: dict[str, Any] = {
-            "tokenizer": self.tokenizer,
-            "language_models": self._language_models_source,
-            "beam_size": self.beam_size,
-            "weights": None if self.needs_tuning else self.weights,
-            "attention_rescoring": self.attention_rescoring,
-        }
-        decoder = type(self)(**(arguments | changes))
-        decoder.phrases = self.phrases
-        return decoder
-
-    def with_weights(self, weights: DecoderWeights) -> Self:
-        """Return a copy with other weights, which shares the loaded language models."""
-        return self.copy_with(weights=weights, language_models=self.language_models)
-
-    @abstractmethod
-    def with_hotwords(self, phrases: Iterable[str]) -> Self:
-        """Return a copy with other hotwords; raise ConfigError for a decoder that takes none."""
-
-    @abstractmethod
-    def make_quick(self) -> Self:
-        """Return a faster decoder whose best weights are nearly the same, to try weights with."""
-
-    # -- decoding
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise an error if this decoder cannot run here."""
-
-    @abstractmethod
-    def nbest(
-        self, log_probs: LogProbs, attention: AttentionScorer | None = None
-    ) -> list[Hypothesis]:
-        """Return the hypotheses of a whole clip, (U, V), the best first; there is at least one.
-
-        attention: the attention decoder of the utterance, which rescoring needs.
-        """

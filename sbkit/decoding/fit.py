@@ -15,10 +15,11 @@ import numpy as np
 from sbkit.base.arrays import Float64s
 from sbkit.base.errors import DataError
 from sbkit.base.messages import plural
-from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights, LanguageModelDecoder
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.decoder import WORD_WEIGHTS, Decoder, DecoderWeights
 from sbkit.decoding.fit_confidence import FittedConfidence, fit_confidences
 from sbkit.decoding.sample import ValidationUtterance
-from sbkit.decoding.words import GREEDY, WordAligner
+from sbkit.decoding.words import BEAM, GREEDY, WordAligner
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.logs.progress import Ping, no_ping, progress_bar
@@ -30,6 +31,14 @@ HALTON_BASES = (2, 3, 5, 7, 11, 13)
 NUM_TRIALS = 64  # settings of the weights
 NUM_AVERAGED = 12
 RIDGE = 1.0
+WEIGHT_RANGES = {
+    "word": (0.2, 1.0),
+    "word_bonus": (0.0, 2.5),
+    "unknown_word": (-10.0, -2.0),
+    "token": (0.0, 0.6),
+    "token_bonus": (0.0, 1.0),
+    "attention": (0.0, 2.5),
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +66,10 @@ class FittedDecoder:
     """A decoder that was fitted to validation sets.
 
     decoder: None for greedy decoding; weights: None if they were not fitted; confidences: by
-    decoder type; splits: the names of the validation sets.
+    decoder; splits: the names of the validation sets.
     """
 
-    decoder: LanguageModelDecoder | None
+    decoder: BeamDecoder | None
     weights: FittedWeights | None
     confidences: Mapping[str, FittedConfidence]
     splits: Sequence[str]
@@ -68,14 +77,15 @@ class FittedDecoder:
     @property
     def note(self) -> str:
         """A sentence if the CER of the decoder is above that of greedy decoding, "" otherwise."""
-        decoder_type = GREEDY if self.decoder is None else self.decoder.decoder_type
-        cer, greedy_cer = (self.confidences[name].cer for name in (decoder_type, GREEDY))
+        if self.decoder is None:
+            return ""
+        cer, greedy_cer = (self.confidences[name].cer for name in (BEAM, GREEDY))
         if cer <= greedy_cer:
             return ""
         return (
-            f"the CER of the {decoder_type} decoder, {100 * cer:.1f} %, is above that of greedy "
-            f"decoding, {100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or "
-            "choose the decoder greedy if characters matter more than words."
+            f"the CER of the beam decoder, {100 * cer:.1f} %, is above that of greedy decoding, "
+            f"{100 * greedy_cer:.1f} % ({', '.join(self.splits)}). Train longer, or choose the "
+            "decoder greedy if characters matter more than words."
         )
 
     @property
@@ -95,7 +105,7 @@ class FittedDecoder:
 
 
 def fit_decoder(
-    decoder: LanguageModelDecoder | None,
+    decoder: BeamDecoder | None,
     aligner: WordAligner,
     utterances: Sequence[ValidationUtterance],
     *,
@@ -139,7 +149,7 @@ def fit_decoder(
 
 
 def fit_weights(
-    decoder: LanguageModelDecoder,
+    decoder: BeamDecoder,
     utterances: Sequence[ValidationUtterance],
     *,
     splits: Sequence[str] = (),
@@ -164,9 +174,8 @@ def fit_weights(
     if not by_words and "token" in names:
         names = [name for name in names if name not in WORD_WEIGHTS]
     points = np.stack([_halton(base) for base in HALTON_BASES[: len(names)]], 1)
-    ranges = decoder.weight_ranges
     quick_decoder = decoder.make_quick()
-    trials = (quick_decoder.with_weights(_weights_at(names, ranges, point)) for point in points)
+    trials = (quick_decoder.with_weights(_weights_at(names, point)) for point in points)
     num_decoded = (NUM_TRIALS + 1) * len(utterances)
     with progress_bar("trying weights of the decoder", num_decoded, quiet=quiet) as advance:
 
@@ -184,7 +193,7 @@ def fit_weights(
             points, np.array([error_of(trial, by_words=by_words) for trial in errors])
         )
         center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
-        best = decoder.with_weights(_weights_at(names, ranges, center))
+        best = decoder.with_weights(_weights_at(names, center))
         (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
     values = best.weights.plain()
     text = ", ".join(f"{name} {values[name]:g}" for name in best.used_weights)
@@ -219,13 +228,11 @@ def error_of(errors: TextErrors, *, by_words: bool) -> float:
     return errors.cer + (errors.wer if by_words else 0)
 
 
-def _weights_at(
-    names: Sequence[str], ranges: Mapping[str, tuple[float, float]], point: Float64s
-) -> DecoderWeights:
+def _weights_at(names: Sequence[str], point: Float64s) -> DecoderWeights:
     """Return the weights at a point of the unit cube."""
     values = {"word": 0.0}
     for name, share in zip(names, point.tolist(), strict=True):
-        low, high = ranges[name]
+        low, high = WEIGHT_RANGES[name]
         values[name] = round(low + share * (high - low), 3)
     return DecoderWeights(**values)
 

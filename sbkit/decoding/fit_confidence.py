@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sbkit.base.arrays import Bools, Float64s
-from sbkit.decoding.decoder import Decoder, LanguageModelDecoder
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import GreedyDecoder
 from sbkit.decoding.sample import ValidationUtterance
-from sbkit.decoding.words import FEATURES, GREEDY, Confidence, WordAligner, WordFeatures
+from sbkit.decoding.words import BEAM, FEATURES, GREEDY, Confidence, WordAligner, WordFeatures
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.evaluate.calibration import Calibration, measure_calibration
 from sbkit.evaluate.wer import ErrorCounts, count_errors, word_correctness
@@ -65,7 +66,7 @@ class FittedConfidence:
 
 def fit_confidences(
     aligner: WordAligner,
-    decoder: LanguageModelDecoder | None,
+    decoder: BeamDecoder | None,
     utterances: Sequence[ValidationUtterance],
     *,
     ping: Ping,
@@ -77,7 +78,7 @@ def fit_confidences(
         GREEDY: GreedyDecoder(vocab_size=vocabulary.size, blank=vocabulary.blank)
     }
     if decoder is not None:
-        decoders[decoder.decoder_type] = decoder
+        decoders[BEAM] = decoder
     labeled: dict[str, list[LabeledWords]] = {name: [] for name in decoders}
     with progress_bar("fitting the confidence of words", len(utterances), quiet=quiet) as advance:
         for utterance in utterances:

@@ -56,7 +56,7 @@ def check_log_probs(log_probs: LogProbs, vocab_size: int) -> None:
 def find_speech(log_probs: LogProbs, silent: Collection[int]) -> Bools:
     """Return which frames (U, V) are at most `REACH` from one whose best token has sound: (U,).
 
-    Other decoders append tokens only there, so they write nothing where greedy decoding hears
+    Beam search appends tokens only there, so it writes nothing where greedy decoding hears
     nothing, however long that lasts.
 
     silent: the tokens without sound, blank and space.
@@ -100,7 +100,7 @@ class GreedyState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyDecoder:
-    """Decode a whole clip or a stream of frames greedily, as a `StreamDecoder`.
+    """Decode a whole clip or a stream of frames greedily, as a `Decoder`.
 
     >>> decoder = GreedyDecoder(vocab_size=3, blank=0)
     >>> frames = np.log(np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]))

@@ -31,7 +31,7 @@ from sbkit.text.normalization import is_mark
 from sbkit.text.tokenizer import SPACE, Tokenizer
 from sbkit.text.word import Word
 
-GREEDY = "greedy"  # each decoder type has its own confidence, and so has greedy decoding
+GREEDY, BEAM = "greedy", "beam"  # the decoders; each has its own confidence
 FEATURES = ("entropy", "posterior", "length", "agreement", "known", "lm")
 BIAS = "bias"
 MAX_WEIGHT = 1e4

@@ -95,7 +95,13 @@ def compare_runs(folders: Sequence[Path | str]) -> FigureDict:
         for row, record in zip(test[name]["rows"], records, strict=True):
             row[SEEN] = record.get("test", {}).get(name, {}).get(SEEN)
     letters = _letters(len(runs))
-    settings = {x: record.get(SETTINGS, {}) for x, record in zip(letters, records, strict=True)}
+    settings = {
+        letter: {
+            **record.get(SETTINGS, {}),
+            "decoder": record.get("test", {}).get(common[0], {}).get("decoder"),
+        }
+        for letter, record in zip(letters, records, strict=True)
+    }
     return {
         "runs": [str(folder) for folder in runs],
         "not_in_all": [name for name in names if name not in common],

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -40,27 +39,6 @@ class Grams:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-
-class NumberedGrams(NamedTuple):
-    """The n-grams of all orders by number, (N + 1,) each; number 0 stands for no n-gram.
-
-    Attributes:
-        contexts: the number of the n-gram without its last word.
-        words: the id of its last word.
-        log_probs, backoffs: as in `Grams`.
-        shorter: the state to back off to.
-        states: the state after all its words.
-        begins: (N + 2,) where the n-grams with this context begin, or would begin.
-    """
-
-    contexts: Int64s
-    words: Int64s
-    log_probs: Float32s
-    backoffs: Float32s
-    shorter: Int64s
-    states: Int64s
-    begins: Int64s
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +90,7 @@ class NgramModel:
 
         Two histories with equal states have equal futures.
         """
-        words, log_probs, backoffs, shorter, states, begins = self._columns
+        words, shorter, states, begins, log_probs, backoffs = self._columns
         total = 0.0
         while state:
             end = begins[state + 1]
@@ -123,8 +101,14 @@ class NgramModel:
             state = shorter[state]
         return total + log_probs[1 + word], states[1 + word]
 
-    def number_grams(self) -> NumberedGrams:
-        """Number the n-grams, and find the states: n-grams with successors or a back-off weight."""
+    @cached_property
+    def _columns(self) -> tuple[memoryview, ...]:
+        """The n-grams of all orders by number, (N + 1,) each; number 0 stands for no n-gram.
+
+        Returns the id of the last word; the state to back off to; the state after all words; where
+        the n-grams with this context begin, or would begin, (N + 2,); and log-probability and
+        back-off as in `Grams`. A state is an n-gram with successors or a back-off weight.
+        """
         size = len(self.words)
         firsts = [0, *np.cumsum([1, *map(len, self.grams)]).tolist()]  # numbers, by order
         orders = zip(self.grams, firsts, strict=False)
@@ -143,15 +127,9 @@ class NgramModel:
                 suffixes = _longest(keys, shorter, shorter[contexts[order]], words[order], size)
                 shorter[order] = states[suffixes]
             states[order] = np.where(is_state[order], np.arange(first, end), shorter[order])
-        return NumberedGrams(contexts, words, log_probs, backoffs, shorter, states, begins)
-
-    # An item of a memoryview is a Python number, which takes 40 ns; an item of an array takes 100.
-    @cached_property
-    def _columns(self) -> tuple[memoryview, ...]:
-        grams = self.number_grams()
-        arrays = (grams.words, grams.shorter, grams.states, grams.begins)
-        words, shorter, states, begins = (array.astype(np.uint32).data for array in arrays)
-        return words, grams.log_probs.data, grams.backoffs.data, shorter, states, begins
+        # An item of a memoryview is a Python number, which takes 40 ns; one of an array takes 100.
+        integers = (array.astype(np.uint32).data for array in (words, shorter, states, begins))
+        return *integers, log_probs.data, backoffs.data
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -170,37 +148,3 @@ def _longest(keys: Int64s, shorter: Int64s, states: Int64s, words: Int64s, size:
         pending = pending[~exists]
         states[pending] = shorter[states[pending]]
     return longest
-
-
-Arc = tuple[int, int, int, float]  # source, target, id of the word, natural logarithm
-
-
-class Automaton(NamedTuple):
-    """An n-gram model as an automaton that is deterministic except for its back-off arcs.
-
-    start: the state after `<s>`; words: an arc for each n-gram that does not end in `<s>` or
-    `</s>`; ends: an arc for each n-gram that ends in `</s>`; backoffs: arcs to the states of
-    shorter histories.
-    """
-
-    start: int
-    words: list[Arc]
-    ends: list[Arc]
-    backoffs: list[Arc]
-
-
-def make_automaton(model: NgramModel) -> Automaton:
-    """Build the automaton of a model, with the model's numbers of states."""
-    grams = model.number_grams()
-    arcs = _arcs(grams.contexts[1:], grams.states[1:], grams.words[1:], grams.log_probs[1:])
-    states = 1 + np.flatnonzero(grams.states[1:] == np.arange(1, len(grams.states)))
-    return Automaton(
-        model.start,
-        [arc for arc in arcs if arc[2] not in (BEGIN, END)],
-        [arc for arc in arcs if arc[2] == END],
-        _arcs(states, grams.shorter[states], grams.words[states], grams.backoffs[states]),
-    )
-
-
-def _arcs(*columns: Int64s | Float32s) -> list[Arc]:
-    return list(zip(*(column.tolist() for column in columns), strict=True))

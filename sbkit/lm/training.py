@@ -86,18 +86,16 @@ class Spelling:
     """How a model of words and a model of tokens write a text.
 
     table: the text table of the sentences, if it keeps case or punctuation.
-    plain_words: whether the model of words then has neither, so that "Line," and "line" are one
-        word; a decoding graph writes the words of its model, so it needs them as written.
+        The model of words then has neither, so that "Line," and "line" are one word.
     """
 
     tokenizer: Tokenizer
     table: Orthography | None = None
-    plain_words: bool = False
 
     @cached_property
     def word_table(self) -> Orthography | None:
         """The table that words pass before they are looked up, as in `NgramModel`."""
-        if self.table is None or self.table.is_plain or not self.plain_words:
+        if self.table is None or self.table.is_plain:
             return None
         return self.table.plain
 

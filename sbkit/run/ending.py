@@ -18,8 +18,8 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.provenance import describe_provenance, read_json
 from sbkit.checkpoint.run_config import BUNDLE
-from sbkit.decoding.declared import declared_decoder
-from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.beam import BeamDecoder, declared_decoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import fit_decoder
 from sbkit.distributed.device import Placement
 from sbkit.distributed.ranks import main_rank_first, rank, single_rank
@@ -144,7 +144,7 @@ class RunEnding:
         contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
         return replace(TorchBundle.from_contents(contents, bundle.model), ping=bundle.ping)
 
-    def _is_fitted(self, bundle: TorchBundle, decoder: LanguageModelDecoder | None) -> bool:
+    def _is_fitted(self, bundle: TorchBundle, decoder: BeamDecoder | None) -> bool:
         """Return whether an earlier start has fitted this decoder: its settings are the same."""
         if read_json(self._folder / CONFIG_FILE)["confidence"] is None:
             return False

@@ -25,10 +25,9 @@ from sbkit.data.sentences import read_sentences
 from sbkit.data.splits import read_column
 from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
-from sbkit.decoding.declared import make_decoder
-from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, LanguageModelDecoder
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.decoding.fit import FittedDecoder, count_all_errors, error_of, fit_decoder
-from sbkit.decoding.words import GREEDY
+from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.evaluate.wer import UNIT_OF_RATE, TextErrors
 from sbkit.export.export import exported_bundle, require_replaceable, set_decoder
 from sbkit.lm.language_models import TOKENS, WORDS, digest_of, load_language_models, save
@@ -53,7 +52,6 @@ class TuningOptions:
     force: replace even a better decoder.
     lm_text: text of the language models, a list of texts or an ARPA file.
     word_lm_order, token_lm_order: n of the n-grams; 0 for none.
-    decoder: beam or graph.
     beam_size: the number of hypotheses.
     attention_rescoring: whether a trained attention decoder rescores them.
     path_column, text_column, encoding: of the table and the texts.
@@ -66,7 +64,6 @@ class TuningOptions:
     lm_text: str | Sequence[str] | None = None
     word_lm_order: int | None = None
     token_lm_order: int | None = None
-    decoder: str | None = None
     beam_size: int | None = None
     attention_rescoring: bool | None = None
     path_column: str | None = None
@@ -174,12 +171,7 @@ def _replace_language_models(
             )
         elif splits is not None:
             lm_text = replace(lm_text, sentences=partial(read_column, splits.train, "text"))
-        decoder_type = options.decoder or BeamDecoder.decoder_type
-        if options.decoder is None and bundle.decoder is not None:
-            decoder_type = bundle.decoder.decoder_type
-        spelling = Spelling(
-            tokenizer=bundle.tokenizer, table=table, plain_words=decoder_type != "graph"
-        )
+        spelling = Spelling(tokenizer=bundle.tokenizer, table=table)
         logger.info("\n".join(replace_language_models(file, lm_text, orders, spelling)))
     if not file.exists():
         save({}, file, metadata={"tokenizer": digest_of(bundle.tokenizer)})
@@ -187,7 +179,7 @@ def _replace_language_models(
 
 def _make_decoder(
     bundle: TorchBundle, knobs: Mapping[str, Any], options: TuningOptions, language_models: Path
-) -> LanguageModelDecoder:
+) -> BeamDecoder:
     """Make the new decoder, without weights: like the current one, except for the options.
 
     knobs: of the run; {} for a bundle.
@@ -199,7 +191,6 @@ def _make_decoder(
             "CTC. Leave it out."
         )
     changes = {
-        "decoder_type": options.decoder,
         "beam_size": options.beam_size,
         "attention_rescoring": options.attention_rescoring if has_attention else False,
     }
@@ -207,8 +198,7 @@ def _make_decoder(
     settings = {name: current[name] for name in changes if name in current}
     settings |= {name: value for name, value in changes.items() if value is not None}
     models = load_language_models(language_models, bundle.tokenizer)
-    decoder = make_decoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
-    decoder.check()
+    decoder = BeamDecoder(tokenizer=bundle.tokenizer, language_models=models, **settings)
     if not decoder.used_weights:
         raise ConfigError(
             "`sbkit tune` fits the weights of language models, but there is none. Set "
@@ -221,7 +211,7 @@ def _make_decoder(
 
 
 def _fit(
-    bundle: TorchBundle, decoder: LanguageModelDecoder, sets: Mapping[str, datasets.Dataset]
+    bundle: TorchBundle, decoder: BeamDecoder, sets: Mapping[str, datasets.Dataset]
 ) -> tuple[FittedDecoder, bool]:
     """Fit a decoder; return also whether it makes fewer errors than that of the bundle."""
     by_words = bundle.config.has_words
@@ -233,12 +223,12 @@ def _fit(
         (before,) = count_all_errors(
             [current.decoder], sample, bundle.tokenizer, lambda: advance(1)
         )
-    decoder_type = GREEDY if bundle.decoder is None else bundle.decoder.decoder_type
-    logger.info(f"before ({decoder_type}): {_describe(before, by_words)} ({splits})")
+    name = GREEDY if bundle.decoder is None else BEAM
+    logger.info(f"before ({name}): {_describe(before, by_words)} ({splits})")
     fitted = fit_decoder(decoder, current.aligner, sample, splits=[*sets], by_words=by_words)
     assert fitted.weights is not None  # the new decoder has none yet, and uses some
     after = fitted.weights.errors
-    logger.info(f"after ({decoder.decoder_type}): {_describe(after, by_words)} ({splits})")
+    logger.info(f"after ({BEAM}): {_describe(after, by_words)} ({splits})")
     return fitted, error_of(after, by_words=by_words) < error_of(before, by_words=by_words)
 
 

@@ -18,7 +18,7 @@ from sbkit.base.units import seconds_to_samples
 from sbkit.checkpoint.provenance import Provenance, text_settings
 from sbkit.data.splits import filled_rows, read_column, sample_counts
 from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
-from sbkit.decoding.words import GREEDY
+from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
 from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
@@ -146,7 +146,7 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
         return {}
     if bundle.decoder is None:
         return {"decoder": GREEDY}
-    description: FigureDict = {"decoder": bundle.decoder.decoder_type}
+    description: FigureDict = {"decoder": BEAM}
     if bundle.decoder.phrases:
         description["hotwords"] = bundle.decoder.phrases
         description["refused_hotwords"] = bundle.refused_hotwords
@@ -154,12 +154,11 @@ def describe_decoding(bundle: TorchBundle) -> FigureDict:
 
 
 def settings_of(bundle: TorchBundle, model: Path) -> FigureDict:
-    """Return the settings of a run, or the few that a bundle has, and its decoding."""
+    """Return the settings of a run, or the few that a bundle has."""
     config = bundle.config
     bundle_settings = {"sample_rate": config.sample_rate, "language": config.language}
-    settings = read_records(model).get(SETTINGS, bundle_settings)
-    decoding = describe_decoding(bundle)
-    return {**settings, **({"decoder_type": decoding["decoder"]} if decoding else {})}
+    settings: FigureDict = read_records(model).get(SETTINGS, bundle_settings)
+    return settings
 
 
 def provenance_of(bundle: TorchBundle) -> Provenance:

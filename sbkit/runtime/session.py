@@ -20,7 +20,8 @@ from sbkit.base.arrays import LogProbs
 from sbkit.base.errors import BundleError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.base.units import samples_to_seconds
-from sbkit.decoding.decoder import LanguageModelDecoder, StreamDecoder
+from sbkit.decoding.beam import BeamDecoder
+from sbkit.decoding.decoder import Decoder
 from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.model_thread import PickledAsCall
@@ -96,18 +97,13 @@ class StreamingRecognizer(PickledAsCall, AbstractContextManager["StreamingRecogn
         self.aligner = bundle.decoder_pool.decoder.aligner
         self.silent_token_ids = bundle.tokenizer.silent
         decoder = bundle.decoder_pool.decoder.decoder
-        if isinstance(decoder, LanguageModelDecoder) and decoder.attention_rescoring:
+        if isinstance(decoder, BeamDecoder) and decoder.attention_rescoring:
             raise BundleError(
                 "The decoder of this model rescores with the attention decoder, which takes whole "
                 "clips. Choose the decoder greedy for live speech, or tune another decoder: "
                 "sbkit tune RUN --no-attention-rescoring"
             )
-        if not isinstance(decoder, StreamDecoder):
-            raise BundleError(
-                "Streaming needs the greedy or the beam decoder, but this model decodes with a "
-                "graph. Choose the decoder greedy, or fit another: sbkit tune RUN --decoder beam"
-            )
-        self.decoder: StreamDecoder = decoder
+        self.decoder: Decoder = decoder
         self.initial_state = self.model.start()
 
     @classmethod
@@ -373,7 +369,7 @@ class Session:
         return events
 
     @property
-    def _decoder(self) -> StreamDecoder:
+    def _decoder(self) -> Decoder:
         return self.recognizer.decoder
 
     def _beam(self) -> Sequence[Hypothesis]:

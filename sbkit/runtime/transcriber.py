@@ -157,7 +157,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         runtime: torch or onnx.
         precision: fp32, bf16 or fp16 with torch, fp32 or int8 with onnx.
         compile: default or reduce-overhead; None to compile nothing.
-        decoder: greedy, beam or graph; None for the bundle's own.
+        decoder: greedy or beam; None for the bundle's own.
         hotwords: phrases separated by commas, a list of them, or a file of them.
         times: whether words are timed.
         detector: finds the pauses where long audio is cut.
@@ -199,7 +199,7 @@ class Transcriber(PickledAsCall, AbstractContextManager["Transcriber"]):
         sample_rate: of an array, in Hz.
         channel: the one to transcribe, counted from 0; None: all are mixed.
         nbest: up to this many of the most probable texts are in `nbest`, and the first is the text.
-            A model that decodes greedily uses beam search for them; a decoding graph finds one.
+            A model that decodes greedily uses beam search for them.
 
         Raises:
             DataError: the file is not audio, the array is not finite, or there is no such channel.

@@ -29,7 +29,6 @@ from sbkit.audio.io import Samples, declared_seconds
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
-from sbkit.decoding.beam import BeamDecoder
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
@@ -404,8 +403,7 @@ class RecognitionService:
         rules = DEFAULT_RULES
         if silence is not None and self.detector is None:
             rules = replace(rules, silence=silence)
-        decoder = self._bundle.decoder
-        if phrases and isinstance(decoder, BeamDecoder):
+        if phrases and self._bundle.decoder is not None:
             streaming = await asyncio.to_thread(
                 lambda: StreamingRecognizer(bundle=self._bundle.with_more_hotwords(phrases))
             )

@@ -136,8 +136,7 @@ def add_decoder(bundle: Path, orders: Mapping[str, int], size: object = 8) -> No
         orders,
         Spelling(tokenizer=Tokenizer(model_file=bundle / "tokenizer.model")),
     )
-    decoder = {"decoder_type": "beam", "attention_rescoring": False, "weights": {}}
-    decoder["beam_size"] = size
+    decoder = {"attention_rescoring": False, "weights": {}, "beam_size": size}
     edit_config(bundle, lambda config: config.update(decoder=decoder))
 
 

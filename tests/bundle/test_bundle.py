@@ -62,7 +62,7 @@ def test_words_have_the_confidences_of_the_bundle(bundle: Path) -> None:
     ("change", "message"),
     [
         ({"sample_rate": 8000}, "is made for 16000 Hz"),
-        ({"format": 3}, "its format is 3, not 5"),
+        ({"format": 4}, "its format is 4, not 5"),
         ({"task": "os.system"}, "is not one of sbkit's, .* pass --import os"),
         (
             {"task": "sbkit.tasks.gone.TASK"},

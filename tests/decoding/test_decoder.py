@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -21,7 +22,6 @@ from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.decoding import clips as clip_module
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool
-from sbkit.decoding.declared import make_decoder
 from sbkit.decoding.decoder import AttentionScorer, DecoderWeights, rescore
 from sbkit.decoding.greedy import GreedyDecoder, best_tokens
 from sbkit.decoding.prefix_beam import PrefixBeamSearch
@@ -101,16 +101,15 @@ def test_stream_of_frames_is_decoded_as_the_whole_clip(beam: BeamDecoder, varian
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder_type": "tree"}, "`decoder_type` must be beam or graph; got tree"),
         ({"attention_rescoring": "rescore"}, "must be True or False; got rescore"),
         ({"weights": {"words": 1}}, "are word, .*; got {'words': 1}"),
         ({"weights": {"word": 1000}}, "a number between -1000 and 1000; got {'word': 1000}"),
         ({"beam_size": 0}, "`beam_size` must be a whole number from 1 to 4096, but is 0"),
     ],
 )
-def test_decoder_refuses_invalid_settings(options: dict[str, object], message: str) -> None:
+def test_decoder_refuses_invalid_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_decoder(tokenizer=None, language_models="x", **options)
+        BeamDecoder(tokenizer=None, language_models="x", **options)  # type: ignore[arg-type]
 
 
 def test_nothing_is_written_where_greedy_decoding_hears_nothing(decoder: ClipDecoder) -> None:

@@ -121,7 +121,7 @@ def test_without_word_boundaries_the_model_of_words_is_not_used(fitting: Fitting
 def test_without_word_boundaries_a_decoder_without_tokens_keeps_its_model_of_words(
     fitting: Fitting,
 ) -> None:
-    """A decoding graph has no other model."""
+    """It has no other model."""
     decoder, (clip, *_), _ = fitting
     models = LanguageModels(words=decoder.language_models.words, tokens=None)
     decoder = decoder.copy_with(language_models=models)

@@ -26,9 +26,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
     return char_tokenizer(tmp_path, WRITTEN)
 
 
-def word_model(
-    tokenizer: Tokenizer, *, plain_words: bool, arpa: Path | None = None
-) -> tuple[NgramModel, Path]:
+def word_model(tokenizer: Tokenizer, arpa: Path | None = None) -> tuple[NgramModel, Path]:
     """Train the language models again, and return that of words with the file of both."""
     file = tokenizer.model_file.with_name("lm.safetensors")
     ensure_language_models(
@@ -40,7 +38,7 @@ def word_model(
             held_out={"test": ["Press, one?"]},
         ),
         {WORDS: 2, TOKENS: 3},
-        Spelling(tokenizer=tokenizer, table=TABLE, plain_words=plain_words),
+        Spelling(tokenizer=tokenizer, table=TABLE),
     )
     model = load_language_models(file, tokenizer).words
     assert model is not None
@@ -48,7 +46,7 @@ def word_model(
 
 
 def test_test_sentence_was_seen_however_it_is_written(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    _, file = word_model(tokenizer, plain_words=False)
+    _, file = word_model(tokenizer)
     models = load_language_models(file, tokenizer)
     (seen,) = models.count_seen(
         ["Cold cold, north.", "is Bo in?", "Press one.", ""], TABLE
@@ -56,27 +54,24 @@ def test_test_sentence_was_seen_however_it_is_written(tokenizer: Tokenizer, tmp_
     assert describe_seen(seen) == "The language model has seen 2 of 3 test sentences (66.7 %)"
     arpa = tmp_path / "words.arpa"
     write_arpa(train([["cold", "north"]], order=2).model, arpa)
-    _, file = word_model(tokenizer, plain_words=True, arpa=arpa)
+    _, file = word_model(tokenizer, arpa)
     assert load_language_models(file, tokenizer).count_seen(["cold north"], TABLE) == {}
 
 
-def test_words_of_the_model_are_those_it_is_configured_for(tokenizer: Tokenizer) -> None:
+def test_words_of_the_model_have_neither_case_nor_marks(tokenizer: Tokenizer) -> None:
     """A held-out sentence is left out, however it is written."""
-    written, _ = word_model(tokenizer, plain_words=False)
-    assert {"Cold,", "cold", "office."} <= {*written.words} and "office" not in {*written.words}
-    assert "Cold," in written and "cold," not in written
-    plain, _ = word_model(tokenizer, plain_words=True)
-    assert {"cold", "office"} <= {*plain.words}
-    assert not {"Press", "press", "one.", "Cold,", "Cold"} & {*plain.words, *written.words[:3]}
-    assert plain.id_of("Office,") == plain.id_of("office") > 2
-    assert "Ofice." not in plain
+    model, _ = word_model(tokenizer)
+    assert {"cold", "office"} <= {*model.words}
+    assert not {"Press", "press", "one.", "Cold,", "Cold"} & {*model.words}
+    assert model.id_of("Office,") == model.id_of("office") > 2
+    assert "Ofice." not in model
 
 
 def test_plain_and_written_arpa_files_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
     arpa = tmp_path / "talks.arpa"
     for sentences, table in ((TEXTS, orthography("en")), (WRITTEN, None)):
         write_arpa(train([text.split() for text in sentences], order=2).model, arpa)
-        model, _ = word_model(tokenizer, plain_words=True, arpa=arpa)
+        model, _ = word_model(tokenizer, arpa)
         assert model.table == table
         arpa.unlink()
         arpa = tmp_path / "others.arpa"
@@ -84,7 +79,7 @@ def test_plain_and_written_arpa_files_are_told_apart(tokenizer: Tokenizer, tmp_p
 
 def test_beam_uses_a_model_of_plain_words_for_words_with_marks(tokenizer: Tokenizer) -> None:
     """Letters that sound alike are chosen by the words, whatever their case and marks."""
-    _, file = word_model(tokenizer, plain_words=True)
+    _, file = word_model(tokenizer)
     models = load_language_models(file, tokenizer)
     weights = {"word": 1.0, "unknown_word": -5.0, "token": 0.0}
     decoder = BeamDecoder(tokenizer=tokenizer, language_models=models, weights=weights)

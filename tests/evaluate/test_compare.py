@@ -93,6 +93,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
         summary = read_json(folder / "summary.json")
         seen = {"seen": 1, "of": 2}
         summary["test"]["test"][SEEN] = seen if change else None
+        summary["test"]["test"]["decoder"] = "beam" if change else "greedy"
         (folder / "summary.json").write_text(json.dumps(summary))
         record = {"values": settings | change}
         (folder / "run_config.json").write_text(json.dumps(record))
@@ -107,6 +108,7 @@ def test_compare_names_differing_settings_and_seen_sentences(
         "  lr: 0.1 in A and B, 0.2 in C",
         "  d_model: 144 in A and C, 96 in B",
         "  amsgrad: false in A and C, true in B",
+        "  decoder: greedy in A, beam in B and C",
         '  text: null in A and B, {"case": "keep"} in C',
         "  CNN.causal: false in A and C, true in B",
     ]

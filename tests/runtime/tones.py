@@ -14,7 +14,7 @@ from sbkit.base.arrays import LogProbs
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.config import BundleConfig
 from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
-from sbkit.decoding.declared import make_decoder
+from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.transcriber import Transcriber
@@ -128,6 +128,6 @@ def tone_bundle(
     if lm_texts:
         train_models(lm_file, tokenizer, lm_texts, tokens=token_order)
         options = {"weights": {}, **decoder}
-        beam = make_decoder(tokenizer=tokenizer, language_models=lm_file, **options)
+        beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
     thread = ModelThread(lambda: model)
     return Bundle(config, SPEECH_RECOGNITION, tokenizer, thread, beam), tokenizer, model

@@ -69,7 +69,7 @@ RANGES = [
         "language models without a decoder",
         error("brain", "word_lm_order", "belong to a `decoder`", "has none"),
         options=("--word_lm_order=1",),
-        text=(("decoder: !apply:sbkit", "another_decoder: !apply:sbkit"),),
+        text=(("decoder: !new:sbkit", "another_decoder: !new:sbkit"),),
     ),
 ]
 
