@@ -24,7 +24,6 @@ from sbkit.export.traced import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
 from sbkit.tasks.codec import CODEC
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
 from sbkit.tasks.task import Task
 from sbkit.tasks.voice_activity import VOICE_ACTIVITY
 from tests.runtime.bundles import SMALL, make_run, parity_report
