@@ -1,15 +1,20 @@
 """Hyperparameters, objects and the saved YAML agree."""
 
+import re
 import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
 
+import pytest
 from hyperpyyaml import load_hyperpyyaml
 
+from sbkit.base.ranges import KEYS, REQUIRED
+from sbkit.commands.cli import run
 from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
 from sbkit.config.overrides import parse_overrides
 from tests.config.conftest import YAML, refusal
+from tests.runs import ROOT
 
 
 def test_knobs_are_the_plain_values(path: Path) -> None:
@@ -56,3 +61,28 @@ def test_tuples_are_saved_after_hyperpyyaml_has_changed_ruamel(path: Path) -> No
     expected = {"betas": (0.9, 0.98), "sizes": (3, 4), "limit": (1, 2)}
     for values in (read_knobs(saved, {}), load_hparams(saved, {})):
         assert {key: values[key] for key in expected} == expected
+
+
+def test_keys_that_a_yaml_leaves_out_have_their_defaults_wherever_they_are_declared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yaml = tmp_path / "own.yaml"
+    text = (ROOT / "hparams/ctc.yaml").read_text("utf-8")
+    yaml.write_text(re.sub(r"(?m)^(    )?label_smoothing: .*\n", "", text), "utf-8")
+    optional = {name: key.default for name, key in KEYS.items() if key.default is not REQUIRED}
+    assert not {f"\n{name}:" for name in optional if f"\n{name}:" in text}
+    assert read_knobs(yaml, {}).items() >= optional.items()
+    overrides = parse_overrides(["--log_every=7", "--label_smoothing=0.2"])  # one is the recipe's
+    save_yaml(saved := tmp_path / "hyperparams.yaml", yaml, overrides)
+    changed = {**optional, "log_every": 7, "label_smoothing": 0.2}
+    for knobs in (read_knobs(yaml, overrides), read_knobs(saved, {})):
+        assert knobs.items() >= changed.items()
+    assert "log_everyy" in refusal(yaml, {"log_everyy": 7})
+    for arguments, is_shown in (((), False), (("--all",), True), (("--stall_seconds=5",), True)):
+        run(["config", str(yaml), *arguments])
+        assert ("\nstall_seconds: " in capsys.readouterr().out) == is_shown
+    run(["check", str(yaml), "--defaults", "--log_every=7"])
+    shown = capsys.readouterr().out
+    assert "`stall_seconds` is 120 by default." in shown and "`log_every`" not in shown
+    (tmp_path / "theirs.yaml").write_text("seed: 1\n")  # a YAML of SpeechBrain's
+    assert read_knobs(tmp_path / "theirs.yaml", {}) == {"seed": 1}
