@@ -62,12 +62,11 @@ class Vocabulary:
             )
 
 
-LABEL_FILE = "labels.txt"  # in the run folder of a classifier
 MAX_LABEL_FILE_BYTES = 1 << 22
 
 
 class ClassLabels:
-    """The class names of a classification task, in the order of their ids, from a file's lines.
+    """The names of classes or symbols, in the order of their ids, from a file's lines.
 
     content: the bytes of the file, if the caller has read them.
 
