@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ class LanguageBatch(Batch):
 class LanguageBrain(Brain):
     """Train the log-probability of the right language."""
 
+    network: LanguageModel
     metrics = LANGUAGE_IDENTIFICATION.metrics
 
     def __init__(self, **options: Any) -> None:
@@ -66,7 +66,7 @@ def prepare(knobs: Mapping[str, Any]) -> Splits:
     """Prepare audio; a resumed run needs the same languages, so they are fingerprinted."""
     splits = prepare_audio(knobs)
     languages = {name: read_column(rows, COLUMN) for name, rows in splits.named().items()}
-    if unknown := {*chain(*languages.values())}.difference(languages["train"]):
+    if unknown := set[str]().union(*languages.values()) - {*languages["train"]}:
         raise DataError(f"train lacks {', '.join(sorted(unknown))}, which dev or test has.")
     digest = sha256(str(languages).encode()).hexdigest()
     return replace(splits, fingerprints={**splits.fingerprints, COLUMN: digest})
