@@ -14,7 +14,6 @@ for name in (
     "sbkit.export.export",
     "sbkit.runtime.transcriber",
     "recipes.asr.recipe",
-    "recipes.classification.recipe",
     "recipes.prepare",
     # These are otherwise imported by the first optimizer, process group, curve and log.
     "torch._dynamo",

@@ -29,7 +29,7 @@ from tests.data.test_tars import write_text_pairs
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, make_workplace, rows_of, train_here
 
-RECIPES = ("classification", "vad", "codec", "synthesis")
+RECIPES = ("vad", "codec", "synthesis")
 RECIPES += ("AsteriskPrompts", "CommonVoice", "FestvoxRu")
 FOLDERS = ("", "recipes", "recipes/asr", "hparams", "sbkit/runtime", "sbkit/serve", "sbkit/train")
 FOLDERS += ("tools", *(f"recipes/{name}" for name in RECIPES))
@@ -68,11 +68,13 @@ NOT_RUN_HERE = (
         "python train.py hparams/ctc_whisper.yaml --pretrained=openai/whisper-base",
         "sbkit transcribe --runtime onnx",
     ),
-    *("python docs/examples/", "sbkit segment chapter.mp3"),
+    *("python docs/examples/voice_assistant.py", "python docs/examples/pseudo_labels.py"),
+    *("python train.py language_id.yaml", "sbkit export results/language_id"),
+    *("sbkit score my-identifier", "sbkit run my-identifier", "sbkit segment chapter.mp3"),
     "sbkit transcribe my-formats talk.mp3 --runtime onnx",
     "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=pseudo.csv",
     "python train.py hparams/ctc.yaml --manifest train=train.csv --manifest train=book",
-    *("sbkit transcribe my-model talk.mp3 --vad", "sbkit classify ", "sbkit cache"),
+    *("sbkit transcribe my-model talk.mp3 --vad", "sbkit cache"),
     *("sbkit check YAML --learn", "sbkit score RUN"),
     "sbkit score my-model test.csv --normalizer whisper-english",
     *("sbkit tune RUN", "sbkit export RUN", "sbkit prepare YAML --shards"),
@@ -83,7 +85,6 @@ REPLACED_WORDS = {
     "--nproc_per_node=8": "--nproc_per_node=2",
     "--language=fr": "--language=en",
     "--language=it": "--language=en",
-    "--language=[fr]": "--language=[en]",
     "results/codec/en/3407": "results/codec",
     "results/small": "results/ctc/en/3407",
     "results/tts/en/3407": "results/synthesis",
@@ -91,12 +92,9 @@ REPLACED_WORDS = {
     "onnx,sherpa-onnx": "",  # tests/export writes those
     "onnx,huggingface": "",
 }
-# The release of these tests has one language, so language_id.yaml classifies another column.
-TINY_CLASSIFIER = ("--device=cpu", "--language=[en]", "--label=gender", "--d_model=16", "--nhead=2")
 TINY_ENGLISH = (*TINY, "--language=en")
 MOVED_YAML = "conformer.yaml"  # of docs/start/from-speechbrain.md
 SIZES_BY_YAML = {  # for YAMLs that lack keys of ctc.yaml
-    "hparams/language_id.yaml": TINY_CLASSIFIER,
     "hparams/vad.yaml": ("--device=cpu", "--batch_seconds=6"),
     "mine.yaml": ("--device=cpu", "--d_model=16", "--batch_seconds=6", "--language=en"),
     "hparams/codec.yaml": ("--device=cpu", "--d_model=16", "--d_ffn=32"),
@@ -384,9 +382,11 @@ def test_pages_show_files_that_tests_train() -> None:
     for block in blocks(yaml, "yaml")[0].split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
     assert blocks(parts, "python") == [(folder / "my_models.py").read_text("utf-8")]
-    recipe, own_task = blocks(task, "python")
+    recipe, own_task, own_brain = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
-    assert own_task in (ROOT / "tests/autoencoder/autoencoder.py").read_text("utf-8")
+    language_id = ROOT / "docs/examples/language_id"
+    assert own_task in (language_id / "language_id.py").read_text("utf-8")
+    assert own_brain in (language_id / "language_id_recipe.py").read_text("utf-8")
     (corpus,) = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
     assert (folder / "my_corpus.py").read_text("utf-8").endswith(f"\n\n{corpus}")
 

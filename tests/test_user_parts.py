@@ -172,5 +172,5 @@ def test_page_has_a_tested_example_of_every_kind_of_part() -> None:
         for key in re.findall(r"`(\w+)`", keys):
             pattern = re.compile("def read" if key == "corpus" else rf"\b{key}\b")
             assert any(pattern.search((ROOT / path).read_text("utf-8")) for path in paths), key
-    kinds = "corpus CNN Transformer encoder pooling wave_augment spec_augment opt_class optimizers"
+    kinds = "corpus CNN Transformer encoder wave_augment spec_augment opt_class optimizers"
     assert {*kinds.split(), "lr_schedule"} <= {*re.findall(r"`(\w+)`", " ".join(examples))}

@@ -73,7 +73,7 @@ def test_run_passes_options_to_a_command_of_a_user_task(
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
         run(["run", str(bundle), *imported, "shout"])
     with pytest.raises(SbkitError, match="Use: sbkit run FOLDER spell"):
-        run(["classify", str(bundle), "a.wav", *imported])
+        run(["transcribe", str(bundle), "a.wav", *imported])
 
 
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:

@@ -76,13 +76,12 @@ class Segmenter:
 
     sample_rate: int
     frame_samples: int = 1  # overlapping segments start a multiple of this many samples apart
-    min_seconds: float = MIN_SEGMENT_SECONDS  # a long pause ends a segment only if it is longer
     detector: PauseDetector | None = None  # finds pauses; without one, quiet audio is a pause
 
     def split(self, blocks: Iterable[Samples]) -> Iterator[Segment]:
         """Yield the segments of blocks (S,); the last one may be empty.
 
-        A segment ends in the first long pause after ``min_seconds``. If there is none before
+        A segment ends in the first long pause after MIN_SEGMENT_SECONDS. If there is none before
         MAX_SEGMENT_SECONDS, it ends in its longest pause. If it has no pause at all, it ends at
         MAX_SEGMENT_SECONDS, and the next segment repeats its last OVERLAP_SECONDS.
         """
@@ -132,7 +131,7 @@ class Segmenter:
         """Return the pauses of samples (S,) where a segment may end."""
         num_windows = len(head) // self._window_samples
         min_windows = max(
-            self.min_seconds * WINDOWS_PER_SECOND, previous.overlap / self._window_samples
+            MIN_SEGMENT_SECONDS * WINDOWS_PER_SECOND, previous.overlap / self._window_samples
         )
         margin = round(MARGIN_SECONDS * WINDOWS_PER_SECOND)
         cuts: list[_Cut] = []

@@ -4,7 +4,7 @@ from sbkit.base.messages import printable
 
 FAILED = 1  # Python's own after a traceback
 BAD_INPUT = 2  # also for wrong options
-FILES_FAILED = 3  # some files could not be transcribed or classified, or lines spoken; others were
+FILES_FAILED = 3  # some files could not be transcribed, or lines spoken; others were
 STALLED = 70  # EX_SOFTWARE
 ASKED_TO_STOP = 75  # EX_TEMPFAIL, "try again": all is saved, and the same command resumes
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it

@@ -46,7 +46,6 @@ MODULES = {
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
     "sbkit.models.frontend": "ConvFrontEnd",
-    "sbkit.models.classifier": "AttentiveStatisticsPooling",
     "sbkit.models.codec": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",

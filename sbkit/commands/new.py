@@ -10,7 +10,7 @@ from sbkit.base.versions import __version__
 from sbkit.commands.arguments import Parser
 
 PACKAGE = Path(__file__).parents[1]
-RECIPE_FOLDERS = ("asr", "classification", "codec", "synthesis", "vad")  # in recipes/, by task
+RECIPE_FOLDERS = ("asr", "codec", "synthesis", "vad")  # in recipes/, by task
 IGNORED = "/.venv/\n/results/\n__pycache__/\n"
 README = """# {name}
 

@@ -2,7 +2,7 @@
 
 A model is scored without training or writing into a run. It is a bundle, or a run, which is
 exported first. The data (tables, folders of Kaldi, saved datasets) is prepared as for training;
-whole clips are transcribed or classified, and scored.
+whole clips are transcribed and scored.
 
 The files of `--out`, where SET is the name of a source or test set:
 
@@ -11,7 +11,6 @@ report.html            the results as one page with audio
 wer_SET.txt            every utterance with its errors, for people
 utterances_SET.jsonl   the same for programs
 suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
-answers_SET.tsv        the class of every utterance, of a classifier
 report_by_SET.tsv      with `--report-by`: the metrics by the values of these columns
 """
 
@@ -41,7 +40,6 @@ def add_commands(parser: Parser) -> None:
     add("data", metavar="DATA", type=Path, nargs="*", help="tables (default: the run's test sets)")
     add("--split", metavar="NAME", help="a split of the run, such as train, not its test sets")
     add("--out", metavar="DIR", type=Path, help="write the reports to DIR")
-    add("--label", metavar="COLUMN", help="the correct classes, for a classifier")
     add("--report-by", metavar="COLUMN", action="append", default=[], help="group; repeatable")
     normalizer = "also score texts that this wrote: whisper-english, whisper-basic or a language"
     add("--normalizer", metavar="NAME", help=normalizer)
@@ -77,9 +75,7 @@ def score(options: Namespace) -> None:
         require_writable(out, option="--out")
     with open_model(folder, options.user_modules) as loaded:
         bundle = loaded.with_decoder(options.decoder).with_hotwords_option(options.hotwords)
-        scorer = BundleScorer(
-            bundle, label=options.label, normalizer=options.normalizer, times=out is not None
-        )
+        scorer = BundleScorer(bundle, normalizer=options.normalizer, times=out is not None)
         report = TestReport(
             out or Path(),
             bundle.task,
@@ -147,11 +143,6 @@ def _prepare(
     for name, rows in prepared if names else prepare_test_sets(folder, options.split).items():
         columns = user_columns(rows.column_names)
         require_columns(options.report_by, {name: columns})
-        if options.label and options.label not in columns:
-            raise ConfigError(
-                f"`--label` must name a column with the right answers, but {name} has no "
-                f"`{options.label}`. It has {', '.join(columns)}."
-            )
         yield name, rows
 
 

@@ -1,4 +1,4 @@
-"""The commands `sbkit transcribe` and `sbkit classify`: from audio files to text, or to classes.
+"""The command `sbkit transcribe`: from audio files to text.
 
 A file that fails does not stop the others. Its error goes to standard error, to the file of
 ``--errors``, and into the exit code.
@@ -19,14 +19,13 @@ from sbkit.commands.arguments import Parser, with_bundle
 from sbkit.commands.clip_table import Share
 
 if TYPE_CHECKING:
-    from sbkit.runtime.classification import Classification
     from sbkit.runtime.transcriber import Transcript
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 
 
 def add_commands(parser: Parser) -> None:
-    """Add `transcribe` and `classify`."""
+    """Add `transcribe`."""
     groups = "model files runtime decoding vad quiet import part"
     add = parser.add_command("transcribe", transcribe, "transcribe audio files", groups)
     add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
@@ -36,10 +35,6 @@ def add_commands(parser: Parser) -> None:
     live = "print the text of one FILE, - or mic (a microphone) while it is spoken"
     add("--live", action="store_true", help=live)
     add("--pace", metavar="X", type=float, help="speed of --live with a file; 1 is real time")
-
-    groups = "model files quiet import"
-    add = parser.add_command("classify", classify, "print the class of audio files", groups)
-    add("--format", choices=("text", "json"), default="text")
 
 
 def transcribe(options: Namespace) -> int | None:
@@ -72,27 +67,10 @@ def _transcribe_files(options: Namespace) -> int:
             return write_results(options, share, results, errors)
 
 
-@with_bundle
-def classify(options: Namespace) -> int:
-    """Classify the files, and return the exit code."""
-    from sbkit.commands.recordings import find_audio, open_errors, show_seconds
-    from sbkit.runtime.classification import classify_files
-
-    options.out = options.part = None  # all classes are only printed
-    with (
-        find_audio(options.files, options.raw_rate) as files,
-        open_errors(options.errors) as errors,
-        show_seconds("classifying", files, quiet=options.quiet) as on_seconds,
-    ):
-        modules = options.user_modules
-        results = classify_files(options.bundle, files, user_modules=modules, on_seconds=on_seconds)
-        return write_results(options, files, results, errors)
-
-
 def write_results(
     options: Namespace,
     files: Sequence[Path],
-    results: "Iterable[Transcript | Classification | SbkitError]",
+    results: "Iterable[Transcript | SbkitError]",
     errors: TextIO | None,
 ) -> int:
     """Write the result of each file, or print its error; return the exit code."""
@@ -114,17 +92,14 @@ def write_results(
     return FILES_FAILED if num_failed else 0
 
 
-def _write(
-    file: Path, result: "Transcript | Classification", options: Namespace, *, with_name: bool
-) -> None:
+def _write(file: Path, result: "Transcript", options: Namespace, *, with_name: bool) -> None:
     """Print a result, after the name of its file if there are several, or write it."""
     from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
-    from sbkit.runtime.transcriber import Transcript
 
     text = str(result)
     if options.format == "json":
         text = printable_json(json.dumps(result.plain(), ensure_ascii=False))
-    elif isinstance(result, Transcript) and options.format in TIMED_FORMATS:
+    elif options.format in TIMED_FORMATS:
         write = {"srt": to_srt, "vtt": to_vtt, "tsv": to_tsv}[options.format]
         text = write(result.words)
     elif with_name and options.out is None:

@@ -339,12 +339,6 @@ def read_column(split: datasets.Dataset, name: str) -> list[str]:
     return to_texts(take_columns(split, name)[name])
 
 
-def filled_rows(split: datasets.Dataset, column: str) -> Counts:
-    """Return the indices of rows whose text in a column is more than white space."""
-    is_filled = [bool(text.strip()) for text in read_column(split, column)]
-    return np.flatnonzero(np.array(is_filled, dtype=np.bool_))
-
-
 def sample_counts(split: datasets.Dataset) -> Counts:
     """Return the number of samples of every row."""
     counts: Counts = take_columns(split, "samples")["samples"].to_numpy()

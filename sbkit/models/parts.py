@@ -41,27 +41,21 @@ SPEECHBRAIN = (
     "Put it into !new:sbkit.models.speechbrain_parts.SpeechBrainLayers; in place of "
     "TransformerASR, write SpeechBrainTransformer of the same module."
 )
-POOLING = (
-    "Wrap it in a class with `def forward(self, x, lengths)`, which returns one vector for each "
-    "utterance, and in which `lengths / x.shape[1]` are fractions."
-)
 
 
 def check_signature(name: str, module: nn.Module) -> None:
     """Raise ConfigError for a module that does not take (x, lengths), with whole lengths."""
-    is_part = name in FORMS  # unlike pooling, which returns no lengths
     if (getattr(module.forward, "__module__", None) or "").startswith("speechbrain."):
         raise ConfigError(
             f"`{name}` is {type(module).__name__} of SpeechBrain, which takes lengths as fractions "
-            f"of the longest. {SPEECHBRAIN if is_part else POOLING}"
+            f"of the longest. {SPEECHBRAIN}"
         )
     signature = inspect.signature(module.forward)
     try:
         signature.bind("x", "lengths")
     except TypeError:
         raise ConfigError(
-            f"`{name}` is called with (x, lengths), but its forward takes {signature}. "
-            f"{WRAPPER if is_part else POOLING}"
+            f"`{name}` is called with (x, lengths), but its forward takes {signature}. {WRAPPER}"
         ) from None
     for argument in FRACTIONS & signature.parameters.keys():
         raise ConfigError(

@@ -178,8 +178,7 @@ class RunEnding:
         brain = self._brain
         rows = self._loaders.splits.test[name]
         if bundle is not None and bundle.task.scorer.score is not None:
-            label = self._setup.knobs.get("label")
-            scorer = BundleScorer(bundle, label=label, batch_seconds=self._batch_seconds)
+            scorer = BundleScorer(bundle, batch_seconds=self._batch_seconds)
             scored = scorer.score(
                 name,
                 rows,

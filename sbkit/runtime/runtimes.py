@@ -131,7 +131,7 @@ def _load_onnx(
 ) -> OnnxModel | OnnxGraphs:
     task = contents.task
     graphs = task.require_export().graphs
-    if not graphs and streaming != "only":  # classifiers are not exported to ONNX
+    if not graphs and streaming != "only":
         task.require_prediction("text", command="transcribe")
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch
     if device == AUTO:

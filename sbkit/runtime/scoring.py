@@ -13,10 +13,10 @@ from typing import Any
 import datasets
 
 from sbkit.audio.segments import longest_whole
-from sbkit.base.errors import ConfigError, DataError
+from sbkit.base.errors import ConfigError
 from sbkit.base.units import seconds_to_samples
 from sbkit.checkpoint.provenance import Provenance, text_settings
-from sbkit.data.splits import filled_rows, read_column, sample_counts
+from sbkit.data.splits import read_column, sample_counts
 from sbkit.decoding.sample import ValidationUtterance, order_of, sample_utterances
 from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.distributed.ranks import world_size
@@ -38,7 +38,6 @@ class BundleScorer:
     """Scores a bundle on one test set after the other.
 
     Args:
-        label: the column with the right answers, of a classifier.
         normalizer: the name of a normalizer of texts, for a second comparison.
         times: whether words are timed, for the reports.
         batch_seconds: of padded audio.
@@ -56,7 +55,6 @@ class BundleScorer:
         self,
         bundle: TorchBundle,
         *,
-        label: str | None = None,
         normalizer: str | None = None,
         times: bool = True,
         batch_seconds: float = BATCH_SECONDS,
@@ -67,14 +65,9 @@ class BundleScorer:
                 f"{task.name} cannot be scored on tables: its scorer has no `score`. The results "
                 "of its test sets are in the run folder."
             )
-        if task.scorer.target == "label" and label is None:
-            raise ConfigError(
-                "A classifier needs `label`, the column with the right answers, such as `language`."
-            )
         self._bundle = bundle
-        self._label = label
         self._batch_seconds = batch_seconds
-        self._score_batch = partial(task.scorer.score, bundle, label=label, times=times)
+        self._score_batch = partial(task.scorer.score, bundle, times=times)
         if normalizer is not None:
             if task.scorer.target != "text":
                 raise ConfigError("`normalizer` is for texts, and this model writes none.")
@@ -90,31 +83,16 @@ class BundleScorer:
         quiet: bool = False,
         max_batches: int | None = None,
     ) -> ScoredSet:
-        """Score a test set on all ranks, the shortest clips first; rows without label are left out.
+        """Score a test set on all ranks, the shortest clips first.
 
         rows: of a prepared split.
         ping: called before each batch; if it returns True, the other batches are left out.
         max_batches: of each rank, to debug; None for all.
-
-        Raises DataError if the model knows none of the labels.
         """
-        bundle, label = self._bundle, self._label
-        labeled = rows
-        if label is not None and bundle.task.scorer.target == "label":
-            filled = filled_rows(rows, label)
-            labeled = rows if len(filled) == len(rows) else rows.select(filled)
-            labels = bundle.task.labels
-            classes = () if labels is None else labels.names(bundle.labels)
-            if {*classes}.isdisjoint(map(str, labeled[label])):
-                raise DataError(
-                    f"The column `{label}` has none of the model's classes "
-                    f"({', '.join(classes[:10])}) in {len(rows)} rows. Fill it, or choose another "
-                    "column as `label`."
-                )
         own_results: dict[int, Any] = {}  # of this rank, by row
-        rate, seconds = bundle.config.sample_rate, self._batch_seconds
-        batches = read_whole_clips(labeled, rate, batch_seconds=seconds)
-        total = float(sample_counts(labeled).sum())
+        rate, seconds = self._bundle.config.sample_rate, self._batch_seconds
+        batches = read_whole_clips(rows, rate, batch_seconds=seconds)
+        total = float(sample_counts(rows).sum())
         with progress_bar(f"scoring {name}", total, quiet=quiet) as advance:
             for batch in islice(batches, max_batches):
                 batch_rows = [*batch.values()]
@@ -125,9 +103,7 @@ class BundleScorer:
                 with model_errors_as_bundle_errors(", ".join(ids[:3])):
                     own_results |= zip(batch, self._score_batch(batch_rows, clips), strict=True)
                 advance(world_size() * sum(map(len, clips)))
-        num_empty = len(rows) - len(labeled)
-        note = f", without {num_empty} whose {label} is empty" if num_empty else ""
-        return ScoredSet.gather(name, labeled, own_results, note=note)
+        return ScoredSet.gather(name, rows, own_results)
 
 
 def decoding_facts(bundle: TorchBundle, scored: ScoredSet) -> FigureDict:

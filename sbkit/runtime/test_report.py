@@ -33,19 +33,16 @@ class ScoredSet:
     name: str
     rows: datasets.Dataset
     results: Sequence[Any]
-    note: str = ""  # which rows were left out
 
     @classmethod
-    def gather(
-        cls, name: str, rows: datasets.Dataset, results: Mapping[int, Any], *, note: str = ""
-    ) -> "ScoredSet":
+    def gather(cls, name: str, rows: datasets.Dataset, results: Mapping[int, Any]) -> "ScoredSet":
         """Collect the results of all ranks, by row, on rank 0, which writes the report."""
         shares = gather_on_main_rank(results)
         by_row = {row: result for share in shares for row, result in share.items()}
         scored = sorted(by_row)
         if len(scored) < len(rows):
             rows = rows.select(scored)
-        return cls(name=name, rows=rows, results=[by_row[row] for row in scored], note=note)
+        return cls(name=name, rows=rows, results=[by_row[row] for row in scored])
 
 
 class TestReport:
@@ -100,7 +97,7 @@ class TestReport:
         if describe is not None:
             texts = [describe(self._figures(scored)), *texts]
         size = plural(len(results), "utterance")
-        return f"{scored.name}: {', '.join(texts)}, {size}{scored.note}"
+        return f"{scored.name}: {', '.join(texts)}, {size}"
 
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
         """Write the files of a test set, and return its figures, with further facts about it."""

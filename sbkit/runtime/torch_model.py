@@ -1,6 +1,6 @@
 """A bundle's model in torch, on the requested device and in the requested precision.
 
-Legend: B clips, S samples, U frames, V tokens or labels.
+Legend: B clips, S samples, U frames, V tokens.
 """
 
 import os
@@ -381,12 +381,6 @@ class TorchBundle(Bundle):
                 encoded = encode_in_segments(clip, segmenter, self.tokenizer.silent, encode)
                 inputs.append(self.decoder_input(encoded, samples=len(clip)))
         return inputs
-
-    def classify(self, clips: Sequence[Samples]) -> Float32s:
-        """Return the probability of every label (B, V) for clips, as `predict` takes them."""
-        self.task.require_prediction("label", command="classify")
-        log_probs: Tensor = self.predict(clips)
-        return log_probs.float().exp().cpu().numpy()
 
 
 def load_bundle(

@@ -20,14 +20,13 @@ Figures = dict[str, Any]  # of a test set
 Array = Any  # of numpy, which the command line does not import
 Arrays = Sequence[Array]
 Argument = tuple[str, Mapping[str, Any]]  # the name and the keywords of `add_argument`
-Prediction = Literal["text", "label", "speech", "other"]
+Prediction = Literal["text", "speech", "other"]
 
 ONNX = "onnx"
 PRECISIONS = {"torch": ("fp32", "bf16", "fp16"), ONNX: ("fp32", "int8")}  # of each runtime
 BUILT_IN_PACKAGE = "sbkit.tasks."  # bundles may name its tasks without --import
 BUILT_IN_USES: Mapping[Prediction, str] = {  # the command that runs bundles with each prediction
     "text": "transcribe FOLDER talk.wav",
-    "label": "classify FOLDER talk.wav",
     "speech": "transcribe RECOGNIZER talk.wav --vad FOLDER",
 }
 
@@ -71,12 +70,11 @@ class Scorer:
         metrics.
     report: takes a folder, the name of a test set, its results, their figures and the labels of the
         model; writes files, and returns still further figures, if there are any.
-    score: takes a bundle, rows, their clips, and the keywords `label` (the column of the right
-        answers), `times` (whether words are timed) and `normalizer`; returns a result for each row.
-        Without it, `sbkit score` refuses the bundle, and the Brain of a run scores the batches of
-        its recipe with the exported network.
-    target: what `score` compares a prediction with: the transcript, the column that `--label`
-        names, or the audio itself.
+    score: takes a bundle, rows, their clips, and the keywords `times` (whether words are timed) and
+        `normalizer`; returns a result for each row. Without it, `sbkit score` refuses the bundle,
+        and the Brain of a run scores the batches of its recipe with the exported network.
+    target: what `score` compares a prediction with: the transcript, or the audio and the other
+        columns.
     """
 
     measure: Callable[[Sequence[Result]], Mapping[str, float]] = mean_loss
@@ -85,7 +83,7 @@ class Scorer:
     describe: Callable[[Figures], str] | None = None
     report: Callable[[Path, str, Sequence[Result], Figures, Labels], Figures | None] | None = None
     score: Callable[..., list[Result]] | None = None
-    target: Literal["text", "label", "audio"] = "audio"
+    target: Literal["text", "audio"] = "audio"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +161,8 @@ class Task:
 
     name: the dotted path by which this object is imported.
     model_name: the term for its models in messages and model cards, such as "speech recognizer".
-    predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`), a
-        label (`classify`) or speech in each frame (`transcribe --vad`).
+    predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`) or
+        speech in each frame (`transcribe --vad`).
     metrics: the metrics of the Brain, by name; the loss for a Brain without metrics.
     labels: the file of its labels, if it has labels.
     heads: keys of the parts with an output for each label.

@@ -62,12 +62,11 @@ class Vocabulary:
             )
 
 
-LABEL_FILE = "labels.txt"  # in the run folder of a classifier
 MAX_LABEL_FILE_BYTES = 1 << 22
 
 
 class ClassLabels:
-    """The class names of a classification task, in the order of their ids, from a file's lines.
+    """The names of classes or symbols, in the order of their ids, from a file's lines.
 
     content: the bytes of the file, if the caller has read them.
 
@@ -100,14 +99,17 @@ class ClassLabels:
 def ensure_labels(file: Path, names: Iterable[str]) -> ClassLabels:
     """Write the classes in alphabetical order, unless the run folder lists them already.
 
-    Raises DataError if there are fewer than two classes, or the run folder lists others.
+    Raises DataError if there are fewer than two classes, one is empty, or the run folder lists
+    others.
     """
     classes = sorted(set(names))
     if len(classes) < 2:
         raise DataError(
             "The training set must have two classes or more, but every label in it is "
-            f"{classes[0] if classes else 'missing'}. Choose another `label`, or add data."
+            f"{classes[0] if classes else 'missing'}. Add data."
         )
+    if "" in classes:
+        raise DataError("Some rows of the training set have no label. Fill or remove them.")
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomically(file, "".join(f"{name}\n" for name in classes))

@@ -11,7 +11,6 @@ The files of a run folder, in the order that a run writes them:
 hyperparams.yaml       the YAML as it took effect, with the overrides
 run_config.json        the run configuration, which a resumed run is compared with
 tokenizer.model        the tokenizer of a recognizer
-labels.txt             the classes of a classifier
 symbols.txt            the symbols of a synthesizer
 lm.safetensors         the language models of a recognizer
 data_report.html       the report on the data: hours, speakers, lengths, levels, transcripts
@@ -30,8 +29,6 @@ earlier_bundle/        the bundle that the last `sbkit tune` replaced
 wer_SET.txt            every utterance of a test set of a recognizer, with its errors, for people
 utterances_SET.jsonl   the same for programs
 suspicious_SET.tsv     utterances that were recognized as another text with confidence, if any
-answers_SET.tsv        the class of every utterance of a test set of a classifier
-confusion_SET.tsv      its classes by right answer, also as `.png` with the extra `curves`
 codes_SET.tsv          the use of the codes of a codec, also as `.png`
 speech_SET.png         utterances of a test set as recorded and as synthesized, also as `.mp3`
 report_by_SET.tsv      with `report_by`: the metrics by the values of these columns

@@ -37,7 +37,6 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
 TASKS = {
     "ctc": "sbkit.tasks.speech_recognition.SPEECH_RECOGNITION",
     "ctc_speechbrain": "sbkit.tasks.speech_recognition.SPEECH_RECOGNITION",
-    "language_id": "sbkit.tasks.utterance_classification.UTTERANCE_CLASSIFICATION",
     "vad": "sbkit.tasks.voice_activity.VOICE_ACTIVITY",
     "codec": "sbkit.tasks.codec.CODEC",
     "tts": "sbkit.tasks.synthesis.SYNTHESIS",

@@ -45,7 +45,7 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
     require_in_range({"stall_seconds": 0.5})
 
 
-@pytest.mark.parametrize("yaml", ["ctc.yaml", "language_id.yaml"])
+@pytest.mark.parametrize("yaml", ["ctc.yaml", "vad.yaml"])
 @pytest.mark.parametrize(
     ("line", "text"),
     [

@@ -3,26 +3,18 @@
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
-import torch
 
-from sbkit.audio.io import Samples
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.bundle import config as files
 from sbkit.bundle.bundle import read_bundle
-from sbkit.bundle.config import BundleConfig
 from sbkit.commands.cli import run
-from sbkit.runtime.classification import classify_files
-from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
-from sbkit.text.vocabulary import ensure_labels
+from sbkit.runtime.torch_model import load_bundle
 from tests.runtime.bundles import edit_config
 
 
@@ -31,9 +23,9 @@ def bundle(plain_bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(plain_bundle, tmp_path / "bundle"))
 
 
-def test_recognizer_does_not_classify(plain_bundle: Path) -> None:
+def test_recognizer_has_no_codes(plain_bundle: Path) -> None:
     with pytest.raises(SbkitError, match="Use: sbkit transcribe FOLDER"):
-        load_bundle(plain_bundle).classify([np.zeros(8000, np.int16)])
+        run(["encode", str(plain_bundle), "talk.wav", "--out", "talk.codes"])
 
 
 def test_normalizer_uses_the_table_of_the_checkpoint(bundle: Path) -> None:
@@ -113,29 +105,3 @@ def test_serve_imports_the_modules_of_every_bundle(
     write_checksums(bundle)
     with pytest.raises(SbkitError, match=f"{bundle}/served_layers.py is another module"):
         run(["serve", str(bundle), str(other), *imported])
-
-
-class Classifier:
-    """Stands in for the model of utterance classification."""
-
-    def predict(self, clips: Sequence[Samples]) -> torch.Tensor:
-        quiet = [int(np.abs(clip.astype(float)).mean() < 100) for clip in clips]
-        return (0.25 + 0.5 * torch.eye(2)[quiet]).log()
-
-
-def test_classify_files_gives_a_label_and_its_probability(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    labels = ensure_labels(tmp_path / "labels.txt", ["quiet\x1b[2J", "a loud one"])
-    task = UTTERANCE_CLASSIFICATION
-    config = BundleConfig(task=task.name, sample_rate=16_000, model=(), parts={})
-    model: Any = Classifier()
-    classifier = TorchBundle(config, task, labels, model)
-    home = "sbkit.runtime.classification.load_bundle"
-    monkeypatch.setattr(home, lambda *_, **__: classifier)
-    soundfile.write(tmp_path / "quiet.wav", torch.zeros(16_000 * 40).numpy(), 16_000)
-    soundfile.write(tmp_path / "loud.wav", torch.full((16_000,), 0.5).numpy(), 16_000)
-    files = [tmp_path / name for name in ("quiet.wav", "loud.wav")]
-    quiet, loud = classify_files(tmp_path, files)
-    assert str(quiet) == "quiet\\x1b[2J\t0.7500"
-    assert str(loud) == "a loud one\t0.7500"

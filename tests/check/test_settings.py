@@ -20,9 +20,8 @@ from sbkit.check.settings import (
 from sbkit.config.hparams import KnobAttributes, Knobs, MissingKnobError
 from sbkit.distributed.device import counter_of_target, resolve
 from tests.check.harness import planned_run
-from tests.check.mutations.data import rewrite
 from tests.checkpoint.saves import training
-from tests.runs import COUNTS, ROOT, TINY, TINY_VOICE, Workplace, rows_of
+from tests.runs import ROOT, TINY, TINY_VOICE, Workplace
 
 OPTIONS = ("--number_of_epochs=2", "--average_checkpoints=2")
 BRAIN = """
@@ -75,7 +74,6 @@ def test_names_in_code_are_those_of_the_folder_of_a_brain(
         ("ctc_large", (*TINY, "--vocab_size=50", "--num_workers=0", "--precision=fp32")),
         ("ctc_speechbrain", ()),
         ("ctc_streaming", TINY),
-        ("language_id", ("--label=pace", "--language=[en]", "--min_seconds=0")),
         ("tts", TINY_VOICE),
         ("vad", ()),
     ],
@@ -83,15 +81,9 @@ def test_names_in_code_are_those_of_the_folder_of_a_brain(
 def test_every_yaml_passes_the_check_but_for_a_key_that_nothing_reads(
     yaml: str, options: tuple[str, ...], workplace: Workplace, tmp_path: Path
 ) -> None:
-    release = Path(shutil.copytree(workplace.release, tmp_path / "release"))
-    for split in COUNTS:  # a label for language_id.yaml
-        rows = rows_of(release / f"{split}.tsv")
-        paces = [{"pace": ("quick", "slow")[index % 2]} for index in range(len(rows))]
-        rewrite(release, split, [row | pace for row, pace in zip(rows, paces, strict=True)])
     file = tmp_path / "a.yaml"
     file.write_text(f"base: {ROOT / 'hparams' / yaml}.yaml\nforgotten_knob: 3\n")
     options = ("--device=cpu", "--batch_seconds=6", *options)
-    workplace = Workplace(release, workplace.cache)
     with planned_run(
         workplace, tmp_path / "run", *options, recipe=None, yaml=file, tiny=()
     ) as planned:

@@ -11,7 +11,6 @@ from sbkit.evaluate.intervals import (
 )
 from sbkit.evaluate.wer import ScoredUtterance
 from sbkit.evaluate.wer_report import describe_results, figures_of_test_set
-from sbkit.tasks.utterance_classification import Classified, accuracy_figures, describe_accuracy
 
 SPEAKERS = Grouping(unit="speaker", groups=tuple(f"s{n}" for n in range(60) for _ in range(8)))
 
@@ -118,12 +117,3 @@ def test_describe_results_names_the_units() -> None:
     assert describe_results(figures_of_test_set(SET)).endswith(f", {words}")
     line = describe_results(figures_of_test_set(SET[:1]))
     assert line.endswith("(0 / 2 words; no interval over 1 clip)")
-
-
-def test_accuracy_has_an_interval() -> None:
-    answers = [Classified(str(n), "a", "ab"[n % 4 == 0], speaker=str(n % 20)) for n in range(40)]
-    figures = accuracy_figures(answers)
-    assert describe_accuracy(figures) == "accuracy 75.0 % (30 / 40; 55.0 to 95.0, 20 speakers)"
-    assert (figures["accuracy"], figures["right"], figures["utterances"]) == (0.75, 30, 40)
-    assert figures["accuracy_interval"]["unit_count"] == 20
-    assert accuracy_figures([])["accuracy_interval"]["low"] is None

@@ -9,7 +9,6 @@ import torch
 from speechbrain.augment.augmenter import Augmenter
 from speechbrain.dataio.dataio import length_to_mask
 from speechbrain.lobes.features import Fbank as SpeechBrainFbank
-from speechbrain.nnet.pooling import StatisticsPooling
 from speechbrain.nnet.RNN import LSTM
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from sbkit.audio.fbank import Fbank
 from sbkit.audio.lengths import Subsampling
 from sbkit.base.errors import ConfigError
 from sbkit.models.encoder import make_encoder
-from sbkit.models.parts import FeatureExtractor, Part, check_signature
+from sbkit.models.parts import FeatureExtractor, Part
 from sbkit.models.speechbrain_parts import SpeechBrainLayers
 from tests.models.test_asr import sbkit_parts, speechbrain_cnn
 
@@ -126,9 +125,7 @@ def test_unsuitable_parts_are_refused(part: Any, message: str) -> None:
         Part("CNN", part)(torch.randn(2, 300, MELS), torch.tensor([300, 200]))
 
 
-def test_pooling_and_augmentation_of_speechbrain_are_refused() -> None:
-    with pytest.raises(ConfigError, match="is StatisticsPooling of SpeechBrain.*one vector"):
-        check_signature("pooling", StatisticsPooling())
+def test_augmentation_of_speechbrain_is_refused() -> None:
     with pytest.raises(ConfigError, match="`wave_augment` is called with lengths in samples"):
         Augmentation(SimpleNamespace(wave_augment=Augmenter()), features=FeatureExtractor)
 

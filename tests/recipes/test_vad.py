@@ -270,6 +270,6 @@ def test_detector_finds_the_same_speech_in_blocks_and_by_onnx(
     for name in (str(bundle), "silero"):
         assert sbkit(["transcribe", *talk, "--vad", name, "--decoder", "greedy"]) == 0
     with pytest.raises(SbkitError, match="Use: sbkit transcribe RECOGNIZER talk.wav --vad"):
-        sbkit(["classify", str(bundle), "any.wav"])
+        sbkit(["encode", str(bundle), "any.wav", "--out", "any.codes"])
     with pytest.raises(SbkitError, match="at 16000 Hz, but the recognizer's is at 8000 Hz"):
         detector.require_rate(8000)

@@ -35,11 +35,13 @@ def test_head_of_other_size_is_named_with_both_sizes() -> None:
 
 
 @pytest.mark.parametrize(("names", "text"), [(["en"] * 3, "is en"), ([], "is missing")])
-def test_fewer_than_two_classes_are_refused_and_nothing_is_written(
+def test_fewer_than_two_classes_and_empty_ones_are_refused_and_nothing_is_written(
     names: list[str], text: str, tmp_path: Path
 ) -> None:
     with pytest.raises(SbkitError, match=f"two classes or more, but every label in it {text}"):
         ensure_labels(tmp_path / "labels.txt", names)
+    with pytest.raises(SbkitError, match="Some rows of the training set have no label"):
+        ensure_labels(tmp_path / "labels.txt", ["en", "", "fr"])
     assert not (tmp_path / "labels.txt").exists()
     assert ensure_labels(tmp_path / "labels.txt", ["b", "a", "b"]).names == ["a", "b"]
 

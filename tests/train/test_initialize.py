@@ -16,9 +16,9 @@ from sbkit.bundle.config import FORMAT
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.layers import GlobalNorm
 from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.tasks.utterance_classification import UTTERANCE_CLASSIFICATION
+from sbkit.tasks.task import LabelFile, Task
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from sbkit.text.vocabulary import ensure_labels
+from sbkit.text.vocabulary import ClassLabels, ensure_labels
 from sbkit.train.initialize import initialize_from
 
 ORDER = ("CNN", "ctc_lin")
@@ -160,6 +160,16 @@ def test_init_from_loads_heads_and_embeddings_token_by_token(
     assert ours["spelling"].letters.weight[:, 2].tolist() == expected
 
 
+CLASSES = LabelFile(
+    name="labels.txt",
+    key="labels",
+    read=lambda file, content: ClassLabels(file=file, content=content),
+    names=lambda labels: labels.names,
+    arguments=lambda labels: {},
+)
+CLASSIFICATION = Task(name="", model_name="", labels=CLASSES, heads=("label_lin",))
+
+
 @pytest.mark.parametrize("has_labels", [True, False])
 def test_init_from_makes_new_head_for_other_classes(tmp_path: Path, has_labels: bool) -> None:
     parts_of_run = {"label_lin": nn.Linear(3, 2)}
@@ -172,9 +182,7 @@ def test_init_from_makes_new_head_for_other_classes(tmp_path: Path, has_labels: 
         ours["model"] = nn.ModuleList([ours["label_lin"]])
         ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
         if fits:
-            assert (
-                ": 2 tensors are" in initialize_from(source, ours, UTTERANCE_CLASSIFICATION, {})[0]
-            )
+            assert ": 2 tensors are" in initialize_from(source, ours, CLASSIFICATION, {})[0]
         else:
             with pytest.raises(SbkitError, match="none of the"):
-                initialize_from(source, ours, UTTERANCE_CLASSIFICATION, {})
+                initialize_from(source, ours, CLASSIFICATION, {})

@@ -1,0 +1,98 @@
+"""The language of an utterance: model and task. B utterances, S samples, U frames, V languages."""
+
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sbkit.audio.augment import AugmentFeatures
+from sbkit.audio.io import Samples, stream_audio
+from sbkit.audio.lengths import length_mask
+from sbkit.audio.segments import Segmenter
+from sbkit.logs.metric import Metric
+from sbkit.models.encoder import AcousticModel, make_encoder
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.task import Command, Exportable, LabelFile, Scorer, Task
+from sbkit.text.vocabulary import ClassLabels
+
+COLUMN = "language"  # of the tables
+LANGUAGE_FILE = "languages.txt"  # in the run folder and in the bundle
+FILES = ("files", {"nargs": "+"})  # for argparse
+
+
+class LanguageModel(AcousticModel):
+    """Score each language for each utterance: encoder -> pooling -> language_lin."""
+
+    def __init__(
+        self, *, model: nn.ModuleList, pooling: nn.Module, language_lin: nn.Module, **parts: Any
+    ) -> None:
+        heads = {"pooling": pooling, "language_lin": language_lin}
+        super().__init__(model=model, encoder=make_encoder(parts), heads=heads)
+        self.pooling = pooling
+        self.language_lin = language_lin
+
+    def predict(
+        self, audio: Tensor, audio_lengths: Tensor, spec_augment: AugmentFeatures | None = None
+    ) -> Tensor:
+        """Compute log-probabilities in float32: (B, S), (B,) -> (B, V)."""
+        inputs = self.encoder.inputs(audio, audio_lengths, spec_augment)
+        scores: Tensor = self.language_lin(self.pooling(*self.encoder.backbone(*inputs)))
+        return scores.float().log_softmax(-1)
+
+
+class AttentivePooling(nn.Module):
+    """Return mean and deviation, weighted by attention: (B, U, D), (B,) -> (B, 2D)."""
+
+    def __init__(self, *, d_model: int) -> None:
+        super().__init__()
+        self.attention = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = length_mask(lengths, x.shape[1], x.device).unsqueeze(-1)  # (B, U, 1), true within
+        # A finite score, because an utterance may have no frames.
+        weights = self.attention(x).float().masked_fill(~mask, -1e9).softmax(1)
+        x = x.float().masked_fill(~mask, 0.0)
+        mean = (weights * x).sum(1)
+        variance = (weights * (x - mean.unsqueeze(1)).square()).sum(1)
+        return torch.cat([mean, variance.clamp(min=1e-5).sqrt()], dim=-1)
+
+
+def score_rows(
+    bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
+) -> list[bool]:
+    """Return whether the language of each clip is recognized."""
+    indices = bundle.predict(clips).argmax(1).tolist()
+    names = [bundle.labels.names[index] for index in indices]
+    return [row[COLUMN] == name for row, name in zip(rows, names, strict=True)]
+
+
+def identify(options: Namespace) -> int:
+    """Print the most probable language of each file, and its probability."""
+    bundle = load_bundle(options.bundle, user_modules=options.user_modules)
+    rate = bundle.config.sample_rate
+    for file in options.files:
+        clips = (segment.samples for segment in Segmenter(rate).split(stream_audio(file, rate)))
+        total = sum(len(clip) * bundle.predict([clip])[0].exp() for clip in clips)  # (V,)
+        probability, index = (total / total.sum()).max(0)
+        print(f"{file}\t{bundle.labels.names[index]}\t{probability:.4f}")
+    return 0
+
+
+LANGUAGE_IDENTIFICATION = Task(
+    name="language_id.LANGUAGE_IDENTIFICATION",
+    model_name="language identifier",
+    metrics={"accuracy": Metric(lower_is_better=False)},
+    labels=LabelFile(
+        name=LANGUAGE_FILE,
+        key="languages",
+        read=lambda file, content: ClassLabels(file=file, content=content),
+        names=lambda languages: languages.names,
+        arguments=lambda languages: {},
+    ),
+    heads=("language_lin",),
+    scorer=Scorer(measure=lambda right: {"accuracy": sum(right) / len(right)}, score=score_rows),
+    export=Exportable(model_class="language_id.LanguageModel"),
+    commands={"identify": Command(run="language_id.identify", arguments=[FILES])},
+)

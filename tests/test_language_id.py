@@ -1,0 +1,256 @@
+"""The task of docs/guide/own-task.md, outside the checkout, as a user has it.
+
+It is trained, resumed, tested, exported and run; sbkit does not know it.
+"""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from sbkit.base.errors import ASKED_TO_STOP, BAD_INPUT, SbkitError
+from sbkit.checkpoint.checkpointer import AveragedCheckpoints, Checkpointer
+from sbkit.checkpoint.run_config import read_run_config
+from sbkit.commands.cli import run as sbkit
+from sbkit.logs.run_log import read_log
+from sbkit.runtime.torch_model import load_bundle
+from tests.runs import ROOT, Workplace, last_parameters, read_json, rows_of, stopped_after
+
+MODULE = "language_id"
+IMPORT = ("--import", MODULE)
+TINY = (
+    "--device=cpu",
+    "--data_folder=null",
+    "--batch_seconds=6",
+    "--d_model=16",
+    "--number_of_epochs=3",
+)
+SPLITS = ("train", "dev", "test")
+BY_LOSS = """
+from dataclasses import replace
+
+from language_id import COLUMN, LANGUAGE_IDENTIFICATION
+from language_id_recipe import LANGUAGE_ID, LanguageBrain
+
+from sbkit.logs.metric import LOSS
+from sbkit.tasks.task import Scorer
+
+
+def score_rows(bundle, rows, clips, **_):
+    names = bundle.labels.names
+    pairs = zip(bundle.predict(clips), rows)
+    return [(-float(scores[names.index(row[COLUMN])]), 1) for scores, row in pairs]
+
+
+class ByLossBrain(LanguageBrain):
+    metrics = {}
+
+
+SCORER = Scorer(score=score_rows)
+TASK = replace(LANGUAGE_IDENTIFICATION, name="by_loss.TASK", metrics=LOSS, scorer=SCORER)
+RECIPE = replace(LANGUAGE_ID, task=TASK, brain=ByLossBrain)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files of the page, and tables whose languages alternate."""
+    folder = tmp_path_factory.mktemp("mine") / "project"
+    shutil.copytree(ROOT / "docs/examples/language_id", folder)
+    (folder / "by_loss.py").write_text(BY_LOSS)
+    for split in SPLITS:
+        write_table(folder / f"{split}.csv", workplace, ("en", "fr"))
+    return folder
+
+
+def write_table(file: Path, workplace: Workplace, languages: tuple[str, ...]) -> None:
+    """Write a table of a split, named after it, whose languages take turns."""
+    rows = rows_of(workplace.release / f"{file.stem}.tsv")
+    with file.open("w", newline="") as lines:
+        table = csv.writer(lines)
+        table.writerow(("path", "language"))
+        for number, row in enumerate(rows):
+            clip = workplace.release / "clips" / row["path"]
+            table.writerow((clip, languages[number % len(languages)]))
+
+
+def train(workplace: Workplace, project: Path, run: Path, *options: str) -> int:
+    tables = [f"--manifest={{{', '.join(f'{s}: {project / s}.csv' for s in SPLITS)}}}"]
+    yaml = project / "language_id.yaml"
+    return workplace.train_here(run, *tables, *options, yaml=yaml, tiny=TINY)
+
+
+@pytest.fixture(scope="module")
+def trained(workplace: Workplace, project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("run") / "run"
+    assert train(workplace, project, run, "--average_checkpoints=2") == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "bundle"
+    with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
+        sbkit(["export", str(trained), "--out", str(out)])
+    assert sbkit(["export", str(trained), "--out", str(out), *IMPORT]) == 0
+    return out
+
+
+def epochs_of(run: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_log(run / "train_log.jsonl") if entry["kind"] == "epoch"]
+
+
+def score(workplace: Workplace, bundle: Path, table: Path, out: Path, *imported: str) -> Any:
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}):
+        assert sbkit(["score", str(bundle), str(table), "--out", str(out), *imported]) == 0
+    return read_json(out / "summary.json")["test"]["test"]
+
+
+@pytest.mark.slow
+def test_user_task_is_ranked_by_its_metric_and_tested(trained: Path) -> None:
+    accuracies = [epoch["accuracy"] for epoch in epochs_of(trained)]
+    assert len(accuracies) == 3 and all(0 <= accuracy <= 1 for accuracy in accuracies)
+    best, *_ = Checkpointer(trained / "checkpoints").find_checkpoints(max_key="accuracy")
+    assert best.meta["accuracy"] == max(accuracies)
+    averaged = AveragedCheckpoints.read(trained / "checkpoints")
+    assert averaged is not None and len(averaged.of) == 2
+    test = read_json(trained / "summary.json")["test"]["test"]
+    assert test["utterances"] == 4 and 4 * test["accuracy"] in range(5)
+    assert (trained / "languages.txt").read_text() == "en\nfr\n"
+
+
+@pytest.mark.slow
+def test_stopped_run_resumes_to_the_same_weights(
+    trained: Path, workplace: Workplace, project: Path, tmp_path: Path
+) -> None:
+    with stopped_after(5, import_module("language_id_recipe").LanguageBrain):
+        assert train(workplace, project, tmp_path) == ASKED_TO_STOP
+    assert train(workplace, project, tmp_path) == 0
+    whole, resumed = last_parameters(trained), last_parameters(tmp_path)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_user_task_is_loaded_from_its_bundle(
+    trained: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "# Language identifier" in (bundle / "README.md").read_text()
+    with pytest.raises(SbkitError, match=f"pass --import {MODULE}"):
+        load_bundle(bundle)
+    module = import_module(MODULE)
+    loaded = load_bundle(bundle, user_modules=frozenset([MODULE]))
+    assert loaded.task is module.LANGUAGE_IDENTIFICATION
+    assert type(loaded.model.network) is module.LanguageModel
+    clip = np.random.default_rng(0).integers(-9000, 9000, 16_000, np.int16)
+    log_probs = loaded.predict([clip, clip[:9000]])
+    assert (log_probs.shape, log_probs.dtype) == ((2, 2), torch.float32)
+    torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(2))
+    torch.testing.assert_close(loaded.predict([clip[:9000]])[0], log_probs[1])
+    with pytest.raises(SbkitError, match="`sbkit transcribe` cannot run this kind of bundle: lang"):
+        loaded.transcribe([clip])
+    for command in (["transcribe", str(bundle), "talk.wav"], ["tune", str(trained)]):
+        with pytest.raises(SbkitError, match="Use: sbkit run FOLDER identify"):
+            sbkit([*command, *IMPORT])
+    assert sbkit(["doctor", str(bundle), *IMPORT]) == 0
+    assert "torch fp32: runs on torch, cpu" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_score_repeats_the_test_of_a_run(
+    bundle: Path,
+    trained: Path,
+    workplace: Workplace,
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    expected = read_json(trained / "summary.json")["test"]["test"]
+    capsys.readouterr()
+    scored = score(workplace, bundle, project / "test.csv", tmp_path / "scores", *IMPORT)
+    assert scored == expected
+    line = f"test: accuracy {100 * expected['accuracy']:.1f} %, 4 utterances\n"
+    assert capsys.readouterr().out == line
+
+
+@pytest.mark.slow
+def test_bundle_identifies_files_without_the_recipes(
+    bundle: Path, workplace: Workplace, tmp_path: Path
+) -> None:
+    clips = sorted((workplace.release / "clips").iterdir())[:2]
+    code = "import sys; sys.modules['recipes'] = None; from sbkit.commands.cli import run; run(%r)"
+    words = ["run", *IMPORT, str(bundle), "identify", *map(str, clips)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code % words]
+    output = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+    answers = [line.split("\t") for line in output.splitlines()]
+    assert [answer[0] for answer in answers] == [*map(str, clips)]
+    assert all(language in ("en", "fr") for _, language, _ in answers)
+    assert all(0.5 <= float(probability) <= 1 for *_, probability in answers)
+
+
+@pytest.mark.slow
+def test_user_task_without_metrics_is_ranked_by_its_loss(
+    workplace: Workplace, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "bundle"
+    assert train(workplace, project, run, "--recipe=by_loss.RECIPE", "--average_checkpoints=2") == 0
+    losses = [epoch["valid_loss"] for epoch in epochs_of(run)]
+    best, *_ = Checkpointer(run / "checkpoints").find_checkpoints(min_key="loss")
+    assert best.meta["loss"] == min(losses)
+    imported = (*IMPORT, "--import", "by_loss")
+    assert sbkit(["export", str(run), "--out", str(out), *imported]) == 0
+    expected = read_json(run / "summary.json")["test"]["test"]["loss"]
+    capsys.readouterr()
+    scored = score(workplace, out, project / "test.csv", tmp_path / "scores", *imported)
+    assert scored["loss"] == pytest.approx(expected, rel=1e-4)
+    assert capsys.readouterr().out == f"test: loss {expected:.4g}, 4 utterances\n"
+
+
+@pytest.mark.slow
+def test_other_languages_change_the_run_and_unknown_ones_are_refused(
+    trained: Path,
+    workplace: Workplace,
+    project: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    changed = Path(shutil.copytree(project, tmp_path / "changed"))
+    write_table(changed / "dev.csv", workplace, ("fr", "en"))
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    assert train(workplace, changed, run, "--average_checkpoints=2") == BAD_INPUT
+    assert "language" in capsys.readouterr().err
+    write_table(changed / "dev.csv", workplace, ("en", "it"))
+    assert train(workplace, changed, tmp_path / "other") == BAD_INPUT
+    assert "it" in capsys.readouterr().err
+    assert read_run_config(trained).labels
+
+
+@pytest.mark.usefixtures("project")
+def test_pooling_is_the_weighted_mean_and_deviation_without_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/examples/language_id"))
+    torch.manual_seed(0)
+    pooling = import_module(MODULE).AttentivePooling(d_model=5)
+    x = torch.randn(4, 7, 5, requires_grad=True)
+    pooled = pooling(x, torch.tensor([7, 4, 1, 0]))
+    for row, length in enumerate((7, 4)):
+        frames = x[row, :length]
+        weights = pooling.attention(frames).softmax(0)
+        mean = (weights * frames).sum(0)
+        deviation = ((weights * frames.square()).sum(0) - mean.square()).sqrt()
+        torch.testing.assert_close(pooled[row], torch.cat([mean, deviation]))
+    pooled.square().sum().backward()
+    gradients = [x.grad, *(p.grad for p in pooling.parameters())]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
