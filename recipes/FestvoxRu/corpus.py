@@ -2,13 +2,12 @@
 
 python -m recipes.FestvoxRu.corpus    (fetches it now)
 
-package -> id: sentence, wav and phone labels -> clips/*.flac + train, dev, test, validated.tsv
+package -> id: sentence and wav -> clips/*.flac + train, dev, test, validated.tsv
 """
 
 import argparse
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import soundfile
@@ -21,7 +20,6 @@ from recipes.debian.release import (
     write_tsvs,
 )
 from recipes.debian.release import splits as splits
-from recipes.FestvoxRu.phones import read_labels, time_words
 from sbkit.base.errors import ConfigError
 from sbkit.base.process import run_main
 from sbkit.data.cache import default_cache
@@ -29,7 +27,6 @@ from sbkit.data.corpus import KnobValues
 from sbkit.data.manifest import Manifest
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.text.languages import language_tags
-from sbkit.text.normalization import normalize
 
 PACKAGE = "festvox-ru"
 LANGUAGE = "ru"
@@ -43,7 +40,7 @@ def about(knobs: KnobValues) -> Mapping[str, str]:
 
 
 def read(knobs: KnobValues, split: str) -> Manifest:
-    """Read one split, with the column word_times; fetch the corpus if it is missing."""
+    """Read one split; fetch the corpus if it is missing."""
     if language_tags(knobs["language"]) != (LANGUAGE,):
         raise ConfigError(
             f"The corpus FestvoxRu is in {LANGUAGE}, but `language` is {knobs['language']!r}. Set "
@@ -51,13 +48,6 @@ def read(knobs: KnobValues, split: str) -> Manifest:
         )
     release = prepare_festvox()
     return read_release(release / f"{split}.tsv", TableOptions.from_knobs(knobs, LANGUAGE))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedRow(ReleaseRow):
-    """A row of a release with word times."""
-
-    word_times: str  # ``start-end`` in seconds of each word of the normalized sentence, with spaces
 
 
 def prepare_festvox() -> Path:
@@ -73,16 +63,13 @@ def write_release(root: Path, release: Path) -> None:
     for id, sentence in read_sentences((voice / "etc/txt.done.data").read_text(encoding="utf-8")):
         samples, rate = soundfile.read(voice / "wav" / f"{id}.wav", dtype="int16")
         soundfile.write(release / "clips" / f"{id}.flac", samples, rate)
-        phones = read_labels((voice / "lab" / f"{id}.lab").read_text(encoding="utf-8"))
-        times = time_words(normalize(sentence, LANGUAGE).split(), phones)
         rows.append(
-            TimedRow(
+            ReleaseRow(
                 client_id=SPEAKER,
                 path=f"{id}.flac",
                 sentence=sentence,
                 gender="male_masculine",
                 locale=LANGUAGE,
-                word_times=" ".join(f"{start:.3f}-{end:.3f}" for start, end in times),
             )
         )
     write_tsvs(release, rows)

@@ -22,7 +22,7 @@ from sbkit.data.tables import RELEASE_SPLITS, TableOptions, read_release
 from sbkit.text.normalization import normalize
 
 PASS_A_RELEASE = "Name the folder of a Common Voice release as `data_folder` instead."
-RELEASE_VERSION = 1  # raise it if the same packages would give another release
+RELEASE_VERSION = 2  # raise it if the same packages would give another release
 
 
 @dataclass(frozen=True, kw_only=True)
