@@ -68,13 +68,15 @@ class TextValue(Range):
 
 @dataclass(frozen=True, kw_only=True)
 class OfType(Range):
-    """Values of a type, perhaps also null; what reads a list or a mapping checks its items."""
+    """Values of a type, perhaps also null; items of a list and keys of a mapping are text."""
 
     type: type
     name: str
 
     def __contains__(self, value: object) -> bool:
-        return isinstance(value, self.type) or (self.or_null and value is None)
+        texts = value if isinstance(value, list | dict) else ()
+        is_of_type = isinstance(value, self.type) and all(isinstance(text, str) for text in texts)
+        return is_of_type or (self.or_null and value is None)
 
     def __str__(self) -> str:
         return f"{'null or ' * self.or_null}{self.name}"
@@ -86,7 +88,7 @@ POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
 FLAG = OfType(type=bool, name="true or false", advice="Write True or False.")
-LIST = OfType(type=list, name="a list", advice="Write [] for none.")
+LIST = OfType(type=list, name="a list of texts", advice="Write [] for none.")
 MAPPING = OfType(type=dict, name="a mapping", advice="Write {} for none.")
 
 REQUIRED = object()  # the default of a key that a YAML must have

@@ -137,6 +137,5 @@ def parse_config(content: bytes, *, file: Path) -> BundleConfig:
                 for name, fit in (values.get("confidence") or {}).items()
                 if fit["weights"] is not None
             },
-            word_offsets=WordOffsets.from_plain(values.get("word_offsets") or {}),
             provenance=values.get(PROVENANCE),
         )

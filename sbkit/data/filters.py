@@ -60,7 +60,7 @@ def filter_manifests(
     """Apply the keys ``where`` and ``skip_quality_tags`` to the manifests of all splits."""
     where = parse_where(knobs.get("where"))
     chosen = {split: filter_rows(manifest, where, split) for split, manifest in manifests.items()}
-    return skip_rows(chosen, knobs.get("skip_quality_tags"))
+    return skip_rows(chosen, knobs["skip_quality_tags"])
 
 
 def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:
@@ -101,20 +101,14 @@ def _has_value(fields: pa.ChunkedArray, value: str) -> Bools:
     return mask
 
 
-def skip_rows(manifests: Mapping[str, Manifest], skipped: object) -> dict[str, Manifest]:
-    """Leave out the rows with a quality tag to skip from the manifests of all splits.
+def skip_rows(manifests: Mapping[str, Manifest], tags: Sequence[str]) -> dict[str, Manifest]:
+    """Leave out the rows with one of the quality tags from the manifests of all splits.
 
     A row with several such tags counts for the first of them.
 
     Raises:
         ConfigError: no split has quality tags, or a tag is unknown.
     """
-    tags = [] if skipped is None else skipped
-    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
-        raise ConfigError(
-            "`skip_quality_tags` must be a list of tags, such as [short-audio], or [], but is "
-            f"{skipped!r}."
-        )
     tagged = [
         split
         for split, manifest in manifests.items()

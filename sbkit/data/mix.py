@@ -7,6 +7,7 @@ all sources have a share, an epoch is as long as without a mix.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class Source:
     epoch_samples: int  # of its part of an epoch, on average
 
 
-def read_shares(mix: object, names: Sequence[str]) -> Shares:
+def read_shares(mix: Mapping[str, Any], names: Sequence[str]) -> Shares:
     """Return the share of each training source in the key `mix`; {} without a mix.
 
     >>> read_shares({"train-synthetic": 0.5}, ["train", "train-synthetic"])
@@ -39,12 +40,7 @@ def read_shares(mix: object, names: Sequence[str]) -> Shares:
     Raises:
         ConfigError: `mix` names an unknown source, or its shares do not add up to an epoch.
     """
-    if not isinstance(mix, Mapping | None):
-        raise ConfigError(
-            "`mix` must map names of training sources to their shares of an epoch, but is "
-            f"{mix!r}. Write mix: {{train-synthetic: 0.5}}."
-        )
-    share_of = {str(name): share for name, share in (mix or {}).items()}
+    share_of = {str(name): share for name, share in mix.items()}
     for name, share in share_of.items():
         if name not in names:
             raise ConfigError(

@@ -37,7 +37,6 @@ BIAS = "bias"
 MAX_WEIGHT = 1e4
 TSALLIS_ORDER = 1 / 3  # of the entropy, as in NeMo; flatter than Shannon's
 MIN_PROBABILITY = 1e-3  # keeps odds finite; confidences have 3 decimals
-MAX_OFFSET_FRAMES = 25.0  # of 40 ms: a second
 
 
 # ---- times
@@ -155,14 +154,6 @@ class WordOffsets:
 
     start: float = -1.2
     end: float = 3.05
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, float]) -> Self:
-        """Read offsets from plain data; raise ValueError or TypeError if they are invalid."""
-        offsets = cls(**values)
-        if not all(abs(offset) <= MAX_OFFSET_FRAMES for offset in (offsets.start, offsets.end)):
-            raise ValueError(f"an offset is beyond {MAX_OFFSET_FRAMES:g} frames")
-        return offsets
 
     def to_samples(
         self, words: Sequence[TimedWord], *, samples: int, step: int

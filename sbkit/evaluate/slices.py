@@ -22,15 +22,11 @@ LENGTH_GROUPS = (0, 2, 5, 10, 20)  # lower limits in seconds
 EMPTY_VALUE = "(empty)"  # stands for a value that the manifest lacks
 
 
-def require_columns(report_by: object, tests: Mapping[str, Sequence[str]]) -> None:
-    """Raise ConfigError if `report_by` is no list of names, or a test set lacks one of the columns.
+def require_columns(report_by: Sequence[str], tests: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError if a test set lacks one of the columns of `report_by`.
 
     tests: the columns of each test set, by its name.
     """
-    if not isinstance(report_by, list) or not all(isinstance(name, str) for name in report_by):
-        raise ConfigError(
-            f"`report_by` must be a list of columns, such as [gender], or []; got {report_by!r}."
-        )
     for name, test_columns in tests.items():
         columns = [*dict.fromkeys([*test_columns, LENGTH])]
         for column in report_by:

@@ -90,7 +90,7 @@ FIELDS = [
     *((field, MISSING) for field in ("format", "task", "sample_rate", "model", "parts")),
     *((field, value) for field in ("format", "task", "sample_rate", "parts") for value in VALUES),
     *((field, value) for field in ("decoder", "confidence", "normalizer") for value in VALUES),
-    *((field, value) for field in ("model", "word_offsets") for value in VALUES[::2]),
+    *(("model", value) for value in VALUES[::2]),
     ("decoder", {"beam_size": 10**9, "weights": {}}),
     ("confidence", {"greedy": {"weights": {"bias": 10**400}}}),
     ("language", ["en"]),

@@ -57,6 +57,10 @@ def test_require_in_range_allows_values_that_switch_off() -> None:
             "data_folder: 2024",
             "must be null or text or a list of texts, but is 2024. Write a number as",
         ),
+        ("skip_quality_tags: a", "`skip_quality_tags` must be a list of texts, but is 'a'. Write"),
+        ("report_by: [5]", r"`report_by` must be a list of texts, but is \[5\]"),
+        ("mix: 0.5", r"`mix` must be a mapping, but is 0\.5"),
+        ("remove_vector_weight_decay: 1", "must be true or false, but is 1"),
         ("text_column: true", "`text_column` must be false, null or text or a mapping to texts"),
     ],
 )

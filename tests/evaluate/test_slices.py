@@ -50,16 +50,9 @@ def test_slice_columns_groups_lengths_unless_the_data_has_them() -> None:
     assert slice_columns(["length"], {"length": ["short"]}, [1], 16_000) == [("short",)]
 
 
-@pytest.mark.parametrize(
-    ("report_by", "sentence"),
-    [
-        (["accent"], "`accent`, but b has no such column. It has speaker, length"),
-        ("speaker", "must be a list of columns, .* got 'speaker'"),
-    ],
-)
-def test_require_columns_refuses_a_missing_column(report_by: object, sentence: str) -> None:
+def test_require_columns_refuses_a_missing_column() -> None:
     names = {"a": ["accent", "speaker", "audio"], "b": ["speaker", "audio"]}
     columns = {name: user_columns(its_names) for name, its_names in names.items()}
     require_columns(["speaker", "length"], columns)
-    with pytest.raises(SbkitError, match=sentence):
-        require_columns(report_by, columns)
+    with pytest.raises(SbkitError, match="`accent`, but b has no such column. It has speaker, len"):
+        require_columns(["accent"], columns)
