@@ -50,10 +50,10 @@ SNDFILE_FORMATS = {  # libsndfile's format and subtype
     ("WAV", "GSM"): ("WAV", "GSM610"),
     ("NIST SPHERE", "PCM"): ("NIST", "PCM_16"),
 }
-AMR_FORMATS = {("3GP", "AMR"): "3gp", ("AMR", "AMR"): "amr"}  # FFmpeg's container
 # 20 ms, which repeated are the tone in either decoder of FFmpeg: PyAV 19 has no encoder of AMR.
 AMR_FRAME = bytes.fromhex("048d2f31daab95a5a5d30d0b0c")
-FORMATS = (*FFMPEG_FORMATS, *SNDFILE_FORMATS, *AMR_FORMATS)
+AMR = ("AMR", "AMR")
+FORMATS = (*FFMPEG_FORMATS, *SNDFILE_FORMATS, AMR)
 
 
 def encode_tone(name: tuple[str, str], seconds: float = 1.0) -> bytes:
@@ -61,8 +61,8 @@ def encode_tone(name: tuple[str, str], seconds: float = 1.0) -> bytes:
     if name in FFMPEG_FORMATS:
         container, codec, rate = FFMPEG_FORMATS[name]
         return encode(container, codec, tone(rate, seconds=seconds), rate)
-    if name in AMR_FORMATS:
-        return _wrap(b"#!AMR\n" + AMR_FRAME * round(50 * seconds), AMR_FORMATS[name])
+    if name == AMR:
+        return b"#!AMR\n" + AMR_FRAME * round(50 * seconds)
     format, subtype = SNDFILE_FORMATS[name]
     soundfile.write(file := BytesIO(), tone(16_000, seconds=seconds), 16_000, subtype, None, format)
     return file.getvalue()
@@ -85,21 +85,6 @@ def encode(container: str, codec: str, signal: Array, rate: int = 48_000, **opti
         frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
         for part in (frame, None):
             output.mux(stream.encode(part))
-    return file.getvalue()
-
-
-def _wrap(content: bytes, container: str) -> bytes:
-    """Copy the packets of a file into another of FFmpeg's containers."""
-    import av
-
-    with (
-        av.open(BytesIO(content), "r") as source,
-        av.open(file := BytesIO(), "w", container) as output,
-    ):
-        stream = output.add_stream_from_template(source.streams.audio[0])
-        for packet in source.demux():
-            packet.stream = stream
-            output.mux(packet)
     return file.getvalue()
 
 
