@@ -184,11 +184,8 @@ KEYS: Mapping[str, Key] = {
         120,
         "a run without a step for so long names what hangs; several processes end; 0: never",
     ),
-    "ckpt_interval_minutes": Key(
-        Range(advice="Pass 0 to save only after an epoch."),  # or below 0
-        15,
-        "between checkpoints within an epoch",
-    ),
+    # Without a default, because SpeechBrain refuses it beside `ckpt_interval_steps`.
+    "ckpt_interval_minutes": Key(Range(advice="Pass 0 to save only after an epoch.")),  # or below 0
     "ema_decay": Key(
         SHARE, 0.0, "moving average of the weights, with average_checkpoints: 1; 0: none"
     ),

@@ -20,7 +20,7 @@ from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.messages import printable
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import dotted, read_document
-from sbkit.config.hparams import read_knobs
+from sbkit.config.hparams import insert_defaults, read_knobs
 from sbkit.data.batch import Loaders
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.splits import Splits
@@ -114,6 +114,7 @@ class PlannedRun(RunSetup):
         self.run_folder = self.folder
         self.target = target
         self.document = read_document(yaml_file)
+        insert_defaults(self.document, overrides)
         self.user_overrides = overrides
         self.faults: dict[str, SbkitError] = {}
         self._run = run

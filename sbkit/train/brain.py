@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
-from sbkit.base.ranges import KEYS, require_in_range
+from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -108,6 +108,8 @@ HOOKS_UNCALLED_BY_STEP = dict.fromkeys(  # unless the recipe's own `fit_batch` c
 )
 
 COUNTERS = ("step", "optimizer_step", "nonfinite_count")
+# Of a script of SpeechBrain's, whose other keys may mean something else.
+NUMBERS = {name: range_ for name, range_ in RANGES.items() if type(range_) is Range}
 PHASES = {  # titles of the progress bar
     "valid": "validating",
     "test": "testing",
@@ -944,7 +946,7 @@ def read_run_options(
     options = {**{name: hparams[name] for name in names if name in hparams}, **overrides}
     plain_types = (bool, int, float, str, list)  # an object belongs to the recipe
     plain = {name: value for name, value in hparams.items() if isinstance(value, plain_types)}
-    require_in_range({**plain, **options})
+    require_in_range({**plain, **options}, NUMBERS)
     for name, instead in REFUSED_OPTIONS.items():
         if options.get(name):
             raise ConfigError(f"`{name}` must be off, but is {options[name]}. {instead}.")

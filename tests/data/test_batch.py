@@ -184,6 +184,7 @@ KNOBS = {
     "grad_accumulation_factor": 1,
     "eval_batch_seconds": 10.0,
     "sample_rate": 16_000,
+    "shuffle_shards": 8,
 }
 NEEDED = 2 * 2 * 100 * 16_000 * 2  # batches of each, workers, seconds, samples, bytes
 

@@ -49,7 +49,7 @@ RANGES = [
         error("ranges", "time_masks", "of at least 0", "is -1"),
         error("ranges", "stall_seconds", "a number from 0 to 86400", "is -1"),
         options=("--log_every=0", "--ctc_weight=0", "--concat_prob=2", "--time_masks=-1"),
-        text=(("stall_seconds: 120", "stall_seconds: -1"),),
+        text=(("weight_decay: 0.01", "weight_decay: 0.01\nstall_seconds: -1"),),
     ),
     mutation(
         "an argument out of the range of its class",
