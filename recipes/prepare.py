@@ -176,7 +176,7 @@ def _prepare(
 
     def make(own_knobs: KnobValues, keep: Keep) -> PreparedData:
         roles = splits_of(corpus, own_knobs)
-        read_shares(knobs["mix"], roles["train"])  # before audio is decoded
+        read_shares(knobs.get("mix") or {}, roles["train"])  # before audio is decoded
         store = require_store(own_knobs.get("audio_store", "pcm"))
         names = [*chain(*roles.values())]
         sources = _read_sources(corpus, own_knobs, names)
@@ -204,7 +204,7 @@ def _prepare(
 def _assemble(knobs: KnobValues, prepared: PreparedData) -> Splits:
     """Join the training splits, and exclude utterances that are too short or too long."""
     roles, splits = prepared
-    mix = read_shares(knobs["mix"], roles["train"])
+    mix = read_shares(knobs.get("mix") or {}, roles["train"])
     train_splits = [splits[name] for name in roles["train"]]
     train = concatenate_datasets([split.dataset for split in train_splits])
     if not len(train):

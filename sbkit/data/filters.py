@@ -60,7 +60,7 @@ def filter_manifests(
     """Apply the keys ``where`` and ``skip_quality_tags`` to the manifests of all splits."""
     where = parse_where(knobs.get("where"))
     chosen = {split: filter_rows(manifest, where, split) for split, manifest in manifests.items()}
-    return skip_rows(chosen, knobs["skip_quality_tags"])
+    return skip_rows(chosen, knobs.get("skip_quality_tags") or ())
 
 
 def filter_rows(manifest: Manifest, where: Where, split: str) -> Manifest:
