@@ -93,8 +93,8 @@ def keys() -> str:
             where = _where(defaults[name], sorted({*texts} - variants))
             rows.append((f"`{name}`", _join(defaults[name]), _join(meanings[name]), where))
         text += table(section.capitalize(), ("key", "default", "meaning", "YAMLs"), rows)
-    title = "Keys that a YAML may leave out\n\nAn override sets them, too. `sbkit config --all` "
-    title += "prints them, and a run folder has them all."
+    title = "Keys that a YAML may leave out\n\nAn override sets them, too. `sbkit config` prints "
+    title += "them with `--all`, and a run folder has them all."
     optional = [
         (f"`{name}`", _join({"": f"`{_yaml(key.default)}`", **defaults.get(name, {})}), key.meaning)
         for name, key in OPTIONAL_KEYS.items()
