@@ -72,7 +72,7 @@ MAX_LINES = {  # of a room, its folders included; it goes down with each cut
     "sbkit/train": 3880,
     "tests": 6500,
     "tests/attacks": 710,
-    "tests/audio": 1210,
+    "tests/audio": 1220,
     "tests/base": 720,
     "tests/bundle": 250,
     "tests/check": 2040,

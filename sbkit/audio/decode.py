@@ -113,7 +113,8 @@ def file_errors() -> tuple[type[Exception], ...]:
     import av
     import soundfile
 
-    return av.FFmpegError, soundfile.SoundFileError
+    # PyAV raises the last two for formats that NumPy lacks, and for streams that come late.
+    return av.FFmpegError, soundfile.SoundFileError, ValueError, LookupError
 
 
 def check_rate(name: str, rate: int) -> None:

@@ -4,7 +4,7 @@ import math
 import pydoc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sbkit.base.errors import ConfigError
@@ -88,8 +88,8 @@ POSITIVE_COUNT = Range(low=1, integer=True, advice="Pass 1 for the smallest.")
 NON_NEGATIVE = Range(low=0, advice="Pass 0 for none.")
 
 FLAG = OfType(type=bool, name="true or false", advice="Write True or False.")
-LIST = OfType(type=list, name="a list of texts", advice="Write [] for none.")
-MAPPING = OfType(type=dict, name="a mapping", advice="Write {} for none.")
+LIST = OfType(type=list, name="a list of texts", or_null=True, advice="Write [] for none.")
+MAPPING = OfType(type=dict, name="a mapping", or_null=True, advice="Write {} for none.")
 
 REQUIRED = object()  # the default of a key that a YAML must have
 
@@ -127,7 +127,7 @@ KEYS: Mapping[str, Key] = {
     ),
     "encoding": Key(TextValue(), None, "of your tables; null: UTF-8, or UTF-16 with its mark"),
     "split_shares": Key(
-        replace(MAPPING, or_null=True),
+        MAPPING,
         None,
         "of the speakers of `all` without a column `split`; null: {dev: 0.1, test: 0.1}",
     ),

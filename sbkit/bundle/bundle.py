@@ -312,7 +312,7 @@ def read_bundle(
         folder / LANGUAGE_MODELS_FILE, labels, files.read(LANGUAGE_MODELS_FILE)
     )
     with parse_errors_as_sbkit_errors(
-        folder / CONFIG_FILE, "describe the decoder", fix="Export it again."
+        folder / CONFIG_FILE, "describe the decoder", fix="Export it again.", is_json=True
     ):
         decoder = BeamDecoder(
             tokenizer=labels,

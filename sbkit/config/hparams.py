@@ -181,14 +181,13 @@ def resolve(yaml_file: Path | str, overrides: Mapping[str, object]) -> Resolved:
         document = read_document(yaml_file)
         defaults = insert_defaults(document, overrides)
         apply_overrides(document, overrides)
-        defaults = [name for name in defaults if name not in overrides]
         resolved = Resolved(document, resolve_references(document), defaults)
         _resolved[key] = resolved
     return resolved
 
 
 def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list[str]:
-    """Insert the keys that a YAML with a recipe leaves out, and return their names.
+    """Insert the keys that a YAML with a recipe leaves out; return those without an override.
 
     They are those of `KEYS` that have a default, and those of the recipe's ranges that are
     overridden. A YAML of SpeechBrain's names no recipe, and has the defaults of its script.
@@ -199,8 +198,9 @@ def insert_defaults(document: Document, overrides: Mapping[str, object]) -> list
     for name in overrides.keys() - root.keys() - KEYS.keys():
         if name in ranges_of(str(root[RECIPE]), document.module_folders):
             root[name] = None
-    defaults = [name for name in KEYS if name not in root and KEYS[name].default is not REQUIRED]
-    for name in defaults:
+    names = [name for name in KEYS if name not in root and KEYS[name].default is not REQUIRED]
+    defaults = [name for name in names if name not in overrides]
+    for name in sorted(names, key=defaults.__contains__):  # those with an override first
         root[name] = deepcopy(KEYS[name].default)
         root.yaml_add_eol_comment(KEYS[name].meaning, name)
     if defaults:

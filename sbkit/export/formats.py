@@ -57,7 +57,7 @@ def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
     Raises:
         ConfigError: the task's models have no such format.
     """
-    names = knobs["export_formats"]
+    names = knobs["export_formats"] or ()
     if names and task.export is not None:
         require_supported(names, task)
     return [*dict.fromkeys(names)]

@@ -5,6 +5,7 @@ and the files of the run folder; a fact that is missing there is called unknown.
 card.json, so that a bundle that gets another decoder gets another card.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -82,7 +83,9 @@ def card_facts(
         "differs": differs,
         "run": _without_folders(str(run)),
         "command": _command(run),
-        "settings": {name: _without_folders(str(value)) for name, value in knobs.items()},
+        "settings": {
+            name: _without_folders(json.dumps(value, default=str)) for name, value in knobs.items()
+        },
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),
@@ -157,8 +160,8 @@ def _command(run: Path) -> str:
 
 
 def _without_folders(command: str) -> str:
-    """Remove the folders of absolute paths, which belong to one machine and may name its user."""
-    return FOLDERS_OF_ABSOLUTE_PATH.sub("", command)
+    """Remove what belongs to one machine or user: folders of absolute paths, and keys in URLs."""
+    return FOLDERS_OF_ABSOLUTE_PATH.sub("", re.sub(r"://[^/@\s]+@", "://", command))
 
 
 def write_card_without_results(folder: Path) -> None:

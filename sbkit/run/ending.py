@@ -204,7 +204,7 @@ class RunEnding:
             labels=setup.prepare_labels(),
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
-            report_by=setup.knobs["report_by"],
+            report_by=setup.knobs["report_by"] or (),
             ping=brain.ping,
             quiet=brain.noprogressbar,
         )

@@ -198,7 +198,7 @@ def encoder_config_of(source: Path) -> dict[str, Any] | None:
     Raises SbkitError if they cannot be read.
     """
     config: dict[str, Any] | None = None
-    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX):
+    with parse_errors_as_sbkit_errors(source, SOURCE, fix=FIX, is_json=True):
         if (source / WEIGHTS_FILE).is_file():
             parts = BundleFiles(source).config.parts
             config = parts.get("Transformer", {}).get("arguments", {}).get("config")

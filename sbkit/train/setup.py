@@ -148,7 +148,7 @@ class RunSetup:
         """Prepare the data that is not prepared yet."""
         splits = self.load_recipe().prepare_splits(self.knobs)
         columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
-        require_columns(self.knobs["report_by"], columns)
+        require_columns(self.knobs["report_by"] or (), columns)
         return splits
 
     @once("labels")

@@ -409,6 +409,10 @@ NOT_AUDIO: dict[str, tuple[CreateFile, str]] = {
         "cannot be read: .*put error",
     ),
     "noise": (lambda file: file.write_bytes(NOISE), "not recognized as audio"),
+    "integers of 64 bits, which NumPy's frames lack": (
+        lambda file: file.write_bytes(encode("wav", "pcm_s64le", tone(16_000), 16_000)),
+        "not recognized as audio",
+    ),
 }
 
 
