@@ -214,7 +214,7 @@ def test_user_task_without_metrics_is_ranked_by_its_loss(
     capsys.readouterr()
     scored = score(workplace, out, project / "test.csv", tmp_path / "scores", *imported)
     assert scored["loss"] == pytest.approx(expected, rel=1e-4)
-    assert capsys.readouterr().out == f"test: loss {expected:.4g}, 4 utterances\n"
+    assert capsys.readouterr().out == f"test: loss {scored['loss']:.4g}, 4 utterances\n"
 
 
 @pytest.mark.slow
