@@ -139,9 +139,9 @@ def iterate_rounds(make: Callable[[str], Any], switch: str, seconds: float) -> I
         yield with_peak_share(figures, gpu)
 
 
-def ctc_loss_of_lengths_on_device(log_probs: Tensor, *others: Any, **options: Any) -> Tensor:
+def ctc_loss_of_lengths_on_device(log_probs: Tensor, *targets: Any, **options: Any) -> Tensor:
     """Compute CTC; on CUDA it takes lengths on the CPU, as sbkit's, but not in FlopCounterMode."""
-    return ctc_loss(log_probs, *(tensor.to(log_probs.device) for tensor in others), **options)
+    return ctc_loss(log_probs, *(tensor.to(log_probs.device) for tensor in targets), **options)
 
 
 def with_peak_share(figures: Figures, gpu: str) -> Figures:
