@@ -1,4 +1,4 @@
-"""The command `sbkit`: runs one of its commands, which the modules of this folder declare."""
+"""The command `sbkit`: runs one of its commands, which this folder and the tasks declare."""
 
 import argparse
 import re
@@ -11,22 +11,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
-from sbkit.commands import (
-    check,
-    doctor,
-    export,
-    new,
-    prepare,
-    score,
-    segment,
-    serve,
-    speak,
-    task,
-    transcribe,
-    tune,
-)
-from sbkit.commands.arguments import Parser, is_run
+from sbkit.cli.arguments import Parser
+from sbkit.commands import check, doctor, export, new, prepare, run_task, score, serve, tune
+from sbkit.commands.bundles import is_run, open_bundle
 from sbkit.logs.handlers import log_to_screen
+from sbkit.tasks.codec import commands as codec
+from sbkit.tasks.recognition import commands as recognition
+from sbkit.tasks.recognition import segment
+from sbkit.tasks.synthesis import commands as synthesis
 
 MODULES = (
     new,
@@ -35,11 +27,12 @@ MODULES = (
     export,
     tune,
     score,
-    transcribe,
+    recognition,
     serve,
     segment,
-    speak,
-    task,
+    synthesis,
+    codec,
+    run_task,
     doctor,
 )
 
@@ -78,7 +71,10 @@ def run(arguments: Sequence[str]) -> int:
     ):
         options.user_modules = _import_user_modules(options.imports, options.models)
         try:
-            return options.handler(options) or 0
+            if not options.opens_bundle:
+                return options.handler(options) or 0
+            with open_bundle(options.models[0], options.user_modules) as options.bundle:
+                return options.handler(options) or 0
         except ModuleNotFoundError as error:
             if not _is_required(error.name or ""):  # a user's module imports it
                 raise

@@ -24,7 +24,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, to_json
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
     import datasets

@@ -12,6 +12,7 @@ from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.machine import cpu_name, usable_cores
 from sbkit.base.messages import plural
 from sbkit.base.versions import git_commit, versions
+from sbkit.bundle.task import Labels, Task
 from sbkit.checkpoint.provenance import read_json
 from sbkit.data.report import encode_clips
 from sbkit.distributed.ranks import gather_on_main_rank
@@ -23,7 +24,6 @@ from sbkit.evaluate.wer_report import utterances_file
 from sbkit.logs.curves import CURVES
 from sbkit.logs.metric import Metrics, describe_values
 from sbkit.logs.progress import Ping, no_ping, progress_bar
-from sbkit.tasks.task import Labels, Task
 
 
 @dataclass(frozen=True, kw_only=True)

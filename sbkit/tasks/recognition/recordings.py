@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO
+from typing import Any, TextIO
 
 import soundfile
 
@@ -20,10 +20,11 @@ from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable_json
-from sbkit.commands.arguments import open_detector, recognizer_options
 from sbkit.logs.progress import progress_bar
-from sbkit.runtime.sources import STANDARD_INPUT
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.runtime.runtimes import model_options
+from sbkit.tasks.detection.predict import open_detector
+from sbkit.tasks.recognition.audio_input import STANDARD_INPUT
+from sbkit.tasks.recognition.predict import Transcriber
 
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
@@ -82,6 +83,11 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
     with soundfile.SoundFile(file, "w", raw_rate, 1, "PCM_16", format="W64") as audio:
         while block := sys.stdin.buffer.read(COPY_BYTES):
             audio.buffer_write(block[: len(block) // 2 * 2], "int16")
+
+
+def recognizer_options(options: Namespace) -> dict[str, Any]:
+    """Return the options of `open_recognizer`."""
+    return {**model_options(options), "decoder": options.decoder, "hotwords": options.hotwords}
 
 
 def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
