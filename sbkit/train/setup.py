@@ -1,9 +1,9 @@
-"""The setup of a run: what leads from a YAML and its overrides to a Brain.
+"""What a run is made of, before it trains: one frozen record, made by one function.
 
-    load_recipe, choose_placement -> prepare_splits -> prepare_labels -> build_hparams
-        -> make_loaders -> make_brain
+    values -> recipe -> splits -> labels -> objects of the YAML -> loaders
 
-A method first calls those whose results it needs. Training, `sbkit check` and the tests share them.
+`Run.train`, `sbkit check`, `sbkit tune`, the benches and the tests call `read_values` and
+`prepare_run`; the Brain is made of the record.
 
 The files of a run folder, in the order that a run writes them:
 
@@ -39,24 +39,29 @@ report.html            the results as one page with audio, which loads nothing f
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
-from sbkit.base.errors import ConfigError
+from sbkit.base.checksums import checksum_of
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.files import write_bytes_atomically
 from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
 from sbkit.checkpoint.run_config import BUNDLE, CHECKPOINTS, RunConfig, folder_override
-from sbkit.config.hparams import Knobs, load_hparams, read_knobs
+from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, load_hparams, read_knobs
 from sbkit.config.hparams import resolve as resolve_yaml
 from sbkit.config.overrides import nest_overrides
 from sbkit.data.batch import Loaders, user_columns
 from sbkit.data.splits import Splits
+from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
 from sbkit.distributed.device import DeviceCounter, Placement, count_local_devices, resolve
 from sbkit.evaluate.run_results import SUMMARY
 from sbkit.evaluate.slices import require_columns
@@ -72,214 +77,305 @@ from sbkit.train.stopping import is_finished
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
+STEP_NOTE = "while preparing the run: "  # begins the note of an error, which names the step
+
+# -- the values ------------------------------------------------------------------------------------
 
 
-def once(name: str) -> Callable[[Callable[[Any], Result]], Callable[[Any], Result]]:
-    """Carry out a method of a `RunSetup` once, and keep its result by ``name``."""
-
-    def decorate(method: Callable[[Any], Result]) -> Callable[[Any], Result]:
-        @wraps(method)
-        def make_once(setup: "RunSetup") -> Result:
-            return setup.make_once(name, partial(method, setup))
-
-        return make_once
-
-    return decorate
-
-
-class RunSetup:
-    """A YAML with its overrides, and what has been made from them; `sbkit.Run` trains it.
+@dataclass(frozen=True, kw_only=True)
+class RunValues:
+    """A YAML with its overrides: what is known of a run before anything is made.
 
     Attributes:
+        overrides: nested, with that of the folder if the YAML is that of a run.
         knobs: the plain values of the YAML.
-        results: what has been made so far, by name.
+        given_recipe: replaces the recipe that the YAML names.
+        count: counts the devices of a type.
     """
 
-    def __init__(
-        self,
-        yaml_file: Path | str,
-        overrides: Mapping[str, object],
-        *,
-        recipe: Recipe | None = None,
-        count: DeviceCounter = count_local_devices,
-    ) -> None:
-        """Read the YAML.
-
-        Args:
-            yaml_file: the YAML of the run. That of a run folder is for the folder where it lies.
-            overrides: values that replace the YAML's, by key, such as `lr` or
-                `Transformer.dropout`.
-            recipe: replaces the recipe that the YAML names.
-            count: counts the devices of a type.
-
-        Raises:
-            SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
-        """
-        self.yaml_file = Path(yaml_file)
-        overrides = {**folder_override(self.yaml_file), **nest_overrides(overrides)}
-        self.overrides = with_encoder_config(self.yaml_file, overrides)
-        self.knobs = read_knobs(self.yaml_file, self.overrides)
-        self.count = count
-        self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
-
-    def make_once(self, name: str, make: Callable[[], Result]) -> Result:
-        """Make a result, or return it if it has been made."""
-        if name not in self.results:
-            self.results[name] = make()
-        result: Result = self.results[name]
-        return result
-
-    # -- preparations ---------------------------------------------------------------------------
-
-    @once("recipe")
-    def load_recipe(self) -> Recipe:
-        """Import the recipe that the YAML names."""
-        return load_recipe(self.knobs, self.yaml_file)
-
-    @once("placement")
-    def choose_placement(self) -> Placement:
-        """Choose the device and the precision."""
-        device, precision = self.knobs.get("device"), self.knobs.get("precision", "fp32")
-        return resolve(device, precision, count=self.count)
-
-    @once("splits")
-    def prepare_splits(self) -> Splits:
-        """Prepare the data that is not prepared yet."""
-        splits = self.load_recipe().prepare_splits(self.knobs)
-        columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
-        require_columns(self.knobs["report_by"] or (), columns)
-        return splits
-
-    @once("labels")
-    def prepare_labels(self) -> Any:
-        """Open the tokenizer or the list of classes; make it if the run folder has none."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.load_recipe().prepare_labels(self.knobs, self.prepare_splits())
-
-    @once("hparams")
-    def build_hparams(self) -> Knobs:
-        """Build the objects of the YAML, with random numbers from its seed."""
-        task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
-        with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
-            torch.manual_seed(self.knobs["seed"])
-            hparams = load_hparams(self.yaml_file, self.overrides)
-        if "sample_rate" in hparams:
-            require_rate(hparams, hparams["sample_rate"])
-        if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-            checkpointer.meta[TASK] = task.name
-            if isinstance(labels, Tokenizer):
-                table = text_table(self.knobs["language"], self.knobs.get("text"))
-                checkpointer.meta[NORMALIZER] = table_to_store(table)
-        return hparams
-
-    @once("loaders")
-    def make_loaders(self) -> Loaders:
-        """Plan the batches of every split."""
-        return self.load_recipe().make_loaders(
-            self.build_hparams(),
-            self.prepare_splits(),
-            self.prepare_labels(),
-            self.choose_placement(),
-        )
-
-    def make_brain(self, loaders: Loaders | None = None, **run_opts: Any) -> Brain:
-        """Make a Brain of the recipe.
-
-        loaders: what the Brain will train on; it may not `fit` without them.
-        run_opts: take precedence over the YAML.
-        """
-        recipe = self.load_recipe()
-        hparams = self.build_hparams()
-        opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
-        brain: Brain = recipe.brain(
-            modules={"model": hparams["model"]},
-            opt_class=opt_class,
-            hparams=hparams,
-            run_opts={"device": self.choose_placement().device, **run_opts},
-            checkpointer=hparams["checkpointer"],
-        )
-        export = recipe.task.export
-        if export is not None and not isinstance(brain.network, export.import_model_class()):
-            raise ConfigError(
-                f"`network` of the Brain must be the model that bundles of this run contain, a "
-                f"{export.model_class}, but is a {type(brain.network).__name__}. Set "
-                "`self.network` to it in the Brain, or correct `export` of the task."
-            )
-        brain.loaders, brain.task = loaders, recipe.task
-        return brain
-
-    # -- before and between them ----------------------------------------------------------------
-
-    def check_ranges(self) -> None:
-        """Raise ConfigError for a number that no run of this recipe can have."""
-        require_in_range(self.knobs, {**RANGES, **self.load_recipe().ranges})
-
-    def load_initial_weights(self) -> list[str]:
-        """Load `pretrained`, and the fitting part of `init_from`, if the run has no checkpoint.
-
-        Returns lines that describe the loaded weights.
-        """
-        lines: list[str] = []
-        if self.has_checkpoint():
-            return lines
-        if name := self.knobs.get("pretrained"):
-            source = (self.knobs.get("encoder_config") or {}).get("source") or {}
-            folder = find_folder(name, source.get("revision"))
-            lines.append(load_weights(folder, self.build_hparams().values()))
-        if source := self.knobs.get("init_from"):
-            task = self.load_recipe().task
-            root = resolve_yaml(self.yaml_file, self.overrides).tree
-            lines += initialize_from(Path(source), self.build_hparams(), task, root)
-        return lines
-
-    # -- the run folder -------------------------------------------------------------------------
+    yaml_file: Path
+    overrides: Mapping[str, object]
+    knobs: Knobs
+    given_recipe: Recipe | None = None
+    count: DeviceCounter = count_local_devices
 
     @property
     def folder(self) -> Path:
         """The folder that the run writes to."""
-        return Path(self.knobs["output_folder"])
+        return Path(self.knobs[OUTPUT_FOLDER])
 
-    def find_label_file(self) -> Path | None:
-        """Return the label file in the run folder, None if it is not there yet."""
-        file = self.folder / (self.load_recipe().task.label_file or "")
-        return file if file.is_file() else None
+    def load_recipe(self) -> Recipe:
+        """Return the recipe that was given, or import the one that the YAML names."""
+        return self.given_recipe or load_recipe(self.knobs, self.yaml_file)
 
-    def make_run_config(self) -> RunConfig:
-        """Describe the run, with its data, and with its labels once they are prepared."""
-        recipe, overrides = self.load_recipe(), self.overrides
-        if recipe is not load_recipe(self.knobs, self.yaml_file):  # it was given in Python
-            brain = f"{recipe.brain.__qualname__} of {recipe.brain.__module__}"
-            overrides = {**overrides, "recipe": f"with {brain}"}
-        return RunConfig.from_yaml(
-            self.yaml_file,
-            overrides,
-            data=self.prepare_splits().fingerprints,
-            label_file=self.find_label_file(),
-        )
+    def with_overrides(self, **overrides: object) -> "RunValues":
+        """Return the values with more overrides."""
+        changed = {**self.overrides, **overrides}
+        return replace(self, overrides=changed, knobs=read_knobs(self.yaml_file, changed))
+
+    def require_in_range(self) -> None:
+        """Raise ConfigError for a number that no run of this recipe can have."""
+        require_in_range(self.knobs, {**RANGES, **self.load_recipe().ranges})
 
     def has_checkpoint(self) -> bool:
         """Return whether the run has saved a checkpoint."""
         return newest_checkpoint(self.folder / CHECKPOINTS) is not None
 
+    def make_run_config(
+        self, splits: Splits | None = None, label_file: bytes | None = None
+    ) -> RunConfig:
+        """Describe the run, with its data and labels if they are given."""
+        overrides = self.overrides
+        if self.given_recipe is not None:
+            brain = self.given_recipe.brain
+            overrides = {**overrides, "recipe": f"with {brain.__qualname__} of {brain.__module__}"}
+        return RunConfig.from_yaml(
+            self.yaml_file,
+            overrides,
+            data=None if splits is None else splits.fingerprints,
+            labels=None if label_file is None else checksum_of(label_file),
+        )
+
+
+def read_values(
+    yaml_file: Path | str,
+    overrides: Mapping[str, object],
+    *,
+    recipe: Recipe | None = None,
+    count: DeviceCounter = count_local_devices,
+) -> RunValues:
+    """Read a YAML with its overrides.
+
+    Args:
+        yaml_file: the YAML of the run. That of a run folder is for the folder where it lies.
+        overrides: values that replace the YAML's, by key, such as `lr` or `Transformer.dropout`.
+        recipe: replaces the recipe that the YAML names.
+        count: counts the devices of a type.
+
+    Raises:
+        SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
+    """
+    yaml_file = Path(yaml_file)
+    nested = {**folder_override(yaml_file), **nest_overrides(overrides)}
+    nested = with_encoder_config(yaml_file, nested)
+    return RunValues(
+        yaml_file=yaml_file,
+        overrides=nested,
+        knobs=read_knobs(yaml_file, nested),
+        given_recipe=recipe,
+        count=count,
+    )
+
+
+# -- what is made of them --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """What a run is made of; `make_brain` makes the Brain that trains it.
+
+    Attributes:
+        labels: the tokenizer or the list of classes; None for a recipe without labels.
+        label_files: the contents of the files of labels and language models, by name.
+        hparams: the values and objects of the YAML.
+    """
+
+    values: RunValues
+    recipe: Recipe
+    placement: Placement
+    splits: Splits = field(repr=False)
+    labels: Any
+    label_files: Mapping[str, bytes] = field(repr=False)
+    hparams: Knobs = field(repr=False)
+    loaders: Loaders = field(repr=False)
+
+    def make_run_config(self) -> RunConfig:
+        """Describe the run with its data and labels."""
+        label_file = self.label_files.get(self.recipe.task.label_file or "")
+        return self.values.make_run_config(self.splits, label_file)
+
     def is_finished(self) -> bool:
         """Return, before training, whether the run has trained its last epoch or stopped early."""
         return is_finished(
-            self.folder,
-            number_of_epochs=self.build_hparams()["epoch_counter"].limit,
-            patience=self.knobs.get("early_stopping", 0),
+            self.values.folder,
+            number_of_epochs=self.hparams["epoch_counter"].limit,
+            patience=self.values.knobs.get("early_stopping", 0),
         )
 
-    def set_results_aside(self) -> None:
-        """Rename the bundle and summary of a run that is trained further.
 
-        The next test replaces its other results.
-        """
-        newest = newest_checkpoint(self.folder / CHECKPOINTS)
-        epoch = newest.meta.get("epoch", 0) if newest else 0
-        for file in (self.folder / BUNDLE, self.folder / SUMMARY):
-            if file.exists():
-                renamed = file.with_stem(f"{file.stem}-{epoch}")
-                shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
-                file.rename(renamed)
-                logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
+def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSetup:
+    """Make all that a run needs, and write nothing into its folder.
+
+    placement: by default the one that the YAML declares.
+
+    Raises:
+        SbkitError: something of the run is wrong, as a sentence says. The step in which an error is
+            raised is noted in it.
+    """
+    with _step("recipe"):
+        recipe = values.load_recipe()
+    with _step("placement"):
+        placement = placement or choose_placement(values)
+    with _step("splits"):
+        splits = prepare_splits(values, recipe)
+    with _step("labels"):
+        labels, label_files = prepare_labels(values, recipe, splits)
+    with _step("hparams"):
+        hparams = build_objects(values, recipe, labels, label_files)
+    with _step("loaders"):
+        loaders = recipe.make_loaders(hparams, splits, labels, placement)
+    return RunSetup(
+        values=values,
+        recipe=recipe,
+        placement=placement,
+        splits=splits,
+        labels=labels,
+        label_files=label_files,
+        hparams=hparams,
+        loaders=loaders,
+    )
+
+
+@contextmanager
+def _step(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{STEP_NOTE}{name}")
+        raise
+
+
+def choose_placement(values: RunValues) -> Placement:
+    """Choose the device and the precision."""
+    device, precision = values.knobs.get("device"), values.knobs.get("precision", "fp32")
+    return resolve(device, precision, count=values.count)
+
+
+def prepare_splits(values: RunValues, recipe: Recipe) -> Splits:
+    """Prepare the data that is not prepared yet."""
+    splits = recipe.prepare_splits(values.knobs)
+    columns = {name: user_columns(rows.column_names) for name, rows in splits.test.items()}
+    require_columns(values.knobs["report_by"] or (), columns)
+    return splits
+
+
+def prepare_labels(
+    values: RunValues, recipe: Recipe, splits: Splits
+) -> tuple[Any, Mapping[str, bytes]]:
+    """Open the tokenizer or the list of classes; make it if the run folder has none.
+
+    Returns it with the contents of its files, of those of the run folder or of new ones.
+    """
+    with TemporaryDirectory(prefix="sbkit-labels") as scratch:
+        for name in (recipe.task.label_file, LANGUAGE_MODELS_FILE):
+            if name and (file := values.folder / name).is_file():
+                shutil.copyfile(file, Path(scratch, name))
+        try:
+            labels = recipe.prepare_labels(values.knobs.with_value(OUTPUT_FOLDER, scratch), splits)
+        except SbkitError as error:
+            message = str(error).replace(scratch, str(values.folder))
+            raise type(error)(message, where=error.where) from error
+        files = {file.name: file.read_bytes() for file in Path(scratch).iterdir()}
+    return labels, files
+
+
+def build_objects(
+    values: RunValues, recipe: Recipe, labels: Any, label_files: Mapping[str, bytes]
+) -> Knobs:
+    """Build the objects of the YAML, with random numbers from its seed."""
+    files = {values.folder / name: content for name, content in label_files.items()}
+    with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
+        torch.manual_seed(values.knobs["seed"])
+        hparams = load_hparams(values.yaml_file, values.overrides, files)
+    if "sample_rate" in hparams:
+        require_rate(hparams, hparams["sample_rate"])
+    if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
+        checkpointer.meta[TASK] = recipe.task.name
+        if isinstance(labels, Tokenizer):
+            table = text_table(values.knobs["language"], values.knobs.get("text"))
+            checkpointer.meta[NORMALIZER] = table_to_store(table)
+    return hparams
+
+
+def build_again(setup: RunSetup, **overrides: object) -> RunSetup:
+    """Return a setup with other objects of the YAML, of the same data, labels and loaders."""
+    values = setup.values.with_overrides(**overrides)
+    hparams = build_objects(values, setup.recipe, setup.labels, setup.label_files)
+    return replace(setup, values=values, hparams=hparams)
+
+
+def load_initial_weights(setup: RunSetup) -> list[str]:
+    """Load `pretrained`, and the fitting part of `init_from`, into the objects of a setup.
+
+    Call it for a run without a checkpoint. Returns lines that describe the loaded weights.
+    """
+    values, hparams = setup.values, setup.hparams
+    lines: list[str] = []
+    if name := values.knobs.get("pretrained"):
+        source = (values.knobs.get("encoder_config") or {}).get("source") or {}
+        folder = find_folder(name, source.get("revision"))
+        lines.append(load_weights(folder, hparams.values()))
+    if source := values.knobs.get("init_from"):
+        root = resolve_yaml(values.yaml_file, values.overrides).tree
+        lines += initialize_from(Path(source), hparams, setup.recipe.task, root)
+    return lines
+
+
+def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Brain:
+    """Make the Brain of a recipe.
+
+    can_fit: it will train on the loaders of the setup.
+    run_opts: take precedence over the YAML.
+    """
+    recipe, hparams = setup.recipe, setup.hparams
+    opt_class = hparams.get("opt_class") if "optimizers" in hparams else hparams["opt_class"]
+    brain: Brain = recipe.brain(
+        modules={"model": hparams["model"]},
+        opt_class=opt_class,
+        hparams=hparams,
+        run_opts={"device": setup.placement.device, **run_opts},
+        checkpointer=hparams["checkpointer"],
+    )
+    export = recipe.task.export
+    if export is not None and not isinstance(brain.network, export.import_model_class()):
+        raise ConfigError(
+            f"`network` of the Brain must be the model that bundles of this run contain, a "
+            f"{export.model_class}, but is a {type(brain.network).__name__}. Set "
+            "`self.network` to it in the Brain, or correct `export` of the task."
+        )
+    brain.loaders, brain.task = setup.loaders if can_fit else None, recipe.task
+    return brain
+
+
+# -- the run folder --------------------------------------------------------------------------------
+
+
+def write_label_files(setup: RunSetup) -> None:
+    """Write the tokenizer, the list of classes and the language models into the run folder."""
+    folder = setup.values.folder
+    for name, content in setup.label_files.items():
+        file = folder / name
+        is_there = file.is_file() and file.read_bytes() == content
+        if not is_there:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_bytes_atomically(file, content)
+        elif name == setup.recipe.task.label_file and not setup.values.has_checkpoint():
+            logger.info(
+                f"note: {file} was there before the first checkpoint and is used as it is. Remove "
+                "it to have it made again from this data."
+            )
+
+
+def set_results_aside(folder: Path) -> None:
+    """Rename the bundle and summary of a run that is trained further.
+
+    The next test replaces its other results.
+    """
+    newest = newest_checkpoint(folder / CHECKPOINTS)
+    epoch = newest.meta.get("epoch", 0) if newest else 0
+    for file in (folder / BUNDLE, folder / SUMMARY):
+        if file.exists():
+            renamed = file.with_stem(f"{file.stem}-{epoch}")
+            shutil.rmtree(renamed, ignore_errors=True)  # of an earlier try
+            file.rename(renamed)
+            logger.info(f"{file.name} after epoch {epoch} is kept as {renamed.name}.")
