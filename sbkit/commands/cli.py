@@ -27,6 +27,7 @@ from sbkit.commands import (
 )
 from sbkit.commands.arguments import Parser, is_run
 from sbkit.logs.handlers import log_to_screen
+from sbkit.logs.progress import reporting
 
 MODULES = (
     new,
@@ -72,9 +73,12 @@ def run(arguments: Sequence[str]) -> int:
     if unknown and not options.takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = unknown
-    with log_to_screen(
-        to_stderr=not options.logs_to_stdout,
-        format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+    with (
+        log_to_screen(
+            to_stderr=not options.logs_to_stdout,
+            format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+        ),
+        reporting(show_progress=not options.quiet),
     ):
         options.user_modules = _import_user_modules(options.imports, options.models)
         try:
@@ -116,7 +120,7 @@ def build_parser() -> Parser:
     """Make the parser of all commands."""
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
-    parser.set_defaults(imports=[], models=[])
+    parser.set_defaults(imports=[], models=[], quiet=False)
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)

@@ -21,7 +21,7 @@ from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable_json
 from sbkit.commands.arguments import open_detector, recognizer_options
-from sbkit.logs.progress import progress_bar
+from sbkit.logs.progress import progress_bar, shows_progress
 from sbkit.runtime.sources import STANDARD_INPUT
 from sbkit.runtime.transcriber import Transcriber
 
@@ -106,11 +106,11 @@ def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
 
 
 def show_seconds(
-    title: str, files: Sequence[Path], *, quiet: bool
+    title: str, files: Sequence[Path]
 ) -> AbstractContextManager[Callable[[float], object]]:
     """Show how many seconds of audio are done; yield a function that adds to them."""
-    seconds = None if quiet else sum(map(declared_seconds, files))
-    return progress_bar(title, seconds, quiet=quiet)
+    seconds = sum(map(declared_seconds, files)) if shows_progress.get() else None
+    return progress_bar(title, seconds)
 
 
 def report_error(file: Path, error: SbkitError, errors: TextIO | None) -> None:
