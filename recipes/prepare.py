@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib
-import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,16 +21,14 @@ from recipes.LibriSpeech import corpus as librispeech
 from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
-from sbkit.base.messages import plural
 from sbkit.base.ranges import DAY, Range, TextValue
-from sbkit.base.units import samples_to_seconds
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
 from sbkit.data.corpus import Corpus, JoinedCorpora, KnobValues, iter_blocks, splits_of
 from sbkit.data.filters import filter_manifests
 from sbkit.data.manifest import MIX_SOURCE, Manifest, check_locale
-from sbkit.data.mix import read_shares, sources_of
+from sbkit.data.mix import read_shares
 from sbkit.data.prepared import PreparedData, prepare_once
 from sbkit.data.sampler import TrainSampler
 from sbkit.data.shard import Row, require_store
@@ -41,17 +38,12 @@ from sbkit.data.splits import (
     PreparedSplit,
     Splits,
     prepare_split,
-    sample_counts,
     within_limits,
-    write_excluded,
 )
 from sbkit.distributed.device import Placement
-from sbkit.distributed.ranks import rank
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import check_tag_names, transcript_normalizer
-
-logger = logging.getLogger(__name__)
 
 COMMON_RANGES = {  # of the keys that every recipe here reads
     **TrainSampler.RANGES,
@@ -265,33 +257,6 @@ def with_column(
 # Loaders
 
 
-def log_data(splits: Splits, knobs: KnobValues) -> None:
-    """Log the size of every split on rank 0, and list excluded utterances in the run folder.
-
-    The `make_loaders` of a recipe calls it after its last exclusion.
-    """
-    if rank() > 0:
-        return
-    for name, split in splits.named().items():
-        minutes = samples_to_seconds(int(sample_counts(split).sum()), knobs["sample_rate"]) / 60
-        logger.info(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
-    for source in sources_of(splits):
-        minutes = samples_to_seconds(source.samples, knobs["sample_rate"]) / 60
-        epoch_minutes = samples_to_seconds(source.epoch_samples, knobs["sample_rate"]) / 60
-        logger.info(
-            f"source {source.name}: {plural(len(source.rows), 'utterance')}, {minutes:.1f} min; "
-            f"{epoch_minutes:.1f} min in an epoch"
-        )
-    listing = Path(knobs["output_folder"]) / "left_out.tsv"
-    excluded = [*splits.excluded, *splits.out_of_range]
-    write_excluded(listing, excluded)
-    for (name, reason), count in Counter((row.split, row.reason) for row in excluded).items():
-        logger.info(f"{name}: {count} left out, {reason} (listed in {listing})")
-    for name, reasons in splits.filtered.items():
-        for reason, count in reasons.items():
-            logger.info(f"{name}: {count} left out, {reason}")
-
-
 def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:
     """Pad utterances to a batch without labels."""
     return Batch(**collate_audio(rows, sample_rate))
@@ -305,6 +270,5 @@ def unlabeled_loaders(
     collate: Callable[..., Batch] = collate_clips,
 ) -> Loaders:
     """Plan every split's batches: the `make_loaders` of a recipe without labels."""
-    log_data(splits, hparams)
     collate = partial(collate, sample_rate=hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from recipes.prepare import log_data
 from sbkit.audio.lengths import Subsampling
 from sbkit.audio.segments import longest_whole
 from sbkit.base.errors import DataError
@@ -75,7 +74,6 @@ def make_asr_loaders(
             "let the encoder keep more frames."
         )
     require_utterances_to_fit(splits, hparams)
-    log_data(splits, hparams)
     if rank() == 0:
         _log_texts(splits, tokenizer, subsampling, hparams)
     collate = TextCollate(tokenizer, hparams["sample_rate"])

@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.prepare import log_data, prepare_transcripts, with_column
+from recipes.prepare import prepare_transcripts, with_column
 from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
@@ -159,7 +159,6 @@ def make_spoken_loaders(
     hparams: Mapping[str, Any], splits: Splits, symbols: ClassLabels, placement: Placement
 ) -> Loaders:
     """Plan the batches of every split."""
-    log_data(splits, hparams)
     collate = SpokenCollate(symbols, hparams["sample_rate"], FRAME_HOPS * hparams["hop"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 

@@ -1,29 +1,52 @@
-"""Run every check over one planned run, and gather their findings."""
+"""Run every check over one run, and gather their findings.
+
+    checks of values -> the run, prepared -> a Brain of its own, and small steps -> all other checks
+
+If a value is out of its range, or something of the run cannot be made, the findings so far are
+reported with that one fault: the other checks would report its consequences.
+"""
 
 import logging
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.messages import plural
 from sbkit.check import cost, data, dry_run, learn, ownership, settings
-from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.check.checked_run import (
+    ON_CPU,
+    CheckedRun,
+    Declared,
+    Finding,
+    Measurements,
+    init_optimizers,
+    make_brain_to_check,
+    own_objects,
+)
+from sbkit.checkpoint.rng import preserve_rng
+from sbkit.config.hparams import MissingKnobError
 from sbkit.distributed.ranks import single_rank
+from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar
+from sbkit.train.setup import STEP_NOTE, RunSetup, RunValues, prepare_run, step
 
 logger = logging.getLogger(__name__)
 
-Check = Callable[[PlannedRun], Iterable[Finding] | None]  # None: it only raises
+Check = Callable[[CheckedRun], Iterable[Finding] | None]  # None: it only raises
+CheckOfValues = Callable[[Declared], Iterable[Finding]]
+Checked = TypeVar("Checked", Declared, CheckedRun)
 
-CHECKS_OF_VALUES: tuple[Check, ...] = (  # nothing is built for them
+CHECKS_OF_VALUES: tuple[CheckOfValues, ...] = (  # nothing is built for them
     settings.check_ranges,
     settings.check_placement,
 )
 CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
-    *CHECKS_OF_VALUES,
     *(settings.check_formats, settings.check_batches),
     *(ownership.check_ownership, ownership.check_optimizers),
     *(data.check_labels, data.check_alignment, data.check_masks, data.check_positions),
@@ -35,49 +58,97 @@ CHECKS: tuple[Check, ...] = (  # their findings are reported in this order
     *(cost.check_recordings, cost.check_cost),
     *(settings.check_run_folder, settings.check_initial_weights, settings.check_export),
 )
+CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps can train
+    {
+        *(data.check_alignment, dry_run.check_steps, dry_run.check_causality),
+        *(dry_run.check_padding, dry_run.check_unused, cost.check_cost, learn.check_learning),
+    }
+)
 
 FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
 
-def check_planned_run(planned: PlannedRun, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """Run the checks, and return each finding once; the errors of the setup come last.
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What the checks of a run have found and measured."""
 
-    planned: a `PlannedRun`, which `Run.check()` makes for you.
+    findings: list[Finding]
+    measured: Measurements = field(default_factory=Measurements)
 
-    If a value is out of its range, nothing is built, and only the checks of values run: the others
-    would report consequences of that value.
+
+def check_run(
+    values: RunValues,
+    *,
+    target: str | None = None,
+    setup: RunSetup | None = None,
+    checks: Sequence[Check] = CHECKS,
+) -> CheckResult:
+    """Check a run, and return each finding once.
+
+    target: the machine to check for, such as cuda:8; by default this one.
+    setup: what the run is made of, if it is prepared already.
     """
-    if any(finding.stops for finding in _run(settings.check_ranges, planned)):
-        checks = [check for check in checks if check in CHECKS_OF_VALUES]
-    else:
-        planned.make_all()
+    declared = Declared(values, target)
     findings: list[Finding] = []
-    with progress_bar("checking the run", len(checks)) as advance:
-        for check in checks:
-            findings += _run(check, planned)
-            advance(1)
-    errors = [finding for finding in findings if finding.stops]
-    reported = {error.where for error in errors} | {error.problem for error in errors}
-    for name, error in planned.faults.items():
-        failure = _from_error(error, name, planned)
-        if reported.isdisjoint([failure.problem, *_places_of_keys(error, planned)]):
-            findings.append(failure)
+    for check_values in CHECKS_OF_VALUES:
+        findings += _run(check_values, declared)
+    if any(finding.stops and finding.check == "ranges" for finding in findings):
+        return CheckResult(findings=_unique(findings))
+    with ExitStack() as stack:
+        stack.enter_context(preserve_rng(ON_CPU.device))
+        try:
+            run = _make_checked_run(declared, setup, stack)
+        except Exception as error:  # whatever a part or a recipe raises
+            if isinstance(error, MissingKnobError):
+                find_misspelled = partial(settings.find_misspelled, missing_key=error.key)
+                findings += _run(find_misspelled, declared, name="unread")
+            fault = _to_finding(error, declared)
+            places = [fault.problem, *_places_of_keys(error, declared)]
+            stopping = [finding for finding in findings if finding.stops]
+            if {f.where for f in stopping}.isdisjoint(places):
+                findings.append(fault)
+            return CheckResult(findings=_unique(findings))
+        with progress_bar("checking the run", len(checks)) as advance:
+            for check in checks:
+                if run.trial.error is None or check not in CHECKS_OF_STEPS:
+                    findings += _run(check, run)
+                advance(1)
+    reported = {finding.where for finding in findings if finding.stops}
     # A likely cause would repeat the error at its place.
     findings = [f for f in findings if f.check != "causes" or f.where not in reported]
-    # Of equal problems at one place, an error is kept rather than a note.
-    unique: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
-        first = unique.setdefault((finding.where, finding.problem), finding)
-        if finding.stops and not first.stops:
-            unique[finding.where, finding.problem] = finding
-    return list(unique.values())
+    return CheckResult(findings=_unique(findings), measured=run.measured)
 
 
-def check_before_training(planned: PlannedRun) -> None:
+def _make_checked_run(declared: Declared, setup: RunSetup | None, stack: ExitStack) -> CheckedRun:
+    """Prepare a run, and build what the checks try; its scratch folder ends with the stack."""
+    if setup is None:
+        with quiet():
+            setup = prepare_run(declared.values, None if declared.has_device else ON_CPU)
+    with step("hparams"):
+        own = stack.enter_context(own_objects(setup))
+    with step("brain"):
+        brain = make_brain_to_check(own)
+    with step("optimizers"):
+        optimizers = init_optimizers(brain)
+    reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
+    with step("dry_run"), quiet():
+        trial = dry_run.take_small_steps(own, brain, reached)
+    return CheckedRun(
+        declared=declared,
+        setup=setup,
+        own=own,
+        brain=brain,
+        optimizers=optimizers,
+        reached=reached,
+        trial=trial,
+    )
+
+
+def check_before_training(setup: RunSetup) -> None:
     """Check a run before its first step: log the notes, and raise ConfigError for errors."""
     with single_rank():
-        findings = check_planned_run(planned)
+        findings = check_run(setup.values, setup=setup).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:
@@ -99,43 +170,63 @@ def summary(findings: Sequence[Finding]) -> str:
     return " and ".join(parts) or "Nothing found."
 
 
-def _run(check: Check, planned: PlannedRun) -> Iterator[Finding]:
-    name = check.__name__.removeprefix("check_")
+def _unique(findings: Iterable[Finding]) -> list[Finding]:
+    """Return each finding once; of equal problems at one place, an error rather than a note."""
+    unique: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        first = unique.setdefault((finding.where, finding.problem), finding)
+        if finding.stops and not first.stops:
+            unique[finding.where, finding.problem] = finding
+    return list(unique.values())
+
+
+def _run(
+    check: Callable[[Checked], Iterable[Finding] | None], checked: Checked, name: str = ""
+) -> Iterator[Finding]:
+    """Yield the findings of a check, which draws random numbers of its own."""
+    name = name or check.__name__.removeprefix("check_")
+    declared = checked.declared if isinstance(checked, CheckedRun) else checked
     try:
-        for finding in check(planned) or ():
+        with preserve_rng(ON_CPU.device):
+            findings = [*(check(checked) or ())]
+        for finding in findings:
             yield replace(finding, check=name)
-    except MissingPartError:
-        return
     except SbkitError as error:
-        yield _from_error(error, name, planned)
+        yield replace(_to_finding(error, declared), check=name)
     except Exception as error:
         yield Finding(
             check=name,
-            where=planned.place(),
+            where=declared.place(),
             problem=f"The check `{name}` did not complete ({type(error).__name__}: {error})",
             fix="Correct the part that the error names; if it is sound, report a bug of sbkit.",
             stops=False,
         )
 
 
-def _from_error(error: SbkitError, check: str, planned: PlannedRun) -> Finding:
-    """Turn an error into a finding at its place.
+def _to_finding(error: Exception, declared: Declared) -> Finding:
+    """Turn an error into a finding at its place, by the name of the step that raised it.
 
-    That is the line of a YAML, the file or the first key that the error names. An error of the data
-    without any is at the key of the data.
+    The place is the line of a YAML, the file or the first key that the error names. An error of the
+    data without any is at the key of the data.
     """
-    message = str(error).replace(str(planned.folder), str(planned.run_folder))
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(STEP_NOTE)]
+    name = notes[0].removeprefix(STEP_NOTE) if notes else ""
+    if not isinstance(error, SbkitError):
+        error = ConfigError(
+            f"The {name} of the run cannot be made: {type(error).__name__}: {error}. Correct the "
+            "part of the YAML or the recipe that makes it."
+        )
+    message = str(error)
     error_file = error.where.rpartition(":")[0] or error.where  # stands before the problem
     line = FILE_AND_LINE.search(message)
-    places = _places_of_keys(error, planned)
-    declared = planned.place(*(["data_folder"] if isinstance(error, DataError) else []))
-    where = line[0] if line else error.where or next(iter(places), declared)
-    return Finding(
-        check=check, where=where, problem=message.removeprefix(f"{error_file}: ").rstrip(".")
-    )
+    places = _places_of_keys(error, declared)
+    keys = ["data_folder"] if isinstance(error, DataError) else []
+    where = line[0] if line else error.where or next(iter(places), declared.place(*keys))
+    problem = message.removeprefix(f"{error_file}: ").rstrip(".")
+    return Finding(check=name, where=where, problem=problem)
 
 
-def _places_of_keys(error: SbkitError, planned: PlannedRun) -> list[str]:
+def _places_of_keys(error: Exception, declared: Declared) -> list[str]:
     """Locate the keys that an error quotes."""
     paths = [key.split(".") for key in QUOTED_KEY.findall(str(error))]
-    return [planned.place(*path) for path in paths if path[0] in planned.document.root]
+    return [declared.place(*path) for path in paths if path[0] in declared.document.root]

@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,17 +24,15 @@ from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.base.files import nearest_existing
 from sbkit.base.machine import available_memory
 from sbkit.base.messages import listed, plural
-from sbkit.check.dry_run import completed_dry_run
-from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.run_config import CHECKPOINTS
 from sbkit.data.batch import Batch, Loader, UtteranceDataset
-from sbkit.data.sampler import MicroBatch, split_batch
+from sbkit.data.sampler import EvalSampler, MicroBatch, TrainSampler, split_batch
 from sbkit.data.splits import sample_counts
 from sbkit.train.brain import training_loss
 from sbkit.train.nonfinite import is_out_of_memory, memory_errors_as_sbkit_errors
 
-COST = "cost"  # the name of the cost in `PlannedRun.results`
 EXTRA_CHECKPOINTS = 3  # besides those to average: the newest, and the two of an epoch
 KILOBYTE = 1024
 # Of the largest batch, on the CPU. From steps with one and two such shares, its memory was
@@ -84,18 +82,17 @@ class Cost:
         return "\n".join(f"{name:<36}{value}" for name, value in rows)
 
 
-def check_cost(planned: PlannedRun) -> Iterator[Finding]:
+def check_cost(run: CheckedRun) -> Iterator[Finding]:
     """Report a batch that is too large for the memory, or checkpoints too large for the disk."""
-    if planned.target is not None:
+    if not run.declared.has_device or run.sampler is None:
         return  # nothing can be measured for another machine
-    completed_dry_run(planned)
-    cost = planned.make_once(COST, lambda: measure_cost(planned))
-    folder = planned.run_folder
+    cost = run.measured.cost = measure_cost(run, run.sampler)
+    folder = run.values.folder
     files = [file for file in (folder / CHECKPOINTS).rglob("*") if file.is_file()]
     missing_bytes = cost.disk_bytes - sum(file.stat().st_size for file in files)
     free_bytes = shutil.disk_usage(nearest_existing(folder)).free
     if missing_bytes > free_bytes:
-        yield planned.finding(
+        yield run.finding(
             "output_folder",
             problem=f"{cost.num_checkpoints:,} checkpoints of {_megabytes(cost.checkpoint_bytes)} "
             f"need {_megabytes(missing_bytes)} more in {folder}, where {_megabytes(free_bytes)} "
@@ -104,18 +101,16 @@ def check_cost(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def measure_cost(planned: PlannedRun) -> Cost:
+def measure_cost(run: CheckedRun, sampler: TrainSampler) -> Cost:
     """Run a step with the largest batch, and estimate the time of all others from their audio."""
-    num_processes = planned.count_processes()
-    micro_batches_per_step = num_processes * planned.accumulation
-    steps_of_epoch = planned.require_sampler().steps()
+    num_processes = run.num_processes
+    micro_batches_per_step = num_processes * run.accumulation
+    steps_of_epoch = sampler.steps()
     # Of the first process, whose first micro-batch of a step is the largest
     parts = range(0, micro_batches_per_step, num_processes)
     padded = [steps_of_epoch.padded_samples(part, micro_batches_per_step) for part in parts]
     valid_batches = [
-        batch
-        for loader in planned.make_loaders().valid.values()
-        for batch in loader.batch_sampler or ()
+        batch for loader in run.setup.loaders.valid.values() for batch in _batches_of(loader)
     ]
     # Pauses, which augmentation may put around each utterance, widen many short ones most.
     chosen = np.argmax(padded[0]), np.argmax(-(-steps_of_epoch.sizes // micro_batches_per_step))
@@ -123,20 +118,20 @@ def measure_cost(planned: PlannedRun) -> Cost:
         split_batch(steps_of_epoch[int(step)], micro_batches_per_step)[0] for step in chosen
     )
 
-    device_bytes = _memory_of(planned.choose_placement().device)
-    with real_steps(planned) as steps:
+    device_bytes = _memory_of(run.setup.placement.device)
+    with real_steps(run) as steps:
         peak_bytes, _ = _measure_step(steps, most_utterances)
         peak_of_largest, step_seconds = _measure_step(steps, largest)
         parameters = list(steps.brain.modules.parameters())
         num_parameters = sum(p.numel() for p in parameters)
         num_trainable = sum(p.numel() for p in parameters if p.requires_grad)
-        peak_bytes = max(peak_bytes, peak_of_largest, _measure_evaluation(planned, steps))
+        peak_bytes = max(peak_bytes, peak_of_largest, _measure_evaluation(run, steps))
         checkpoint_bytes = steps.checkpoint_bytes
 
     train_samples = sum(int(samples.sum()) for samples in padded)
     valid_samples = sum(map(padded_samples, valid_batches)) / num_processes
     epoch_seconds = step_seconds * (train_samples + valid_samples) / padded_samples(largest)
-    num_checkpoints = int(planned.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
+    num_checkpoints = int(run.values.knobs.get("average_checkpoints", 1)) + EXTRA_CHECKPOINTS
     return Cost(
         parameters=num_parameters,
         trainable_parameters=num_trainable,
@@ -145,11 +140,17 @@ def measure_cost(planned: PlannedRun) -> Cost:
         device_bytes=device_bytes,
         step_seconds=round(step_seconds, 3),
         epoch_seconds=round(epoch_seconds, 2),
-        run_seconds=round(epoch_seconds * planned.knobs["number_of_epochs"], 2),
+        run_seconds=round(epoch_seconds * run.values.knobs["number_of_epochs"], 2),
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=num_checkpoints * checkpoint_bytes,
     )
+
+
+def _batches_of(loader: Loader) -> Iterable[MicroBatch]:
+    """Return the batches of a loader, those of all ranks if a sampler of sbkit plans them."""
+    sampler = loader.batch_sampler
+    return sampler.plan if isinstance(sampler, EvalSampler) else sampler or ()
 
 
 def _memory_of(device: torch.device) -> int:
@@ -170,17 +171,17 @@ def _measure_step(steps: "RealSteps", micro_batch: MicroBatch) -> tuple[int, flo
     return steps.peak_bytes, seconds
 
 
-def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
+def _measure_evaluation(run: CheckedRun, steps: "RealSteps") -> int:
     """Return the peak bytes of the largest batch of an evaluation, without recordings to cut.
 
     It follows training, as in a run, whose freed memory stays with the process.
     """
-    to_cut = {id for ids in recordings_to_cut(planned).values() for id in ids}
-    loaders = planned.make_loaders()
+    to_cut = {id for ids in recordings_to_cut(run).values() for id in ids}
+    loaders = run.setup.loaders
     batches = (
         (loader, batch)
         for loader in (*loaders.valid.values(), *loaders.test.values())
-        for batch in loader.batch_sampler or ()
+        for batch in _batches_of(loader)
     )
     for loader, micro_batch in sorted(batches, key=lambda pair: -padded_samples(pair[1])):
         batch = steps.load(micro_batch, loader)
@@ -193,15 +194,15 @@ def _measure_evaluation(planned: PlannedRun, steps: "RealSteps") -> int:
     return 0
 
 
-def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
+def recordings_to_cut(run: CheckedRun) -> dict[str, list[str]]:
     """Return the ids of recordings longer than a batch that nothing cuts, by split.
 
     A recognizer validates and tests them in segments, but decodes those of test sets whole.
     """
-    splits = planned.prepare_splits()
-    cuts_dev = planned.make_cpu_brain().evaluates_segments
+    splits = run.setup.splits
+    cuts_dev = run.brain.evaluates_segments
     evaluated = splits.test if cuts_dev else splits.evaluated()
-    knobs = planned.knobs
+    knobs = run.values.knobs
     max_samples = longest_whole(knobs["eval_batch_seconds"], knobs["sample_rate"])
     return {
         name: rows.select(longer)["id"][:]
@@ -210,11 +211,12 @@ def recordings_to_cut(planned: PlannedRun) -> dict[str, list[str]]:
     }
 
 
-def check_recordings(planned: PlannedRun) -> Iterator[Finding]:
+def check_recordings(run: CheckedRun) -> Iterator[Finding]:
     """Note recordings that nothing cuts: memory grows with the square of their length."""
-    planned.require_sampler()  # without one, the batches may have other lengths
-    for split, ids in recordings_to_cut(planned).items():
-        yield planned.finding(
+    if run.sampler is None:
+        return  # the batches may have other lengths
+    for split, ids in recordings_to_cut(run).items():
+        yield run.finding(
             "eval_batch_seconds",
             problem=f"{split} has {plural(len(ids), 'recording')} longer than "
             f"`eval_batch_seconds`, decoded whole: {listed(ids)}. Each may take gigabytes, and "
@@ -228,12 +230,12 @@ def check_recordings(planned: PlannedRun) -> Iterator[Finding]:
 class RealSteps:
     """Steps of a Brain with its optimizers: forward, backward, update; and evaluations."""
 
-    def __init__(self, planned: PlannedRun) -> None:
-        self.brain = planned.build_again()
-        # The other checks hold a model of their own, which training does not.
-        self._checker_model_bytes = _tensor_bytes(planned.require_model())
-        self._loader = planned.make_loaders().train
-        self._accumulates = planned.accumulation > 1
+    def __init__(self, run: CheckedRun) -> None:
+        self.brain = run.build_brain()
+        # The run and the other checks hold a model each, where training holds one.
+        self._other_models_bytes = 2 * _tensor_bytes(run.model)
+        self._loader = run.setup.loaders.train
+        self._accumulates = run.accumulation > 1
         self.brain.on_stage_start(Stage.TRAIN, 1)
         self.brain.init_optimizers()
 
@@ -329,13 +331,13 @@ class RealSteps:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes held since `reset_peak`, without the model of the other checks.
+        """The most bytes held since `reset_peak`, without those of the other two models.
 
         Outside Linux and without a GPU: since the process began, so earlier checks count.
         """
         if self.brain.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.brain.device)
-        return _peak_process_bytes() - self._checker_model_bytes
+        return _peak_process_bytes() - self._other_models_bytes
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -348,10 +350,10 @@ class RealSteps:
 
 
 @contextmanager
-def real_steps(planned: PlannedRun) -> Iterator[RealSteps]:
+def real_steps(run: CheckedRun) -> Iterator[RealSteps]:
     """Yield steps of a new Brain, on the device and in the precision of the run."""
-    with preserve_rng(planned.choose_placement().device):
-        steps = RealSteps(planned)
+    with preserve_rng(run.setup.placement.device):
+        steps = RealSteps(run)
         try:
             steps.reset_peak()
             yield steps

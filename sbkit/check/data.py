@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,8 +15,7 @@ from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.segments import longest_whole
 from sbkit.base.messages import listed, plural
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.check.dry_run import completed_dry_run
-from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.data.changes import (
     DELETED,
     DIGITS,
@@ -82,32 +80,26 @@ SILENT_PEAK = FULL_SCALE * 10 ** (-50 / 20)  # loudest sample, 50 dB below full 
 Rows = Sequence[int] | npt.NDArray[np.int64]
 
 
-def text_labels(planned: PlannedRun) -> TextTokenizer:
-    """Return the tokenizer; checks of transcripts do not apply to a run without one."""
-    labels = planned.prepare_labels()
+def read_all_transcripts(run: CheckedRun) -> dict[str, Transcripts]:
+    """Return the transcripts of all splits; {} for a run whose labels are not of text."""
+    labels = run.setup.labels
     if not isinstance(labels, TextTokenizer):
-        raise MissingPartError("transcripts")
-    return labels
-
-
-def read_all_transcripts(planned: PlannedRun) -> dict[str, Transcripts]:
-    """Return the transcripts of all splits."""
-    labels = text_labels(planned)
-    splits = planned.prepare_splits().named()
+        return {}
+    splits = run.setup.splits.named()
     return {name: read_transcripts(split, labels) for name, split in splits.items()}
 
 
 def _finding_of_rows(
-    planned: PlannedRun, rows_by_split: Mapping[str, Rows], **options: Any
+    run: CheckedRun, rows_by_split: Mapping[str, Rows], **options: Any
 ) -> Iterator[Finding]:
     """Make a finding of the utterances in some rows; the options are those of `_finding_of_ids`."""
-    splits = planned.prepare_splits().named()
+    splits = run.setup.splits.named()
     ids = {n: read_column(splits[n].select(rows), "id") for n, rows in rows_by_split.items()}
-    yield from _finding_of_ids(planned, ids, **options)
+    yield from _finding_of_ids(run, ids, **options)
 
 
 def _finding_of_ids(
-    planned: PlannedRun,
+    run: CheckedRun,
     ids_by_split: Mapping[str, Sequence[str]],
     *,
     problem: str,
@@ -116,28 +108,28 @@ def _finding_of_ids(
     stops: bool = False,
 ) -> Iterator[Finding]:
     """Make a finding of utterances, if any; counts and ids are added to the problem."""
-    splits = planned.prepare_splits().named()
+    splits = run.setup.splits.named()
     ids_by_split = {name: ids for name, ids in ids_by_split.items() if ids}
     ids = [*chain(*ids_by_split.values())]
     if ids:
         counts = (f"{len(ids_by_split[n]):,} of {len(splits[n]):,} in {n}" for n in ids_by_split)
         problem = f"{problem}: {listed(counts)} ({listed(ids, max_names=MAX_LISTED_IDS)})"
-        yield planned.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
+        yield run.finding(key, problem=problem, fix=fix, stops=stops, ids=tuple(ids))
 
 
-def check_labels(planned: PlannedRun) -> Iterator[Finding]:
+def check_labels(run: CheckedRun) -> Iterator[Finding]:
     """Compare the sizes of heads and embeddings, and the labels of every transcript."""
-    for check in (_check_sizes, _check_transcripts):
-        with suppress(MissingPartError):
-            yield from check(planned)
+    yield from _check_sizes(run)
+    if transcripts := read_all_transcripts(run):
+        yield from _check_transcripts(run, transcripts)
 
 
-def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
+def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     """Compare the rows or outputs of every part that has one per token."""
-    hparams = planned.build_hparams()
+    hparams = run.own.hparams
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
-    heads = {name: hparams.get(name) for name in planned.load_recipe().task.heads}
+    heads = {name: hparams.get(name) for name in run.setup.recipe.task.heads}
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
     for name in ("Transformer", "encoder"):
         if embedding := token_embedding(hparams.get(name)):
@@ -145,7 +137,7 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
     reference, expected = next(iter(sizes.items()), ("", 0))
     for name, size in sizes.items():
         if size != expected:
-            yield planned.finding(
+            yield run.finding(
                 name,
                 problem=f"`{name}` has {size} outputs or rows, but {reference} has {expected} "
                 "tokens",
@@ -153,12 +145,13 @@ def _check_sizes(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
+def _check_transcripts(
+    run: CheckedRun, transcripts: Mapping[str, Transcripts]
+) -> Iterator[Finding]:
     """Find labels that no loss may see, unknown characters, and empty or equal transcripts."""
-    transcripts = read_all_transcripts(planned)
-    vocabulary = text_labels(planned).vocabulary
+    vocabulary = run.setup.labels.vocabulary
     yield from _finding_of_rows(
-        planned,
+        run,
         {name: np.flatnonzero(split.refused) for name, split in transcripts.items()},
         key="tokenizer",
         problem=f"Transcripts have labels outside 0 to {vocabulary.size - 1}, or the blank "
@@ -169,7 +162,7 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
     masks = [split.unknown for split in transcripts.values()]
     is_rare = all(mask.sum() <= MAX_RARE_SHARE * len(mask) for mask in masks)
     yield from _finding_of_rows(
-        planned,
+        run,
         {name: np.flatnonzero(split.unknown) for name, split in transcripts.items()},
         problem="Transcripts have characters that the tokenizer does not know",
         fix="Nothing needs to be done about so few: they count as errors."
@@ -178,15 +171,15 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         "`output_folder`: a new tokenizer is trained there.",
     )
     yield from _finding_of_rows(
-        planned,
+        run,
         {name: np.flatnonzero(split.characters == 0) for name, split in transcripts.items()},
         problem="Utterances are without a transcript",
         fix="Write down what was said, or remove the rows.",
     )
-    train = planned.prepare_splits().train
+    train = run.setup.splits.train
     text = next(chain.from_iterable(read_texts(train)), "")
     if len(train) > 1 and text and all({*texts} == {text} for texts in read_texts(train)):
-        yield planned.finding(
+        yield run.finding(
             "data_folder",
             problem=f"All {len(train):,} transcripts of train are {text[:MAX_SHOWN_TEXT]!r}",
             fix="Check the column of the transcripts, `text_column`.",
@@ -194,15 +187,16 @@ def _check_transcripts(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
+def check_alignment(run: CheckedRun) -> Iterator[Finding]:
     """Find utterances with fewer frames than CTC needs: one a label, one between equal labels.
 
     The loss gives such an utterance no weight, so it would not show in training.
     """
-    transcripts = read_all_transcripts(planned)
-    completed_dry_run(planned)  # there are frames to count
-    subsampling = make_encoder(planned.build_hparams()).subsampling
-    fastest = fastest_percent(planned.knobs.get("speeds") or [1.0])
+    transcripts = read_all_transcripts(run)
+    if not transcripts:
+        return
+    subsampling = make_encoder(run.own.hparams).subsampling
+    fastest = fastest_percent(run.values.knobs.get("speeds") or [1.0])
     too_short = {
         name: split.too_short(subsampling, fastest if name == TRAIN else 100)
         for name, split in transcripts.items()
@@ -210,9 +204,9 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     num_too_short = sum(map(len, too_short.values()))
     num_utterances = sum(len(split.tokens) for split in transcripts.values())
     fits_unchanged = not any(len(split.too_short(subsampling)) for split in transcripts.values())
-    milliseconds = 1000 * samples_to_seconds(subsampling.stride, planned.knobs["sample_rate"])
+    milliseconds = 1000 * samples_to_seconds(subsampling.stride, run.values.knobs["sample_rate"])
     yield from _finding_of_rows(
-        planned,
+        run,
         too_short,
         key="speeds" if fits_unchanged else "data_folder",
         problem=f"CTC cannot align utterances with fewer {milliseconds:g} ms frames than labels",
@@ -225,26 +219,26 @@ def check_alignment(planned: PlannedRun) -> Iterator[Finding]:
     )
 
 
-def check_masks(planned: PlannedRun) -> Iterator[Finding]:
+def check_masks(run: CheckedRun) -> Iterator[Finding]:
     """Find masks that do not fit: longer than an utterance, or wider than the encoder."""
-    encoder = planned.build_hparams().get("Transformer")
+    encoder = run.own.hparams.get("Transformer")
     if not isinstance(encoder, PretrainedEncoder):
         return
     (frame_share, length), (channel_share, width) = encoder.frame_masks, encoder.channel_masks
     if frame_share > 0:
-        frames = make_encoder(planned.build_hparams()).subsampling.count(
-            sample_counts(planned.prepare_splits().train)
+        frames = make_encoder(run.own.hparams).subsampling.count(
+            sample_counts(run.setup.splits.train)
         )
         yield from _finding_of_rows(
-            planned,
+            run,
             {TRAIN: np.flatnonzero(frames < length)},
             key="mask_time_length",
             problem=f"Utterances are shorter than the {length} frames of a mask, so never masked",
             fix="Lower `mask_time_length`, or leave it: they are trained on as they are.",
         )
-    hidden = planned.knobs["encoder_config"]["hidden_size"]
+    hidden = run.values.knobs["encoder_config"]["hidden_size"]
     if channel_share > 0 and width > hidden:
-        yield planned.finding(
+        yield run.finding(
             "mask_channel_length",
             problem=f"A mask of {width} channels is wider than the encoder ({hidden}), so no "
             "channel is masked",
@@ -253,20 +247,20 @@ def check_masks(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def check_positions(planned: PlannedRun) -> Iterator[Finding]:
+def check_positions(run: CheckedRun) -> Iterator[Finding]:
     """Find utterances that are longer than the encoder has positions for.
 
     Utterances of train count at the slowest speed, and with what `concat_prob` may join to them.
     """
-    knobs = planned.knobs
+    knobs = run.values.knobs
     positions = (knobs.get("encoder_config") or {}).get("max_source_positions")
     if positions is None:
         return
-    subsampling = make_encoder(planned.build_hparams()).subsampling
+    subsampling = make_encoder(run.own.hparams).subsampling
     rate = knobs["sample_rate"]
     slowest = min(100, *to_percents(knobs.get("speeds", [1.0]))) / 100
     joined_seconds = MAX_JOINED_SECONDS if knobs.get("concat_prob", 0) > 0 else 0.0
-    splits = planned.prepare_splits()
+    splits = run.setup.splits
     longest = longest_whole(knobs["eval_batch_seconds"], rate)  # others are evaluated in segments
     too_long = {}
     for name, split in splits.named().items():
@@ -279,7 +273,7 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
         too_long[name] = np.flatnonzero((frames > positions) & ~is_cut)
     seconds = samples_to_seconds(positions * subsampling.stride, rate)
     yield from _finding_of_rows(
-        planned,
+        run,
         too_long,
         key="max_seconds",
         problem=f"Utterances are longer than the {seconds:g} s that the encoder has positions for, "
@@ -290,12 +284,12 @@ def check_positions(planned: PlannedRun) -> Iterator[Finding]:
     )
 
 
-def check_data(planned: PlannedRun) -> Iterator[Finding]:
+def check_data(run: CheckedRun) -> Iterator[Finding]:
     """Find rows left out, and clips, sentences and speakers that two splits share."""
-    splits = planned.prepare_splits()
-    rate = planned.knobs["sample_rate"]
-    facts = measure_data(splits, sample_rate=rate, language=planned.knobs.get("language"))
-    yield from _check_changes(planned, [*facts["splits"].values()])
+    splits = run.setup.splits
+    rate = run.values.knobs["sample_rate"]
+    facts = measure_data(splits, sample_rate=rate, language=run.values.knobs.get("language"))
+    yield from _check_changes(run, [*facts["splits"].values()])
     max_usual = MAX_OUTSIDE_SHARE * (len(splits.out_of_range) + len(splits.train))
     is_unusual = len(splits.out_of_range) > max_usual
     outside = {row.reason for row in splits.out_of_range if is_unusual}
@@ -303,7 +297,7 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
     for group in facts["left_out"]:
         if group["reason"] in outside | unusable:
             examples = (f"{row['id']} ({row['detail']})" for row in group["examples"])
-            yield planned.finding(
+            yield run.finding(
                 "max_seconds" if group["reason"] in outside else "data_folder",
                 problem=f"{group['split']} is without {plural(group['utterances'], 'row')} "
                 f"({group['reason']}): {listed(examples)}",
@@ -315,26 +309,26 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
         return {name: [clip["id"] for clip in s[fact]] for name, s in facts["splits"].items()}
 
     yield from _finding_of_ids(
-        planned,
+        run,
         ids_of("implausible"),
         problem="Transcripts can hardly belong to their clips, by their lengths",
         fix="Listen to these clips, and correct or remove them.",
     )
     yield from _finding_of_ids(
-        planned,
+        run,
         ids_of("other_durations"),
         problem=f"Clips are over {1000 * MAX_DURATION_ERROR:g} ms longer or shorter than their "
         "corpus states",
         fix="Download these clips again; they are used as they are.",
     )
-    yield from _check_split_column(planned)
+    yield from _check_split_column(run)
     for shared in facts["shared"]:
         noun = COLUMN_NOUNS.get(shared["column"])
         first, second = shared["splits"]
         count = shared["values"]
         is_only_speaker = noun == "speaker" and facts["speakers"] == 1  # who must be in all splits
         if noun and count and not is_only_speaker:
-            yield planned.finding(
+            yield run.finding(
                 "data_folder",
                 problem=f"{count:,} of {plural(shared['of'], noun)} in {second} "
                 f"{'is' if count == 1 else 'are'} in {first} too, so its score measures memory: "
@@ -344,9 +338,9 @@ def check_data(planned: PlannedRun) -> Iterator[Finding]:
             )
 
 
-def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
+def _check_split_column(run: CheckedRun) -> Iterator[Finding]:
     """Find rows whose column of splits names another one than they are in."""
-    splits = planned.prepare_splits()
+    splits = run.setup.splits
     roles = {"train": {TRAIN}, "valid": {*splits.valid}, "test": {*splits.test}}
     for name, split in splits.named().items():
         column = find_split_column(split.column_names, partial(read_column, split))
@@ -358,7 +352,7 @@ def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
                 if name not in roles.get(role_of(value) or "", {name})
             ]
             if misplaced:
-                yield planned.finding(
+                yield run.finding(
                     "data_folder",
                     problem=f"{name} has rows whose column `{column}` names another split: "
                     f"{listed(misplaced)}",
@@ -368,7 +362,7 @@ def _check_split_column(planned: PlannedRun) -> Iterator[Finding]:
                 )
 
 
-def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
+def _check_changes(run: CheckedRun, splits: Sequence[Facts]) -> Iterator[Finding]:
     """Find dropped, replaced and unusual characters of transcripts, each kind once."""
     by_kind = defaultdict[str, list[Facts]](list)
     for change in chain.from_iterable(split["changes"] for split in splits):
@@ -379,7 +373,7 @@ def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
         share = count / sum(split["letters"] for split in splits)
         languages = languages_with(replaced)
         stops = share > MAX_REPLACED_SHARE and count >= MIN_REPLACED_LETTERS and len(languages) > 0
-        yield planned.finding(
+        yield run.finding(
             "language",
             problem=f"The text table of `language` replaces {plural(count, 'letter')} of the "
             f"transcripts ({share:.2%}): {_describe_changes(replacements)}",
@@ -392,7 +386,7 @@ def _check_changes(planned: PlannedRun, splits: Sequence[Facts]) -> Iterator[Fin
     for kind, (key, fix) in FIXES.items():
         if changes := by_kind.get(kind):
             problem = f"Transcripts have {kind}: {_describe_changes(changes)}"
-            yield planned.finding(key, problem=problem, fix=fix, stops=False)
+            yield run.finding(key, problem=problem, fix=fix, stops=False)
 
 
 def _describe_changes(changes: Sequence[Facts]) -> str:
@@ -404,9 +398,9 @@ def _describe_changes(changes: Sequence[Facts]) -> str:
     return f"{listed(items, max_names=MAX_LISTED_CHARACTERS)} ({example})"
 
 
-def check_channels(planned: PlannedRun) -> Iterator[Finding]:
+def check_channels(run: CheckedRun) -> Iterator[Finding]:
     """Find sets in which the mix of two channels often loses speech."""
-    splits = planned.prepare_splits().named()
+    splits = run.setup.splits.named()
     for fault in (DIFFER, CANCEL):
         rows_by_split = {
             name: np.flatnonzero(np.array(read_column(split, MIX_FAULT)) == fault)
@@ -414,7 +408,7 @@ def check_channels(planned: PlannedRun) -> Iterator[Finding]:
             if MIX_FAULT in split.column_names
         }
         yield from _finding_of_rows(
-            planned,
+            run,
             {
                 name: rows
                 for name, rows in rows_by_split.items()
@@ -426,17 +420,17 @@ def check_channels(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def check_silence(planned: PlannedRun) -> Iterator[Finding]:
+def check_silence(run: CheckedRun) -> Iterator[Finding]:
     """Find silent clips in a sample of each split."""
     silent = {}
-    for name, split in planned.prepare_splits().named().items():
+    for name, split in run.setup.splits.named().items():
         rows = spread_rows(len(split), MAX_SAMPLED_CLIPS)
         peaks = [np.abs(c.astype(np.int32)).max(initial=0) for c in read_clips(split, rows)]
         silent[name] = np.array(rows, np.int64)[np.array(peaks) < SILENT_PEAK]
     yield from _finding_of_rows(
-        planned,
+        run,
         silent,
         problem=f"Clips are silent (up to {MAX_SAMPLED_CLIPS} of each split were read)",
         fix="Record them again, or remove them.",
-        stops=len(silent[TRAIN]) == min(len(planned.prepare_splits().train), MAX_SAMPLED_CLIPS),
+        stops=len(silent[TRAIN]) == min(len(run.setup.splits.train), MAX_SAMPLED_CLIPS),
     )

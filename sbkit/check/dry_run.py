@@ -9,7 +9,7 @@ Legend: B utterances, U frames, D width, L tokens, V vocabulary.
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -22,8 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.check.ownership import reachable
-from sbkit.check.planned_run import CPU_OPTIONS, Finding, MissingPartError, PlannedRun
+from sbkit.check.checked_run import CPU_OPTIONS, CheckedRun, Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, TextBatch
@@ -32,6 +31,7 @@ from sbkit.models.encoder import Predictions
 from sbkit.train.brain import Brain, training_loss
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import named_parameters
+from sbkit.train.setup import RunSetup, build_again, make_brain
 from sbkit.train.step import as_loss
 
 MAX_ROWS = 32  # read to find a short utterance, and one that is LENGTH_RATIO times as long
@@ -74,24 +74,14 @@ class DryRun:
         self.running.pop()
 
 
-def dry_run(planned: PlannedRun) -> DryRun:
-    """Take the small steps once, and return what they show."""
-    return planned.make_once("dry_run", lambda: _take_small_steps(planned))
+def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, object]]) -> DryRun:
+    """Take small steps, and return what they show; raises SbkitError if a part does.
 
-
-def completed_dry_run(planned: PlannedRun) -> DryRun:
-    """Return what small steps show; raise MissingPartError if they broke off."""
-    run = dry_run(planned)
-    if run.error is not None:
-        raise MissingPartError("dry_run")
-    return run
-
-
-def _take_small_steps(planned: PlannedRun) -> DryRun:
-    brain = planned.make_cpu_brain()
-    batch = small_batch(planned)
+    reached: what can be reached from the objects and the Brain, before `forward` makes parts.
+    """
+    batch = small_batch(own)
     run = DryRun()
-    paths = {id(part): keys for keys, part in reachable(planned)}  # before `forward` makes parts
+    paths = {id(part): keys for keys, part in reached}
     eager = nullcontext()
     if "torch._dynamo" in sys.modules:  # compiled parts would fail under the hooks
         eager = torch.compiler.set_stance("force_eager")
@@ -110,7 +100,7 @@ def _take_small_steps(planned: PlannedRun) -> DryRun:
         run.trained = {id(p) for p in brain.modules.parameters() if p.grad is not None}
         brain.modules.zero_grad(set_to_none=True)  # as large as the model
         if run.error is None:
-            _find_unsaved(planned, batch, run, paths)
+            _find_unsaved(make_brain(build_again(own), **CPU_OPTIONS), brain, batch, run, paths)
     return run
 
 
@@ -132,14 +122,12 @@ def unused_parameters(brain: Brain) -> set[int]:
 
 
 def _find_unsaved(
-    planned: PlannedRun, batch: object, run: DryRun, paths: Mapping[int, Keys]
+    copy: Brain, brain: Brain, batch: object, run: DryRun, paths: Mapping[int, Keys]
 ) -> None:
     """Load the model's state into a second model, and find the parts and attributes that it lacks.
 
     Attributes count only if the second model computes other losses.
     """
-    brain = planned.make_cpu_brain()
-    copy = planned.build_again(**CPU_OPTIONS)
     lacking = copy.modules.load_state_dict(brain.modules.state_dict(), strict=False)
     parts, copies = dict(brain.modules.named_modules()), dict(copy.modules.named_modules())
 
@@ -190,9 +178,9 @@ def _losses_of(brain: Brain, batch: object) -> Tensor:
         return as_loss(brain.compute_objectives(outputs, batch, Stage.VALID)).sums
 
 
-def small_batch(planned: PlannedRun) -> object:
+def small_batch(setup: RunSetup) -> object:
     """Collate two short utterances of the training data; one is longer, to have padding."""
-    loader = planned.make_loaders().train
+    loader = setup.loaders.train
     num_rows = min(MAX_ROWS, len(loader.dataset))  # type: ignore[arg-type]
     rows = [loader.dataset[index] for index in range(num_rows)]
     shortest, *longer = sorted(rows, key=lambda row: len(row["audio"]))
@@ -204,36 +192,36 @@ def small_batch(planned: PlannedRun) -> object:
 # -- do the parts fit, and are they saved? ---------------------------------------------------------
 
 
-def check_shapes(planned: PlannedRun) -> Iterator[Finding]:
+def check_shapes(run: CheckedRun) -> Iterator[Finding]:
     """Find the part that fails in a step, for example because its input has another size."""
-    run = dry_run(planned)
-    if run.error is not None:
-        failing = [id(module) for module in run.running[-1:]]
-        path = next((keys for keys, part in reachable(planned) if id(part) in failing), ())
-        keys = path if path and path[0] in planned.document.root else ()
+    trial = run.trial
+    if trial.error is not None:
+        failing = [id(module) for module in trial.running[-1:]]
+        path = next((keys for keys, part in run.reached if id(part) in failing), ())
+        keys = path if path and path[0] in run.declared.document.root else ()
         name = f"`{dotted(keys)}`" if keys else "the recipe"
-        reason = str(run.error).strip().partition("\n")[0]
-        yield planned.finding(
+        reason = str(trial.error).strip().partition("\n")[0]
+        yield run.finding(
             *keys,
             problem=f"A step of training on two short utterances fails in {name} "
-            f"({type(run.error).__name__}: {reason})",
+            f"({type(trial.error).__name__}: {reason})",
             fix="Correct that part, or its input.",
         )
 
 
-def check_state(planned: PlannedRun) -> Iterator[Finding]:
+def check_state(run: CheckedRun) -> Iterator[Finding]:
     """Find state that `forward` makes or changes, and that a checkpoint would not hold."""
-    run = dry_run(planned)
-    if paths := run.created or run.unsaved:
+    trial = run.trial
+    if paths := trial.created or trial.unsaved:
         origin, fix = "made by `forward` when it is first called", "Make it in `__init__`."
-        if not run.created:
+        if not trial.created:
             origin = "changed by training, but neither a parameter nor a buffer"
             fix = (
                 "Register it with `register_buffer`; for features, sbkit.models.layers.GlobalNorm "
                 "keeps its statistics in buffers."
             )
         names = listed(f"`{dotted(keys)}`" for keys in paths)
-        yield planned.finding(
+        yield run.finding(
             *paths[0],
             problem=f"{names} {'is' if len(paths) == 1 else 'are'} {origin}: a model that is "
             "loaded from a checkpoint would compute something else",
@@ -244,28 +232,28 @@ def check_state(planned: PlannedRun) -> Iterator[Finding]:
 # -- does everything learn? ------------------------------------------------------------------------
 
 
-def check_unused(planned: PlannedRun) -> Iterator[Finding]:
+def check_unused(run: CheckedRun) -> Iterator[Finding]:
     """Find parts of the model that small steps leave without a gradient.
 
     A part that a knob turns off (`ctc_weight: 1.0` runs no decoder) is in the Brain's
     `unused_modules`.
     """
-    run = completed_dry_run(planned)
-    parameters = planned.require_model().parameters()
-    used = run.trained | unused_parameters(planned.make_cpu_brain())
+    trial = run.trial
+    parameters = run.model.parameters()
+    used = trial.trained | unused_parameters(run.brain)
     dead = {id(p) for p in parameters if p.requires_grad and id(p) not in used}
     groups: dict[tuple[str | int, bool], list[Keys]] = {}
     # A module comes before its parts, so the largest modules with only dead parameters are named.
-    for keys, part in reachable(planned):
+    for keys, part in run.reached:
         inside = {id(p) for p in part.parameters()} if isinstance(part, nn.Module) else {id(part)}
         if inside and inside <= dead:
             dead -= inside
             modules = part.modules() if isinstance(part, nn.Module) else ()
-            was_called = not modules or any(id(module) in run.called for module in modules)
+            was_called = not modules or any(id(module) in trial.called for module in modules)
             groups.setdefault((keys[0], was_called), []).append(keys)
     for (_, was_called), paths in groups.items():
         verb = "does not reach the loss" if was_called else "is never run"
-        yield planned.finding(
+        yield run.finding(
             *paths[0],
             problem=f"{', '.join(f'`{dotted(keys)}`' for keys in paths)} {verb}, so it gets no "
             "gradient and never learns",
@@ -274,18 +262,18 @@ def check_unused(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def check_steps(planned: PlannedRun) -> Iterator[Finding]:
+def check_steps(run: CheckedRun) -> Iterator[Finding]:
     """Find a rate at which two steps multiply the loss, and parts whose gradients are all zero.
 
     They are taken at the highest rate of the schedule, from the initial weights. (In the first
     step, a head of zeros leaves the parts below it without a gradient.)
     """
-    run = completed_dry_run(planned)
-    trained = planned.make_cpu_brain()
-    if run.created or trained.optimizers_dict is None:
+    trial = run.trial
+    trained = run.brain
+    if trial.created or trained.optimizers_dict is None:
         return
-    batch = small_batch(planned)
-    brain = planned.build_again(**CPU_OPTIONS)
+    batch = small_batch(run.own)
+    brain = run.build_brain(**CPU_OPTIONS)
     brain.modules.load_state_dict(trained.modules.state_dict())
     brain.init_optimizers()
     rate = brain.set_highest_rate()
@@ -304,7 +292,7 @@ def check_steps(planned: PlannedRun) -> Iterator[Finding]:
             brain.optimizers_step()
     after = _losses_of(brain, batch).sum()
     if not after - before < MAX_LOSS_GROWTH * before.abs().max(count):  # also if it is NaN
-        yield planned.finding(
+        yield run.finding(
             "lr",
             problem=f"Two steps at a learning rate of {rate:g} raise the loss of their own batch "
             f"from {before:.3g} to {after:.3g}",
@@ -314,7 +302,7 @@ def check_steps(planned: PlannedRun) -> Iterator[Finding]:
     for part in has_gradient:
         if has_gradient[part]:
             continue
-        yield planned.finding(
+        yield run.finding(
             part,
             problem=f"In two steps, all gradients of `{part}` are zero, so it does not learn",
             fix="Look for round(), sign(), clamp() or a factor of 0 between it and the loss.",
@@ -325,11 +313,10 @@ def check_steps(planned: PlannedRun) -> Iterator[Finding]:
 # -- what does an output depend on? ----------------------------------------------------------------
 
 
-def check_padding(planned: PlannedRun) -> Iterator[Finding]:
+def check_padding(run: CheckedRun) -> Iterator[Finding]:
     """Find states of an utterance that change in a batch with a longer one."""
-    completed_dry_run(planned)
-    brain = planned.make_cpu_brain()
-    batch = small_batch(planned)
+    brain = run.brain
+    batch = small_batch(run.own)
     if not isinstance(batch, Batch):
         return
     with preserve_rng(brain.device):
@@ -340,7 +327,7 @@ def check_padding(planned: PlannedRun) -> Iterator[Finding]:
         return  # a mean of the batch
     change = max(map(_relative_change, batched, single))
     if change > MAX_STATE_CHANGE:
-        yield planned.finding(
+        yield run.finding(
             "model",
             problem=f"The output for an utterance changes by {change:.1%} beside a longer one: "
             "results would depend on the number of processes and on `batch_seconds`",
@@ -366,11 +353,10 @@ def _relative_change(value: Tensor, reference: Tensor) -> float:
     return float((value - reference).abs().max() / reference.abs().max().clamp(min=1e-3))
 
 
-def check_causality(planned: PlannedRun) -> Iterator[Finding]:
+def check_causality(run: CheckedRun) -> Iterator[Finding]:
     """Find a decoder whose scores of a token depend on later tokens: it learns to copy them."""
-    completed_dry_run(planned)
-    brain = planned.make_cpu_brain()
-    batch = small_batch(planned)
+    brain = run.brain
+    batch = small_batch(run.own)
     if not isinstance(batch, TextBatch) or not batch.tokens.numel():
         return
     tokens = batch.tokens.clone()
@@ -382,8 +368,8 @@ def check_causality(planned: PlannedRun) -> Iterator[Finding]:
     num_earlier = batch.tokens.shape[1]  # (B, L + 1, V): the last scores follow the last token
     change = (before - after)[:, :num_earlier].abs().max() / before.abs().max()
     if change > MAX_LOGIT_CHANGE:
-        yield planned.finding(
-            "Transformer" if "Transformer" in planned.build_hparams() else "encoder",
+        yield run.finding(
+            "Transformer" if "Transformer" in run.own.hparams else "encoder",
             problem="The decoder sees the tokens that it is to predict: its scores of earlier "
             "tokens change with the last one",
             fix="Give its self-attention a causal mask.",

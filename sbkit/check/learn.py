@@ -20,8 +20,7 @@ from sbkit.base.arrays import Float64s
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
-from sbkit.check.dry_run import completed_dry_run
-from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.checkpoint.rng import preserve_rng
 from sbkit.data.batch import Loader
 from sbkit.data.splits import Transcripts, read_transcripts, sample_counts, spread_rows
@@ -32,6 +31,7 @@ from sbkit.logs.metric import describe_values
 from sbkit.logs.progress import reporting
 from sbkit.text.tokenizer import TOKENIZER_FILE
 from sbkit.train.schedule import highest_factor, read_schedule, set_rate
+from sbkit.train.setup import build_again, load_initial_weights, make_brain
 from sbkit.train.step import as_loss
 
 # The lowest, usual and highest peak rates of a kind of Adam. In hparams/ they are 0.0008 to 0.0025;
@@ -52,18 +52,18 @@ MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
 # -- the causes ------------------------------------------------------------------------------------
 
 
-def check_causes(planned: PlannedRun) -> Iterator[Finding]:
+def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note what in the settings or the data keeps a recognizer from learning to write."""
-    if planned.load_recipe().task.label_file != TOKENIZER_FILE:
+    if run.setup.recipe.task.label_file != TOKENIZER_FILE:
         return
-    knobs = dict(planned.build_hparams().items())  # marks no key as read
-    yield from _check_transcripts(planned, knobs)
-    yield from _check_rate(planned, knobs)
+    knobs = dict(run.own.hparams.items())  # marks no key as read
+    yield from _check_transcripts(run, knobs)
+    yield from _check_rate(run, knobs)
     share = masked_share(knobs)
     if share > MAX_MASKED_SHARE:
         probabilities = _mask_probabilities(knobs)
         names = [*probabilities] or ["time_masks", "freq_masks"]
-        yield planned.finding(
+        yield run.finding(
             next(iter(probabilities), "spec_augment"),
             problem=f"The masks of training hide {share:.0%} of the features",
             fix=f"Try {' and '.join(f'`{name}: 0`' for name in names)}.",
@@ -72,16 +72,16 @@ def check_causes(planned: PlannedRun) -> Iterator[Finding]:
     dropout = knobs.get("dropout")
     if isinstance(dropout, int | float) and dropout > MAX_DROPOUT:  # or a layer of one's own YAML
         problem = f"Dropout hides {dropout:.0%} of the model"
-        yield planned.finding("dropout", problem=problem, fix="Lower `dropout`.", stops=False)
+        yield run.finding("dropout", problem=problem, fix="Lower `dropout`.", stops=False)
 
 
-def _check_transcripts(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_transcripts(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
     """Judge whether transcripts belong to their clips, and whether each token is seen often."""
     tokenizer = knobs["tokenizer"]
-    train = read_transcripts(planned.make_loaders().splits.train, tokenizer)
+    train = read_transcripts(run.setup.loaders.splits.train, tokenizer)
     correlation = length_correlation(train)
     if correlation is not None and correlation < MIN_LENGTH_CORRELATION:
-        yield planned.finding(
+        yield run.finding(
             "data_folder",
             problem="The transcripts do not seem to belong to their clips, since longer clips do "
             f"not have longer transcripts (correlation {correlation:.2f})",
@@ -92,7 +92,7 @@ def _check_transcripts(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterato
     is_large = tokenizer.kind != "char" and tokenizer.vocab_size >= MIN_LARGE_VOCABULARY
     if uses < MIN_TOKEN_USES and is_large:
         hours = samples_to_seconds(int(train.samples.sum()), knobs["sample_rate"]) / 3600
-        yield planned.finding(
+        yield run.finding(
             "token_type",
             problem=f"The vocabulary of {tokenizer.vocab_size:,} tokens is large for {hours:.1f} "
             f"hours: a token is seen {uses:.1f} times on average",
@@ -101,10 +101,10 @@ def _check_transcripts(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterato
         )
 
 
-def _check_rate(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
+def _check_rate(run: CheckedRun, knobs: Mapping[str, Any]) -> Iterator[Finding]:
     """Judge the peak rate of a kind of Adam."""
     rate = knobs.get("lr")
-    names = [type(optimizer).__name__.lower() for optimizer in planned.make_optimizers()]
+    names = [type(optimizer).__name__.lower() for optimizer in run.optimizers]
     if not isinstance(rate, int | float) or not names or "adam" not in names[0]:
         return
     is_tuned = bool(knobs.get("init_from") or knobs.get("pretrained"))
@@ -113,7 +113,7 @@ def _check_rate(planned: PlannedRun, knobs: Mapping[str, Any]) -> Iterator[Findi
     peak = rate * factor
     if not lowest <= peak <= highest:
         ratio = max(peak / usual, usual / max(peak, 1e-9))
-        yield planned.finding(
+        yield run.finding(
             "lr",
             problem=f"The peak learning rate of {peak:g} is about {ratio:,.0f} times too "
             f"{'high' if peak > usual else 'low'}",
@@ -166,7 +166,6 @@ def length_correlation(transcripts: Transcripts) -> float | None:
 # a short warm-up. Recognizers must write the clips; for any other Brain, the loss on the clips must
 # fall. (A sweep of rates named one at which eight clips are learned; whole runs diverged at it.)
 
-LEARNING_TEST = "learn"  # the name of the test in `PlannedRun.results`
 NUM_CLIPS = 8
 SHORTER_SHARE = 0.6  # of the clips: long ones would take longer
 TRAINING_SECONDS = 40.0
@@ -196,11 +195,10 @@ class LearningTest:
     values: dict[str, float]
 
 
-def check_learning(planned: PlannedRun) -> Iterator[Finding]:
+def check_learning(run: CheckedRun) -> Iterator[Finding]:
     """Report a model that does not learn a few clips, the signs, and what to try."""
-    completed_dry_run(planned)
-    with preserve_rng(planned.choose_placement().device), quiet(), reporting(show_progress=False):
-        learner = Learner(planned)
+    with preserve_rng(run.setup.placement.device), quiet(), reporting(show_progress=False):
+        learner = Learner(run)
         losses = learner.train()
         values, description = learner.evaluate(losses)
     fall = relative_fall(losses[-1], losses[0])
@@ -208,7 +206,7 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     if "CER" in values:
         is_learned = values["CER"] <= MAX_LEARNED_CER
     is_flat = not fall > MIN_FALL  # also if it is NaN
-    causes = [] if is_learned else [*check_causes(planned)]
+    causes = [] if is_learned else [*check_causes(run)]
     outcome = "unfinished"
     fix = "The time was too short: repeat this on the device that will train."
     if is_learned:
@@ -219,7 +217,7 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     elif is_flat or len(losses) == MAX_STEPS:
         outcome = "failed"
         fix = "Try another `lr`, a smaller model, or one with fewer of your own parts."
-    planned.results[LEARNING_TEST] = LearningTest(
+    run.measured.learning = LearningTest(
         outcome=outcome, description=description, losses=losses, values=values
     )
     if is_learned:
@@ -228,7 +226,7 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
     if values.get(TOKENS_WRITTEN, 1.0) < MAX_SILENT_SHARE:
         sign += ", nearly only blanks are written"
     yield Finding(
-        where=causes[0].where if causes else planned.place("model"),
+        where=causes[0].where if causes else run.place("model"),
         problem=f"The clips are not learned ({description}): {sign}",
         fix=fix,
         stops=outcome == "failed",
@@ -236,17 +234,17 @@ def check_learning(planned: PlannedRun) -> Iterator[Finding]:
 
 
 class Learner:
-    """A second Brain of a planned run, with its initial weights, that trains on a few clips."""
+    """A second Brain of a checked run, with its initial weights, that trains on a few clips."""
 
-    def __init__(self, planned: PlannedRun) -> None:
-        self._planned = planned
-        setup = planned.plan_again({key: 0.0 for key in ZERO_KEYS if key in planned.document.root})
-        hparams = setup.build_hparams()
+    def __init__(self, run: CheckedRun) -> None:
+        self._run = run
+        root = run.declared.document.root
+        setup = build_again(run.own, **{key: 0.0 for key in ZERO_KEYS if key in root})
         # Of this run alone, and before anything reads them
-        dict.update(hparams, dict.fromkeys(hparams.keys() & NULL_OBJECTS))
-        setup.load_initial_weights()
-        self._brain = setup.make_brain(grad_accumulation_factor=1, compile=False)
-        loaders = planned.make_loaders()
+        dict.update(setup.hparams, dict.fromkeys(setup.hparams.keys() & NULL_OBJECTS))
+        load_initial_weights(setup)
+        self._brain = make_brain(setup, grad_accumulation_factor=1, compile=False)
+        loaders = setup.loaders
         by_length = np.argsort(sample_counts(loaders.splits.train), kind="stable")
         shorter = by_length[: max(NUM_CLIPS, int(SHORTER_SHARE * len(by_length)))]
         rows = [int(shorter[index]) for index in spread_rows(len(shorter), NUM_CLIPS)]
@@ -262,8 +260,8 @@ class Learner:
         """
         brain = self._brain
         optimizers = [*(brain.optimizers_dict or {}).values()]
-        highest = highest_factor(read_schedule(self._planned.build_hparams()))
-        torch.manual_seed(int(self._planned.knobs["seed"]))
+        highest = highest_factor(read_schedule(self._run.own.hparams))
+        torch.manual_seed(int(self._run.values.knobs["seed"]))
         brain.training_step.start_epoch(1)
         brain.on_stage_start(Stage.TRAIN, 1)
         losses: list[float] = []

@@ -9,7 +9,6 @@ such as a closure.
 import types
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
 from functools import partial
 from logging import Logger
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sbkit.base.messages import listed, plural
-from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
+from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.config.document import Keys, dotted
 
 MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -29,16 +28,11 @@ DATA_TYPES = (Dataset, DataLoader, Sampler)  # they may hold a million rows, but
 LEAF_TYPES = PLAIN_TYPES + ARRAY_TYPES + DATA_TYPES  # the walk does not look inside them
 
 
-def reachable(planned: PlannedRun) -> list[tuple[Keys, object]]:
-    """List every object within a run's hparams and its Brain once, with its shortest path."""
-    roots = dict(planned.build_hparams().items())
-    with suppress(MissingPartError):
-        roots["brain"] = planned.make_cpu_brain()
-    return planned.make_once("reachable", lambda: list(_walk(roots)))
+def reachable(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
+    """Yield every object within the roots once, with its shortest path.
 
-
-def _walk(roots: Mapping[str, object]) -> Iterator[tuple[Keys, object]]:
-    """Walk breadth first, so that shorter paths come first."""
+    It walks breadth first, so that shorter paths come first.
+    """
     queue: deque[tuple[Keys, object]] = deque(((name,), root) for name, root in roots.items())
     seen: dict[int, object] = {}  # by id; it keeps the objects alive, so that no id is used again
     while queue:
@@ -71,11 +65,11 @@ def _children(parent: object) -> Iterator[tuple[str | int, object]]:
             yield name, value
 
 
-def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
+def check_ownership(run: CheckedRun) -> Iterator[Finding]:
     """Find parameters outside the ModuleList, and parts that are in it twice."""
-    reached = reachable(planned)
+    reached = run.reached
     objects = dict(reached)
-    model = planned.require_model()
+    model = run.model
     owned_ids = {id(part) for part in (*model.modules(), *model.parameters())}
     owned_paths = {path for path, part in reached if id(part) in owned_ids}
     module_paths = {path for path, part in reached if isinstance(part, nn.Module)}
@@ -86,13 +80,13 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
             unowned_sizes[reported] += parameter.numel()
     for path, size in unowned_sizes.items():
         name = dotted(path)
-        is_in_yaml = path[0] in planned.document.root
+        is_in_yaml = path[0] in run.declared.document.root
         if is_in_yaml and not isinstance(objects[path], list | tuple | dict):
             fix = f"Add `!ref <{path[0]}>` to the list of `model`, or take it out of the YAML."
         else:
             fix = f"Make `{name}` a torch.nn.ModuleList or a part of `model`."
         place = path if is_in_yaml else ("model",)
-        yield planned.finding(
+        yield run.finding(
             *place,
             problem=f"`{name}` holds {plural(size, 'parameter')} outside `model`, the one "
             "ModuleList: they would stay on the CPU, in no optimizer and in no checkpoint",
@@ -101,7 +95,7 @@ def check_ownership(planned: PlannedRun) -> Iterator[Finding]:
     for part_id, count in Counter(map(id, model)).items():
         if count > 1:
             path = next(path for path, part in objects.items() if id(part) == part_id)
-            yield planned.finding(
+            yield run.finding(
                 "model",
                 problem=f"The list of `model` holds `{dotted(path)}` {count} times",
                 fix="Take all but one out of the list.",
@@ -124,10 +118,9 @@ def _path_to_report(path: Keys, owned_paths: Set[Keys], unowned_modules: Set[Key
     return modules[0] if modules else path
 
 
-def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
+def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
     """Find parameters that a step would update never or twice, and state that is not saved."""
-    optimizers = planned.make_optimizers()
-    model = planned.require_model()
+    optimizers, model = run.optimizers, run.model
     grouped = [p for opt in optimizers for group in opt.param_groups for p in group["params"]]
     counts = Counter(map(id, grouped))
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -141,24 +134,24 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
         (outside_model, "Outside `model`, an optimizer updates"),
     ):
         if parameters:
-            yield planned.finding(
+            yield run.finding(
                 "opt_class",
-                problem=f"{problem} {_describe_tensors(planned, parameters)}",
+                problem=f"{problem} {_describe_tensors(run, parameters)}",
                 fix="Give each parameter of `model` to one group of one optimizer, and no others.",
             )
     # A checkpoint must have the tensors of the model, the epoch, and the optimizers' states.
-    checkpointer = planned.make_cpu_brain().checkpointer
+    checkpointer = run.brain.checkpointer
     recoverables: dict[str, object] = getattr(checkpointer, "recoverables", {})
     modules = [part for part in recoverables.values() if isinstance(part, nn.Module)]
     saved = {id(t) for part in modules for t in (*part.parameters(), *part.buffers())}
     saved |= set(map(id, recoverables.values()))
     tensors = [t for t in (*model.parameters(), *model.buffers()) if id(t) not in saved]
-    unsaved = [_describe_tensors(planned, tensors)] if tensors else []
-    states = (planned.build_hparams()["epoch_counter"], *optimizers)
+    unsaved = [_describe_tensors(run, tensors)] if tensors else []
+    states = (run.own.hparams["epoch_counter"], *optimizers)
     unsaved += dict.fromkeys(type(state).__name__ for state in states if id(state) not in saved)
     if unsaved:
         saved_names = ", ".join(f"`{name}`" for name in recoverables)
-        yield planned.finding(
+        yield run.finding(
             "checkpointer",
             "recoverables",
             problem=f"{listed(unsaved)} would be in no checkpoint: the checkpointer saves "
@@ -169,8 +162,8 @@ def check_optimizers(planned: PlannedRun) -> Iterator[Finding]:
         )
 
 
-def _describe_tensors(planned: PlannedRun, tensors: Sequence[Tensor]) -> str:
+def _describe_tensors(run: CheckedRun, tensors: Sequence[Tensor]) -> str:
     """Name the first of the tensors, and count the others."""
-    paths = (path for path, value in reachable(planned) if value is tensors[0])
+    paths = (path for path, value in run.reached if value is tensors[0])
     name = next((f"`{dotted(path)}`" for path in paths), "a parameter outside the YAML")
     return name if len(tensors) == 1 else f"{name} and {len(tensors) - 1:,} more"

@@ -4,6 +4,7 @@
 for a short list of keys that may change.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from sbkit.base.checksums import checksum
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import parse_errors_as_sbkit_errors, to_json, write_text_atomically
 from sbkit.base.messages import listed, plural, short_value
@@ -124,14 +124,17 @@ class RunConfig:
         overrides: Mapping[str, object],
         *,
         data: Mapping[str, str] | None = None,
-        label_file: Path | str | None = None,
+        label_file: bytes | None = None,
     ) -> "RunConfig":
-        """Make the configuration of a run from its YAML, overrides, data and label file."""
+        """Make the configuration of a run from its YAML and overrides.
+
+        data: the fingerprints of its splits; label_file: the content of its label file.
+        """
         yaml_file = Path(yaml_file)
         return RunConfig(
             values=_values(yaml_file, overrides),
             data={split: value[:NUM_HASH_DIGITS] for split, value in (data or {}).items()} or None,
-            labels=None if label_file is None else checksum(Path(label_file)),
+            labels=None if label_file is None else hashlib.sha256(label_file).hexdigest(),
             source=(yaml_file, overrides),
         )
 

@@ -10,7 +10,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from sbkit.check.planned_run import Finding
+    from sbkit.check.checked_run import Finding
 
 FINDINGS_EXIT = 1  # exit code
 
@@ -36,13 +36,12 @@ def check(options: Namespace) -> int:
     keep_freed_memory()  # as training does: the check measures its memory
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
-    from sbkit.check.check import CHECKS, check_planned_run, summary
-    from sbkit.check.cost import COST
-    from sbkit.check.learn import LEARNING_TEST, check_learning
-    from sbkit.check.planned_run import PlannedRun
-    from sbkit.check.settings import INITIAL_WEIGHTS
+    from sbkit.check.check import CHECKS, check_run, summary
+    from sbkit.check.learn import check_learning
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
+    from sbkit.distributed.device import count_local_devices, counter_of_target
+    from sbkit.train.setup import read_values
 
     overrides = parse_overrides(options.overrides)
     target = options.target
@@ -51,10 +50,12 @@ def check(options: Namespace) -> int:
             "`--learn` trains on this machine, but --target names another. Leave one of them out."
         )
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
-    with PlannedRun(options.yaml, overrides, target=target) as planned:
-        findings = check_planned_run(planned, checks)
-    cost = planned.results.get(COST)  # None if it could not be measured
-    test = planned.results.get(LEARNING_TEST)  # None if it was not made, or if no step can run
+    count = count_local_devices if target is None else counter_of_target(target)
+    values = read_values(options.yaml, overrides, count=count)
+    result = check_run(values, target=target, checks=checks)
+    findings = result.findings
+    cost = result.measured.cost  # None if it could not be measured
+    test = result.measured.learning  # None if it was not made, or if no step can run
     if options.json:
         record: dict[str, object] = {"findings": [finding.as_record() for finding in findings]}
         if cost is not None:
@@ -63,12 +64,12 @@ def check(options: Namespace) -> int:
             record["learn"] = asdict(test)
         print(printable_json(to_json(record)))
     else:
-        lines = planned.results.get(INITIAL_WEIGHTS, [])
+        lines = result.measured.initial_weights
         if options.defaults:
             defaults = resolve(options.yaml, overrides).defaults
             lines = [
                 *lines,
-                *(f"`{key}` is {planned.knobs[key]!r} by default." for key in defaults),
+                *(f"`{key}` is {values.knobs[key]!r} by default." for key in defaults),
             ]
         print(*findings, *lines, summary(findings), sep="\n")
         if cost is not None:

@@ -12,7 +12,7 @@ from sbkit.base.messages import listed, plural
 from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
-    from sbkit.train.setup import RunSetup
+    from sbkit.train.setup import RunValues
 
 logger = logging.getLogger(__name__)
 
@@ -50,24 +50,25 @@ def prepare_data(options: Namespace) -> None:
     from sbkit.data.report import measure_data, write_data_report
     from sbkit.data.shard import LAZY
     from sbkit.data.splits import shard_numbers
-    from sbkit.train.setup import RunSetup
+    from sbkit.train.setup import prepare_splits, read_values
 
     if options.shards and options.report:
         raise ConfigError("--shards writes no report. Run `sbkit prepare --report` separately.")
-    setup = RunSetup(options.yaml, parse_overrides(options.overrides))
-    setup.check_ranges()
+    values = read_values(options.yaml, parse_overrides(options.overrides))
+    values.require_in_range()
     if options.shards is not None:
-        write_run_as_shards(setup, options.shards, options.shard_size)
+        write_run_as_shards(values, options.shards, options.shard_size)
         return
     report: Path | None = options.report
     if report is not None:
         require_writable(report, option="--report")
-    rate = setup.knobs["sample_rate"]
-    language = setup.knobs.get("language")
-    splits = setup.prepare_splits()
+    rate = values.knobs["sample_rate"]
+    language = values.knobs.get("language")
+    recipe = values.load_recipe()
+    splits = prepare_splits(values, recipe)
     if options.verify:
         with verifying():
-            verified = RunSetup(options.yaml, setup.overrides).prepare_splits()
+            verified = prepare_splits(values, recipe)
         for name, fingerprint in verified.fingerprints.items():
             state = "as" if fingerprint == splits.fingerprints.get(name) else "no longer as"
             logger.info(f"{name}: {state} it was prepared")
@@ -80,14 +81,14 @@ def prepare_data(options: Namespace) -> None:
             logger.info(f"{name}: {plural(len(clips), 'clip')} not as long as stated: {ids}")
     for group in facts["left_out"]:
         logger.info(f"{group['split']}: {group['utterances']} left out, {group['reason']}")
-    if not shard_numbers(splits.train).any() and setup.knobs.get("audio_store") != LAZY:
+    if not shard_numbers(splits.train).any() and values.knobs.get("audio_store") != LAZY:
         logger.info(f"prepared audio: {default_cache()}")
     if report is not None:
         _, page = write_data_report(splits, report, sample_rate=rate, language=language)
         logger.info(f"report: {page}")
 
 
-def write_run_as_shards(setup: "RunSetup", destination: str, shard_size: str) -> None:
+def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) -> None:
     """Write the data of a run as shards, or this process's share of them.
 
     The rows that `where` and `skip_quality_tags` leave out are not written. Raises ConfigError for
@@ -99,33 +100,33 @@ def write_run_as_shards(setup: "RunSetup", destination: str, shard_size: str) ->
     from sbkit.data.manifest import Manifest
     from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 
-    make_corpus = setup.load_recipe().corpus
+    make_corpus = values.load_recipe().corpus
     if make_corpus is None:
         raise ConfigError(
             "Shards can only be made if the recipe has a `corpus`. Add "
             "corpus=recipes.prepare.corpus_of to the recipe."
         )
-    corpus = make_corpus(setup.knobs)
+    corpus = make_corpus(values.knobs)
     options = ShardOptions(
-        sample_rate=setup.knobs["sample_rate"],
-        store=setup.knobs.get("audio_store", "pcm"),
+        sample_rate=values.knobs["sample_rate"],
+        store=values.knobs.get("audio_store", "pcm"),
         shard_bytes=parse_size(shard_size),
-        seed=setup.knobs["seed"],
+        seed=values.knobs["seed"],
     )
-    roles = splits_of(corpus, setup.knobs)
-    sources = {name: corpus.read(setup.knobs, name) for name in chain(*roles.values())}
+    roles = splits_of(corpus, values.knobs)
+    sources = {name: corpus.read(values.knobs, name) for name in chain(*roles.values())}
     manifests = {split: s for split, s in sources.items() if isinstance(s, Manifest)}
-    has_filters = setup.knobs.get("where") or setup.knobs.get("skip_quality_tags")
+    has_filters = values.knobs.get("where") or values.knobs.get("skip_quality_tags")
     if has_filters and len(manifests) < len(sources):
         raise ConfigError(
             "Table folders are written as shards with all rows. Take `where` and "
             "`skip_quality_tags` out, and pass them to the training on the shards."
         )
-    manifests = filter_manifests(manifests, setup.knobs)
+    manifests = filter_manifests(manifests, values.knobs)
     for split, manifest in manifests.items():
         for reason, count in manifest.filtered.items():
             logger.info(f"{split}: {count} left out, {reason}")
-    facts = describe_corpus(corpus, setup.knobs)
+    facts = describe_corpus(corpus, values.knobs)
     written = write_shards(Storage(destination), options, {**sources, **manifests}, roles, facts)
     if written is not None:
         logger.info(f"Train with --data_folder={destination}")

@@ -12,6 +12,7 @@ from io import StringIO
 from itertools import pairwise
 from operator import getitem
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hyperpyyaml import load_hyperpyyaml
@@ -22,7 +23,7 @@ from ruamel.yaml.nodes import MappingNode, Node
 from ruamel.yaml.representer import RoundTripRepresenter
 
 from sbkit.base.errors import ConfigError, SbkitError
-from sbkit.base.files import write_text_atomically
+from sbkit.base.files import HeldFile, write_text_atomically
 from sbkit.base.ranges import KEYS, REQUIRED, ranges_of, refusal, require_in_range
 from sbkit.config.document import (
     BUILDER_TAGS,
@@ -55,7 +56,7 @@ class MissingKnobError(ConfigError, AttributeError):
             f"This run reads `{name}`, which is not in the YAML. Add it, or correct the spelling "
             "of its key."
         )
-        self.name = name
+        self.key = name
 
 
 class Knobs(dict[str, Any]):
@@ -86,6 +87,12 @@ class Knobs(dict[str, Any]):
     def get(self, name: str, default: object = None) -> Any:
         self.names_read.add(name)
         return super().get(name, default)
+
+    def with_value(self, name: str, value: object) -> "Knobs":
+        """Return a copy with another value of a key; both record the keys that are read."""
+        knobs = Knobs({**dict(self.items()), name: value})
+        knobs.names_read = self.names_read
+        return knobs
 
     def __reduce__(self) -> tuple[type["Knobs"], tuple[dict[str, Any]]]:
         return Knobs, (dict(self.items()),)  # else pickle sets each item
@@ -217,10 +224,15 @@ def read_knobs(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
     return Knobs(deepcopy(dict(resolve(yaml_file, overrides).knobs)))
 
 
-def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knobs:
+def load_hparams(
+    yaml_file: Path | str,
+    overrides: Mapping[str, object],
+    files: Mapping[Path, bytes] = MappingProxyType({}),
+) -> Knobs:
     """Check the ranges of all values, and build everything that the file declares.
 
     overrides: nested, as `parse_overrides` returns them: `{"Transformer": {"dropout": 0.2}}`.
+    files: the contents of files that the objects read, and that are not written yet.
     Returns the values and objects by their keys in the YAML.
 
     >>> load_hparams(Path("hparams/ctc.yaml"), {})["compute_features"]  # doctest: +SKIP
@@ -239,6 +251,8 @@ def load_hparams(yaml_file: Path | str, overrides: Mapping[str, object]) -> Knob
             path.append(node)
             value: object = super().construct_object(node, deep)
             path.pop()
+            if files and isinstance(value, str) and Path(value) in files:
+                return HeldFile(value, files[Path(value)])
             return value
 
     try:

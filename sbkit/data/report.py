@@ -8,6 +8,8 @@ times as long to encode.
 """
 
 import base64
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
@@ -23,6 +25,7 @@ import pyarrow.compute as pc
 from sbkit.audio.io import FULL_SCALE, MP3_RATES, encode_mp3
 from sbkit.base.errors import SbkitError
 from sbkit.base.files import to_json, write_text_atomically
+from sbkit.base.messages import plural
 from sbkit.base.units import samples_to_seconds
 from sbkit.data.changes import find_changes
 from sbkit.data.manifest import DURATION_COLUMN, Excluded, parse_durations
@@ -37,9 +40,12 @@ from sbkit.data.splits import (
     sample_counts,
     spread_rows,
     take_columns,
+    write_excluded,
 )
 from sbkit.logs.html_page import render_page
 from sbkit.text.normalization import NORMALIZER_VERSION, separates_words
+
+logger = logging.getLogger(__name__)
 
 REPORT_NAME = "data_report"
 SHARED_COLUMNS = ("id", "text", "speaker")  # whose values a test set should not share with train
@@ -57,6 +63,28 @@ CLIPPING_LEVEL = 1 - 1 / FULL_SCALE  # of full scale
 MIN_POWER = 1e-10  # -100 dBFS
 
 Facts = dict[str, Any]  # plain data
+
+
+def log_data(splits: Splits, folder: Path, sample_rate: int) -> None:
+    """Log the size of every split, and list the utterances that are left out in the folder."""
+    for name, split in splits.named().items():
+        minutes = samples_to_seconds(int(sample_counts(split).sum()), sample_rate) / 60
+        logger.info(f"{name}: {plural(len(split), 'utterance')}, {minutes:.1f} min")
+    for source in sources_of(splits):
+        minutes = samples_to_seconds(source.samples, sample_rate) / 60
+        epoch_minutes = samples_to_seconds(source.epoch_samples, sample_rate) / 60
+        logger.info(
+            f"source {source.name}: {plural(len(source.rows), 'utterance')}, {minutes:.1f} min; "
+            f"{epoch_minutes:.1f} min in an epoch"
+        )
+    listing = folder / "left_out.tsv"
+    excluded = [*splits.excluded, *splits.out_of_range]
+    write_excluded(listing, excluded)
+    for (name, reason), count in Counter((row.split, row.reason) for row in excluded).items():
+        logger.info(f"{name}: {count} left out, {reason} (listed in {listing})")
+    for name, reasons in splits.filtered.items():
+        for reason, count in reasons.items():
+            logger.info(f"{name}: {count} left out, {reason}")
 
 
 def write_data_report(

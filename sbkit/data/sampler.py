@@ -362,7 +362,11 @@ class TrainSampler(Sampler[MicroBatch]):
 
 
 class EvalSampler(Sampler[MicroBatch]):
-    """Deal a split to the ranks: every utterance once, the same batches for any world size."""
+    """Deal a split to the ranks: every utterance once, the same batches for any world size.
+
+    Attributes:
+        plan: the batches of all ranks.
+    """
 
     def __init__(
         self,
@@ -378,12 +382,12 @@ class EvalSampler(Sampler[MicroBatch]):
             batch_seconds, sample_rate
         )  # a longer clip is a batch of its own
         order = np.argsort(lengths, kind="stable").astype(np.int32)
-        self._plan = Plan(Examples.of_single_rows(lengths), order, capacity)
-        self._indices = range(rank, len(self._plan), world_size)
+        self.plan = Plan(Examples.of_single_rows(lengths), order, capacity)
+        self._indices = range(rank, len(self.plan), world_size)
 
     def __iter__(self) -> Iterator[MicroBatch]:
         """Yield from the shortest batch to the longest."""
-        return map(self._plan.__getitem__, self._indices)
+        return map(self.plan.__getitem__, self._indices)
 
     def __len__(self) -> int:
         return len(self._indices)

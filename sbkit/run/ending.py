@@ -60,9 +60,9 @@ class RunEnding:
     def __init__(self, setup: RunSetup, brain: Brain) -> None:
         self._setup = setup
         self._brain = brain
-        self._loaders = setup.make_loaders()
-        self._folder = setup.folder / BUNDLE
-        self._batch_seconds: float = setup.knobs.get("eval_batch_seconds", BATCH_SECONDS)
+        self._loaders = setup.loaders
+        self._folder = setup.values.folder / BUNDLE
+        self._batch_seconds: float = setup.values.knobs.get("eval_batch_seconds", BATCH_SECONDS)
 
     def finish(self) -> None:
         """Export the run and test the bundle."""
@@ -91,10 +91,10 @@ class RunEnding:
         """
         self._brain.ping("export")
         with main_rank_first():
-            if rank() == 0 and is_outdated(self._setup.folder):
+            if rank() == 0 and is_outdated(self._setup.values.folder):
                 shutil.rmtree(self._folder, ignore_errors=True)
                 try:
-                    write_bundle(self._setup.folder, self._folder)
+                    write_bundle(self._setup.values.folder, self._folder)
                 except (BundleError, ConfigError) as error:
                     logger.warning(
                         "note: the checkpoint itself is tested, by the metrics of a validation, "
@@ -103,7 +103,7 @@ class RunEnding:
         self._brain.ping("export")
         if not self._folder.exists():
             return None
-        precision = self._setup.knobs["eval_precision"]
+        precision = self._setup.values.knobs["eval_precision"]
         return load_bundle(
             self._folder,
             user_modules=modules_of_bundle(self._folder),
@@ -112,9 +112,9 @@ class RunEnding:
 
     def fit(self, bundle: TorchBundle) -> TorchBundle:
         """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
-        decoder = declared_decoder(self._setup.build_hparams())
+        decoder = declared_decoder(self._setup.hparams)
         if not self._is_fitted(bundle, decoder):
-            valid = self._setup.prepare_splits().valid
+            valid = self._setup.splits.valid
             rescores = decoder is not None and decoder.attention_rescoring
             sample = sample_validation(
                 bundle, valid, with_attention=rescores, batch_seconds=self._batch_seconds
@@ -129,7 +129,11 @@ class RunEnding:
             )
             with main_rank_first():
                 if rank() == 0:
-                    models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
+                    models = (
+                        None
+                        if decoder is None
+                        else self._setup.values.folder / LANGUAGE_MODELS_FILE
+                    )
                     set_decoder(self._folder, self._folder, fitted, models)
         contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
         return TorchBundle.from_contents(contents, bundle.model)
@@ -142,17 +146,17 @@ class RunEnding:
             return decoder is bundle.decoder
         if decoder.needs_tuning:
             decoder = decoder.copy_with(weights=bundle.decoder.weights)
-        folders = (self._setup.folder, self._folder)
+        folders = (self._setup.values.folder, self._folder)
         models = {(folder / LANGUAGE_MODELS_FILE).read_bytes() for folder in folders}
         return decoder.plain() == bundle.decoder.plain() and len(models) == 1
 
     def write_formats(self) -> None:
         """Write the missing ones of the formats that the YAML declares; log which of them fail."""
-        run, knobs = self._setup.folder, self._setup.knobs
+        run, knobs = self._setup.values.folder, self._setup.values.knobs
         with main_rank_first():
             if rank() == 0:
                 try:
-                    declared = declared_formats(knobs, self._setup.load_recipe().task)
+                    declared = declared_formats(knobs, self._setup.recipe.task)
                     names = [n for n in declared if not (self._folder / n / PARITY_FILE).exists()]
                     # One rank compares them on all test clips, not only on its own share.
                     with single_rank():
@@ -180,15 +184,15 @@ class RunEnding:
     def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
         """Write the results into the run folder, and log a line for each test set."""
         setup, brain = self._setup, self._brain
-        task = setup.load_recipe().task
+        task = setup.recipe.task
         report = TestReport(
-            setup.folder,
+            setup.values.folder,
             task,
-            sample_rate=setup.knobs["sample_rate"],
-            labels=setup.prepare_labels(),
+            sample_rate=setup.values.knobs["sample_rate"],
+            labels=setup.labels,
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
-            report_by=setup.knobs["report_by"] or (),
+            report_by=setup.values.knobs["report_by"] or (),
         )
         for scored in sets:
             facts: FigureDict = {}
@@ -198,7 +202,7 @@ class RunEnding:
                     facts["notes"] = [note, *facts.get("notes", ())]
             report.add(scored, **facts)
 
-        run_log = RunLog(setup.folder, resume_step=brain.optimizer_step)
+        run_log = RunLog(setup.values.folder, resume_step=brain.optimizer_step)
         for name, entry in report.entries.items():
             metrics = {key: entry[key] for key in brain.evaluator.metrics if key in entry}
             run_log.write(
@@ -220,11 +224,13 @@ class RunEnding:
         model_facts = f"{parameters / 1e6:.1f} M parameters, {weights}, sbkit {__version__}"
         training = brain.training_metrics
         speed = training.audio_seconds / training.train_seconds if training.train_seconds else None
-        draw_curves(setup.folder / LOG_FILE, setup.folder / CURVES, brain.evaluator.metrics)
+        draw_curves(
+            setup.values.folder / LOG_FILE, setup.values.folder / CURVES, brain.evaluator.metrics
+        )
         report.write(
             notes=[model_facts, describe_provenance(provenance)],
-            model=str(setup.folder),
-            **{SETTINGS: read_records(setup.folder).get(SETTINGS), PROVENANCE: provenance},
+            model=str(setup.values.folder),
+            **{SETTINGS: read_records(setup.values.folder).get(SETTINGS), PROVENANCE: provenance},
             parameters=parameters,
             train_seconds=round(training.train_seconds, 1),
             audio_seconds=round(training.audio_seconds, 1),

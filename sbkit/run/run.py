@@ -1,8 +1,8 @@
 """A run, from its YAML to its results: what `train.py`, notebooks and sweeps call.
 
-    check -> data, labels, batches -> the files of the run folder -> training -> bundle -> test
+    values -> data, labels, objects, loaders -> check -> run folder -> training -> bundle -> test
 
-Each step can also be taken alone, and takes the steps that it needs first.
+`Run.train` has all steps in their order. Each can also be taken alone.
 """
 
 import gc
@@ -10,6 +10,7 @@ import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,11 +19,10 @@ from torch import nn
 
 from sbkit.base.allocator import describe_allocator, return_freed_memory
 from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
-from sbkit.base.files import write_bytes_atomically
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
-from sbkit.check.check import check_before_training, check_planned_run
-from sbkit.check.planned_run import Finding, PlannedRun
+from sbkit.check.check import check_before_training, check_run
+from sbkit.check.checked_run import Finding
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
@@ -31,17 +31,17 @@ from sbkit.checkpoint.run_config import (
     DATA_KNOBS,
     RUN_YAML,
     TEST_KEYS,
-    RunConfig,
     read_run_config,
 )
-from sbkit.config.hparams import OUTPUT_FOLDER, save_yaml
+from sbkit.config.hparams import OUTPUT_FOLDER, Knobs, save_yaml
 from sbkit.data.batch import Loaders
 from sbkit.data.cache import default_cache
 from sbkit.data.corpus import describe_corpus
-from sbkit.data.report import write_data_report
+from sbkit.data.report import log_data, write_data_report
 from sbkit.data.rows import store_rows
+from sbkit.data.splits import Splits
 from sbkit.distributed.agreement import require_same_code, require_shared
-from sbkit.distributed.device import describe_tf32, note_precision
+from sbkit.distributed.device import Placement, describe_tf32, note_precision
 from sbkit.distributed.ranks import main_rank_first, process_group, rank, world_size
 from sbkit.evaluate.report import REPORT
 from sbkit.evaluate.run_results import SUMMARY
@@ -57,12 +57,22 @@ from sbkit.run.tuning import TuningOptions, tune
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
-from sbkit.train.setup import RunSetup, once
+from sbkit.train.setup import (
+    RunSetup,
+    choose_placement,
+    load_initial_weights,
+    make_brain,
+    prepare_run,
+    prepare_splits,
+    read_values,
+    set_results_aside,
+    write_label_files,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class Run(RunSetup):
+class Run:
     """A YAML with its overrides, which trains, and whose results can be read.
 
     >>> run = Run("hparams/ctc.yaml", {"lr": 1e-3, "output_folder": "runs/a"})  # doctest: +SKIP
@@ -71,8 +81,7 @@ class Run(RunSetup):
     0.242
 
     Attributes:
-        knobs: the plain values of the YAML, which cannot be changed any more.
-        folder: where the run writes, the value of `output_folder`.
+        values: the YAML as it takes effect.
     """
 
     def __init__(
@@ -118,15 +127,25 @@ class Run(RunSetup):
                 except SbkitError as error:
                     raise DataError(f"`corpus[{split!r}]`: {error}") from error
             overrides |= {"manifest": files, "data_folder": None, "corpus": None}
-        super().__init__(yaml_file, overrides, recipe=recipe)
-        self._given = dict(self.results)
+        self.values = read_values(yaml_file, overrides, recipe=recipe)
+        self._setup: RunSetup | None = None  # once it is made
+
+    @property
+    def knobs(self) -> Knobs:
+        """The plain values of the YAML, which cannot be changed any more."""
+        return self.values.knobs
+
+    @property
+    def folder(self) -> Path:
+        """Where the run writes, the value of `output_folder`."""
+        return self.values.folder
 
     def __repr__(self) -> str:
         return self._call
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to another process, or into a copy, without what has been made so far."""
-        return {**vars(self), "results": dict(self._given)}
+        return {**vars(self), "_setup": None}
 
     @classmethod
     def open(
@@ -160,44 +179,36 @@ class Run(RunSetup):
             KeyboardInterrupt: Ctrl-C or another signal has stopped it; the message says what is
                 saved. The next call goes on.
         """
-        # A second training takes nothing from the folder as it was.
-        names = {"recipe", "placement", "splits", "check"} & self.results.keys()
-        self.results = {name: self.results[name] for name in names}
-        self.check_ranges()
+        values = self.values
+        values.require_in_range()
         with self._session() as text_log:
-            placement = self.choose_placement()
-            waiting = describe_waiting(torch.get_num_threads())
-            tf32 = describe_tf32(placement.device)
-            logger.info(f"{placement.device}: {waiting}; {describe_allocator()}{tf32}")
-            if note := note_precision(placement):
-                logger.info(note)
-            self._check()
-            self._prepare()
-            self._begin()
+            placement = choose_placement(values)
+            log_machine(placement)
+            with main_rank_first():  # which finds no tokenizer there, while the others do
+                # The recipe's splits, labels and loaders, and the objects of the YAML
+                setup = self._setup = prepare_run(values, placement)
+                if rank() == 0:
+                    check_and_write_labels(setup)
+            open_run_folder(setup)
             text_log.open()
-            loaders = self.make_loaders()
-            brain = self.make_brain(loaders)
-            brain.fit(self.build_hparams()["epoch_counter"], loaders.train, loaders.valid)
-            self._finish(brain)
+            brain = make_brain(setup, can_fit=True)
+            brain.fit(setup.hparams["epoch_counter"], setup.loaders.train, setup.loaders.valid)
+            self._finish(setup, brain)
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        with (
-            isolated_rng(self.choose_placement().device),
-            PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned,
-        ):
-            return check_planned_run(planned)
+        return check_run(self.values).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""
         with self._session() as text_log:
-            self._prepare()
-            self.make_run_config().check_effective(self.folder)
+            setup = self.prepare()
+            setup.make_run_config().check_effective(self.folder)
             text_log.open()
-            self._write_config()
-            brain = super().make_brain(self.make_loaders())
+            write_config(setup)
+            brain = make_brain(setup, can_fit=True)
             brain.checkpointer.recover_if_possible()  # with its counters, which the results name
-            self._finish(brain)
+            self._finish(setup, brain)
         return self.scores
 
     def tune(self, **options: Any) -> None:
@@ -260,13 +271,13 @@ class Run(RunSetup):
 
         Raises ConfigError if its results are those of another setting.
         """
-        if not self.has_checkpoint():
+        if not self.values.has_checkpoint():
             return set()
         before = read_run_config(self.folder)
-        recipe = before.values["recipe"]  # results need no Brain of the user's
+        values = replace(self.values, given_recipe=None)  # results need no Brain of the user's
+        values = values.with_overrides(recipe=before.values["recipe"])
         is_moved = any(self.knobs.get(key) != before.values.get(key) for key in DATA_KNOBS)
-        data = self.prepare_splits().fingerprints if is_moved else None
-        config = RunConfig.from_yaml(self.yaml_file, self.overrides | {"recipe": recipe}, data=data)
+        config = values.make_run_config(self.prepare_splits() if is_moved else None)
         config.check_resumable(self.folder)
         if (self.folder / SUMMARY).is_file():
             config.check_effective(self.folder)
@@ -274,106 +285,50 @@ class Run(RunSetup):
 
     def _require_model(self) -> None:
         """Raise BundleError if there is no model yet, and ConfigError if it is another run's."""
-        if not (self.has_checkpoint() or (self.folder / BUNDLE).exists()):
+        if not (self.values.has_checkpoint() or (self.folder / BUNDLE).exists()):
             raise BundleError(f"{self.folder} has no model yet. Call `train()`.")
         self._require_own_folder()
 
     # -- its steps ------------------------------------------------------------------------------
 
-    @once("check")
-    def _check(self) -> None:
-        """Check the run, unless `check: False`, and take over what was made for that."""
-        with main_rank_first():
-            if self.knobs.get("check", True) and rank() == 0:
-                with PlannedRun(self.yaml_file, self.overrides, run=self) as planned:
-                    check_before_training(planned)
-                    label_files = planned.hand_over()
-                del planned
-                gc.collect()
-                return_freed_memory()
-                if label_files:
-                    self._check_resumable()
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                for name, content in label_files.items():
-                    file = self.folder / name
-                    if not file.is_file() or file.read_bytes() != content:
-                        write_bytes_atomically(file, content)
+    def prepare(self) -> RunSetup:
+        """Make all that the run needs, once; nothing is written into its folder.
 
-    def prepare_labels(self) -> Any:
-        """Open the labels of this run; raises ConfigError if the folder has another run."""
-        if "labels" not in self.results:
-            self._check_resumable()
-        return super().prepare_labels()
+        Raises SbkitError if something of the run is wrong, or the folder is another run's.
+        """
+        if self._setup is None:
+            with main_rank_first():
+                setup = prepare_run(self.values)
+            setup.make_run_config().check_resumable(self.folder)
+            self._setup = setup
+        return self._setup
 
-    @once("resumable")
-    def _check_resumable(self) -> None:
-        if note := self.make_run_config().check_resumable(self.folder):
-            logger.info(note)
-        if (label_file := self.find_label_file()) and not self.has_checkpoint():
-            logger.info(
-                f"note: {label_file} was there before the first checkpoint and is used as it "
-                "is. Remove it to have it made again from this data."
-            )
+    def prepare_splits(self) -> Splits:
+        """Prepare the data that is not prepared yet."""
+        return prepare_splits(self.values, self.values.load_recipe())
+
+    def make_loaders(self) -> Loaders:
+        """Plan the batches of every split."""
+        return self.prepare().loaders
 
     def make_brain(self, loaders: Loaders | None = None, **run_opts: Any) -> Brain:
         """Make a Brain with the weights that the YAML names; `loaders`: to `fit` it, after a check.
 
+        run_opts: take precedence over the YAML.
+
         Raises SbkitError if something of the run is wrong.
         """
-        self._prepare()
+        setup = self.prepare()
         if loaders is not None:
-            self._begin()
-        return super().make_brain(loaders, **run_opts)
+            with main_rank_first():
+                if rank() == 0:
+                    check_and_write_labels(setup)
+            open_run_folder(setup)
+        elif not self.values.has_checkpoint():
+            load_initial_weights(setup)
+        return make_brain(setup, can_fit=loaders is not None, **run_opts)
 
-    @once("prepared")
-    def _prepare(self) -> None:
-        """Make data, labels, objects and batches, the same on all ranks; load initial weights."""
-        with main_rank_first():
-            self.prepare_labels()
-        self.make_loaders()
-        config = self.make_run_config()  # now with the labels
-        config.check_resumable(self.folder)
-        config.check_same_on_ranks()
-        require_same_code()
-        for line in self.load_initial_weights():
-            logger.info(line)
-
-    @once("begun")
-    def _begin(self) -> None:
-        """Check the run, and write what describes it; set earlier results aside."""
-        self._check()
-        self.build_hparams()["checkpointer"].check_same_model()
-        was_finished = self.is_finished()
-        if was_finished:
-            self.make_run_config().check_effective(self.folder)
-        with main_rank_first():
-            if rank() == 0:
-                if not was_finished:
-                    self.set_results_aside()
-                make_corpus = self.load_recipe().corpus
-                write_data_report(
-                    self.make_loaders().splits,
-                    self.folder,
-                    sample_rate=self.knobs["sample_rate"],
-                    language=self.knobs.get("language"),
-                    corpus=describe_corpus(make_corpus and make_corpus(self.knobs), self.knobs),
-                )
-                return_freed_memory()  # of the report, which training does not need
-        self._write_config()
-
-    def _write_config(self) -> None:
-        """Write the configuration of the run, and remove results that it would not give."""
-        config = self.make_run_config()
-        with main_rank_first():
-            if rank() == 0:
-                if self.has_checkpoint():
-                    changes = config.changes(read_run_config(self.folder))
-                    if not TEST_KEYS.isdisjoint(change.key for change in changes):
-                        (self.folder / SUMMARY).unlink(missing_ok=True)
-                config.write(self.folder)
-                save_yaml(self.folder / RUN_YAML, self.yaml_file, self.overrides)
-
-    def _finish(self, brain: Brain) -> None:
+    def _finish(self, setup: RunSetup, brain: Brain) -> None:
         """Test the best weights, unless the results are there.
 
         At the end, name the report and the command that follows.
@@ -386,12 +341,12 @@ class Run(RunSetup):
                 f"All epochs were trained before; the results in {self.folder} stay as they are."
             )
         else:
-            RunEnding(self, brain).finish()
+            RunEnding(setup, brain).finish()
             if type(brain).evaluate is not Brain.evaluate:
-                brain.evaluate(self.make_loaders().test)
+                brain.evaluate(setup.loaders.test)
         if (report := self.folder / REPORT).is_file():
             logger.info(f"report: {report}")
-        if self.load_recipe().task.export is not None:
+        if setup.recipe.task.export is not None:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     @contextmanager
@@ -400,7 +355,7 @@ class Run(RunSetup):
 
         The run folder is locked.
         """
-        device = self.choose_placement().device
+        device = choose_placement(self.values).device
         with (
             drop_unwritable("stdout", "stderr") if logger.hasHandlers() else log_to_screen(),
             TextLog(self.folder, title=self._title) as text_log,
@@ -413,8 +368,76 @@ class Run(RunSetup):
             try:
                 require_shared(self.folder, default_cache())
                 if world_size() > 1:
-                    RunConfig.from_yaml(self.yaml_file, self.overrides).check_same_on_ranks()
+                    self.values.make_run_config().check_same_on_ranks()
                 yield text_log
             finally:
                 if rank() == 0:
                     unlock_folder(self.folder)
+
+
+# -- steps of a run, in their order ----------------------------------------------------------------
+
+
+def log_machine(placement: Placement) -> None:
+    """Log the device and its settings."""
+    waiting = describe_waiting(torch.get_num_threads())
+    tf32 = describe_tf32(placement.device)
+    logger.info(f"{placement.device}: {waiting}; {describe_allocator()}{tf32}")
+    if note := note_precision(placement):
+        logger.info(note)
+
+
+def check_and_write_labels(setup: RunSetup) -> None:
+    """Check a run, unless `check: False`; then write its labels, the first files in its folder."""
+    if setup.values.knobs.get("check", True):
+        check_before_training(setup)
+        gc.collect()
+        return_freed_memory()
+    if note := setup.make_run_config().check_resumable(setup.values.folder):
+        logger.info(note)
+    write_label_files(setup)
+
+
+def open_run_folder(setup: RunSetup) -> None:
+    """Load initial weights, write what describes the run, and set earlier results aside.
+
+    Every rank calls it, and all must have the same data, labels and code.
+    """
+    values, config = setup.values, setup.make_run_config()
+    config.check_same_on_ranks()
+    require_same_code()
+    if not values.has_checkpoint():
+        for line in load_initial_weights(setup):
+            logger.info(line)
+    setup.hparams["checkpointer"].check_same_model()
+    was_finished = setup.is_finished()
+    if was_finished:
+        config.check_effective(values.folder)
+    with main_rank_first():
+        if rank() == 0:
+            if not was_finished:
+                set_results_aside(values.folder)
+            log_data(setup.loaders.splits, values.folder, values.knobs["sample_rate"])
+            make_corpus = setup.recipe.corpus
+            write_data_report(
+                setup.loaders.splits,
+                values.folder,
+                sample_rate=values.knobs["sample_rate"],
+                language=values.knobs.get("language"),
+                corpus=describe_corpus(make_corpus and make_corpus(values.knobs), values.knobs),
+            )
+            return_freed_memory()  # of the report, which training does not need
+    write_config(setup)
+
+
+def write_config(setup: RunSetup) -> None:
+    """Write the configuration of the run, and remove results that it would not give."""
+    values, config = setup.values, setup.make_run_config()
+    with main_rank_first():
+        if rank() == 0:
+            if values.has_checkpoint():
+                changes = config.changes(read_run_config(values.folder))
+                if not TEST_KEYS.isdisjoint(change.key for change in changes):
+                    (values.folder / SUMMARY).unlink(missing_ok=True)
+            config.write(values.folder)
+            save_yaml(values.folder / RUN_YAML, values.yaml_file, values.overrides)

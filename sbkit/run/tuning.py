@@ -22,7 +22,7 @@ from sbkit.bundle.config import CONFIG_FILE
 from sbkit.checkpoint.folder import locked_folder
 from sbkit.checkpoint.run_config import BUNDLE, RUN_YAML
 from sbkit.data.sentences import read_sentences
-from sbkit.data.splits import read_column
+from sbkit.data.splits import Splits, read_column
 from sbkit.data.tables import COLUMN_KEYS
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE
@@ -36,7 +36,7 @@ from sbkit.logs.progress import progress_bar
 from sbkit.runtime.scoring import sample_validation
 from sbkit.runtime.test_sets import name_of, prepare_source, table_knobs
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import prepare_splits, read_values
 
 logger = logging.getLogger(__name__)
 
@@ -97,22 +97,24 @@ def tune(model: Path, options: TuningOptions) -> None:
     ):
         bundle = load_bundle(source, user_modules=options.user_modules)
         bundle.task.require_prediction("text", command="tune")
-        setup = None if is_bundle else RunSetup(model / RUN_YAML, {})
+        values = None if is_bundle else read_values(model / RUN_YAML, {})
+        splits = None if values is None else prepare_splits(values, values.load_recipe())
         columns = {name: getattr(options, name) for name in (*COLUMN_KEYS, "encoding")}
         tables = table_knobs(model, columns)
         sets: Mapping[str, datasets.Dataset]
         if options.data is not None:
             sets = {name_of(options.data): prepare_source(bundle, options.data, tables)}
         else:
-            assert setup is not None  # `--data` is required for a bundle
-            sets = setup.prepare_splits().valid
+            assert splits is not None  # `--data` is required for a bundle
+            sets = splits.valid
         models = Path(folder, LANGUAGE_MODELS_FILE)
         for home in (source, model):
             if (home / LANGUAGE_MODELS_FILE).is_file():
                 shutil.copyfile(home / LANGUAGE_MODELS_FILE, models)
                 break
-        _replace_language_models(models, bundle, setup, options, tables, sets)
-        decoder = _make_decoder(bundle, {} if setup is None else setup.knobs, options, models)
+        knobs: Mapping[str, Any] = {} if values is None else values.knobs
+        _replace_language_models(models, bundle, splits, knobs, options, tables, sets)
+        decoder = _make_decoder(bundle, knobs, options, models)
         fitted, is_better = _fit(bundle, decoder, sets)
         if out is not None:
             set_decoder(source, out.resolve(), fitted, models)
@@ -140,26 +142,26 @@ def tune(model: Path, options: TuningOptions) -> None:
 def _replace_language_models(
     file: Path,
     bundle: TorchBundle,
-    setup: RunSetup | None,
+    splits: Splits | None,
+    knobs: Mapping[str, Any],
     options: TuningOptions,
     tables: Mapping[str, Any],
     sets: Mapping[str, datasets.Dataset],
 ) -> None:
     """Train or read the language models that the options ask for; the others in the file stay.
 
-    setup: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
+    splits, knobs: of a run, whose `lm_text` or transcripts are the text without `--lm-text`.
     tables: the columns and the encoding of texts.
     """
     new_orders = {WORDS: options.word_lm_order, TOKENS: options.token_lm_order}
     orders = {name: order for name, order in new_orders.items() if order is not None}
     if options.lm_text is not None or orders:
-        if options.lm_text is None and setup is None:
+        if options.lm_text is None and splits is None:
             raise ConfigError(
                 "The language models of a bundle need a text, because a bundle has no transcripts. "
                 "Name a text or an ARPA file with --lm-text."
             )
-        splits = None if setup is None else setup.prepare_splits()
-        declared = None if setup is None else setup.knobs.get("lm_text")
+        declared = knobs.get("lm_text")
         lm_text = LmText.from_knob(declared if options.lm_text is None else options.lm_text)
         table = bundle.config.text_table
         if lm_text.files:

@@ -48,7 +48,6 @@ from typing import Any
 
 import torch
 
-from sbkit.base.checksums import checksum_of
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.ranges import RANGES, require_in_range
@@ -88,6 +87,7 @@ class RunValues:
 
     Attributes:
         overrides: nested, with that of the folder if the YAML is that of a run.
+        given_overrides: nested, without it.
         knobs: the plain values of the YAML.
         given_recipe: replaces the recipe that the YAML names.
         count: counts the devices of a type.
@@ -95,6 +95,7 @@ class RunValues:
 
     yaml_file: Path
     overrides: Mapping[str, object]
+    given_overrides: Mapping[str, object]
     knobs: Knobs
     given_recipe: Recipe | None = None
     count: DeviceCounter = count_local_devices
@@ -133,7 +134,7 @@ class RunValues:
             self.yaml_file,
             overrides,
             data=None if splits is None else splits.fingerprints,
-            labels=None if label_file is None else checksum_of(label_file),
+            label_file=label_file,
         )
 
 
@@ -156,11 +157,12 @@ def read_values(
         SbkitError: the YAML, or the pretrained encoder that it names, cannot be read.
     """
     yaml_file = Path(yaml_file)
-    nested = {**folder_override(yaml_file), **nest_overrides(overrides)}
-    nested = with_encoder_config(yaml_file, nested)
+    given = nest_overrides(overrides)
+    nested = with_encoder_config(yaml_file, {**folder_override(yaml_file), **given})
     return RunValues(
         yaml_file=yaml_file,
         overrides=nested,
+        given_overrides=given,
         knobs=read_knobs(yaml_file, nested),
         given_recipe=recipe,
         count=count,
@@ -212,17 +214,17 @@ def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSet
         SbkitError: something of the run is wrong, as a sentence says. The step in which an error is
             raised is noted in it.
     """
-    with _step("recipe"):
+    with step("recipe"):
         recipe = values.load_recipe()
-    with _step("placement"):
+    with step("placement"):
         placement = placement or choose_placement(values)
-    with _step("splits"):
+    with step("splits"):
         splits = prepare_splits(values, recipe)
-    with _step("labels"):
+    with step("labels"):
         labels, label_files = prepare_labels(values, recipe, splits)
-    with _step("hparams"):
+    with step("hparams"):
         hparams = build_objects(values, recipe, labels, label_files)
-    with _step("loaders"):
+    with step("loaders"):
         loaders = recipe.make_loaders(hparams, splits, labels, placement)
     return RunSetup(
         values=values,
@@ -237,7 +239,8 @@ def prepare_run(values: RunValues, placement: Placement | None = None) -> RunSet
 
 
 @contextmanager
-def _step(name: str) -> Iterator[None]:
+def step(name: str) -> Iterator[None]:
+    """Note in an error of this block which step of preparing a run raised it."""
     try:
         yield
     except Exception as error:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from sbkit.check.planned_run import Finding, PlannedRun
+
 from recipes.asr.recipe import ASR
 from sbkit.check.check import CHECKS, Check, check_planned_run
 from sbkit.check.cost import check_cost
-from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
 from sbkit.train.recipe import Recipe

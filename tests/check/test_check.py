@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sbkit.check.planned_run import Finding, PlannedRun
 from torch import nn
 from torch.nn.modules import module
 
@@ -15,7 +16,6 @@ from sbkit.check import check, settings
 from sbkit.check.check import check_planned_run, summary
 from sbkit.check.dry_run import dry_run
 from sbkit.check.ownership import reachable
-from sbkit.check.planned_run import Finding, PlannedRun
 from sbkit.commands.check import exit_code
 from tests.check.harness import planned_run
 from tests.runs import Workplace

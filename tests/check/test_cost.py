@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sbkit.check.planned_run import PlannedRun
 
 from sbkit.audio import segments
 from sbkit.check import cost
@@ -21,7 +22,6 @@ from sbkit.check.cost import (
     padded_samples,
     real_steps,
 )
-from sbkit.check.planned_run import PlannedRun
 from sbkit.commands.cli import run
 from sbkit.data.batch import Batch
 from sbkit.distributed.device import resolve

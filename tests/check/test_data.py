@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from sbkit.check.planned_run import MissingPartError, PlannedRun
 
 from recipes.asr.recipe import ASR
 from sbkit.check.check import check_planned_run
@@ -18,7 +19,6 @@ from sbkit.check.data import (
     check_silence,
     read_all_transcripts,
 )
-from sbkit.check.planned_run import MissingPartError, PlannedRun
 from sbkit.data.manifest import Excluded
 from sbkit.data.splits import Splits
 from sbkit.text.normalization import normalize, orthography

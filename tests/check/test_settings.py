@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 
 from sbkit.base.errors import BAD_INPUT, SbkitError
 from sbkit.check.check import check_planned_run
-from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.check.settings import (
     check_placement,
     check_run_folder,

@@ -1,0 +1,235 @@
+"""What the checks read: the YAML that is checked, what a run makes of it, and a Brain to try.
+
+The Brain is built by the function that builds the run's, on the CPU, and writes into a scratch
+folder. So nothing of the run changes.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sbkit.base.errors import ConfigError, SbkitError
+from sbkit.base.messages import printable
+from sbkit.config.document import Document, Keys, dotted, read_document
+from sbkit.config.hparams import OUTPUT_FOLDER, insert_defaults
+from sbkit.data.sampler import TrainSampler
+from sbkit.distributed.device import parse_device, resolve
+from sbkit.logs.handlers import quiet
+from sbkit.train.brain import Brain
+from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain
+
+if TYPE_CHECKING:
+    from sbkit.check.cost import Cost
+    from sbkit.check.dry_run import DryRun
+    from sbkit.check.learn import LearningTest
+
+ON_CPU = resolve("cpu", "fp32")
+Ids = tuple[str, ...]
+CPU_OPTIONS: dict[str, Any] = {
+    "device": ON_CPU.device,
+    "precision": "fp32",
+    "eval_precision": "fp32",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One difference between what is declared and what would take effect.
+
+    Attributes:
+        where: FILE:LINE, or "override of KEY".
+        problem: a sentence without its period.
+        fix: advice; empty if the problem includes it.
+        stops: the run is not started (an error); otherwise the finding is a note.
+        ids: the utterances concerned.
+
+    >>> print(Finding(where="ctc.yaml:3", problem="`lr` is negative", fix="Raise it.", check="lr"))
+    ctc.yaml:3: error: `lr` is negative [lr]
+      fix: Raise it.
+    """
+
+    where: str
+    problem: str
+    fix: str = ""
+    stops: bool = True
+    ids: Ids = field(default=(), repr=False)
+    check: str = ""
+
+    @property
+    def severity(self) -> str:
+        return "error" if self.stops else "note"
+
+    def __str__(self) -> str:
+        line = printable(f"{self.where}: {self.severity}: {self.problem} [{self.check}]")
+        return f"{line}\n  fix: {printable(self.fix)}" if self.fix else line
+
+    def as_sentence(self) -> str:
+        """Write the finding as one paragraph, with its place unless that is only the file."""
+        text = f"{self.problem}. {self.fix}".rstrip()
+        is_located = self.where in text or self.where.endswith(":1")
+        return printable(text if is_located else f"{text} ({self.where})")
+
+    def as_record(self) -> dict[str, object]:
+        return {"severity": self.severity, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A YAML to check, as it is declared: findings stand at its lines.
+
+    target: the machine to check for, such as cuda:8; None for this one.
+    """
+
+    values: RunValues
+    target: str | None = None
+
+    @cached_property
+    def document(self) -> Document:
+        """The YAML without overrides."""
+        document = read_document(self.values.yaml_file)
+        insert_defaults(document, self.values.given_overrides)
+        return document
+
+    @property
+    def has_device(self) -> bool:
+        """Return whether this machine has the device and the precision of the run."""
+        try:
+            choose_placement(self.values)
+        except SbkitError:
+            return False
+        return self.target is None
+
+    def place(self, *keys: str | int) -> str:
+        """Return "override of KEY" if the key is overridden, else FILE:LINE."""
+        if keys == ("data_folder",) and self.values.knobs.get("manifest"):
+            keys = ("manifest",)  # which is read instead
+        override: object = self.values.given_overrides
+        declared: object = self.document.root
+        for depth, key in enumerate(keys, start=1):
+            if not isinstance(override, Mapping) or key not in override:
+                break
+            override = override[key]
+            declared = declared.get(key) if isinstance(declared, Mapping) else None
+            if not (isinstance(override, Mapping) and declared):
+                return f"override of {dotted(keys[:depth])}"
+        return self.document.place(keys)
+
+    def finding(
+        self, *keys: str | int, problem: str, fix: str = "", stops: bool = True, ids: Ids = ()
+    ) -> Finding:
+        return Finding(where=self.place(*keys), problem=problem, fix=fix, stops=stops, ids=ids)
+
+
+@dataclass(kw_only=True)
+class Measurements:
+    """What the checks measure besides their findings, for `sbkit check` to print.
+
+    initial_weights: lines about the weights that training would start from.
+    """
+
+    initial_weights: list[str] = field(default_factory=list)
+    cost: "Cost | None" = None
+    learning: "LearningTest | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """A run that is checked.
+
+    Attributes:
+        setup: what the run is made of.
+        own: the same with the objects of the check, whose folder is a scratch folder.
+        brain: a Brain of these objects on the CPU.
+        optimizers: those of the Brain.
+        reached: every object within the objects and the Brain, before any step, with its path.
+        trial: what small steps of the Brain show.
+    """
+
+    declared: Declared
+    setup: RunSetup
+    own: RunSetup
+    brain: Brain
+    optimizers: list[Optimizer]
+    reached: Sequence[tuple[Keys, object]] = field(repr=False)
+    trial: "DryRun"
+    measured: Measurements = field(default_factory=Measurements)
+
+    @property
+    def values(self) -> RunValues:
+        return self.setup.values
+
+    @property
+    def model(self) -> nn.ModuleList:
+        """The ModuleList that the check tries."""
+        model: nn.ModuleList = self.own.hparams["model"]
+        return model
+
+    @property
+    def sampler(self) -> TrainSampler | None:
+        """The sampler of the training set; None if a recipe plans its batches in another way."""
+        sampler = self.setup.loaders.train.batch_sampler
+        return sampler if isinstance(sampler, TrainSampler) else None
+
+    @property
+    def num_processes(self) -> int:
+        """The number of torchrun's processes, or one for each device of the target."""
+        if self.declared.target is None:
+            return int(os.environ.get("WORLD_SIZE", "1"))
+        return max(1, self.values.count(parse_device(self.declared.target).type))
+
+    @property
+    def accumulation(self) -> int:
+        """The micro-batches of each process in a step."""
+        return int(self.values.knobs.get("grad_accumulation_factor", 1))
+
+    def build_brain(self, **run_opts: Any) -> Brain:
+        """Build another Brain, with objects and initial weights of its own."""
+        return make_brain(build_again(self.own), **run_opts)
+
+    def place(self, *keys: str | int) -> str:
+        return self.declared.place(*keys)
+
+    def finding(self, *keys: str | int, **options: Any) -> Finding:
+        return self.declared.finding(*keys, **options)
+
+
+@contextmanager
+def own_objects(setup: RunSetup) -> Iterator[RunSetup]:
+    """Yield a setup with objects that write into a scratch folder."""
+    with TemporaryDirectory(prefix="sbkit-check") as scratch:
+        with quiet():
+            own = build_again(setup, **{OUTPUT_FOLDER: scratch})
+        model = own.hparams["model"]
+        if not isinstance(model, nn.ModuleList):
+            raise ConfigError(
+                f"`model` must be the one torch.nn.ModuleList of all parts, not a "
+                f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
+                "`!ref`s."
+            )
+        yield own
+
+
+def make_brain_to_check(own: RunSetup) -> Brain:
+    """Make a Brain on the CPU."""
+    with quiet():
+        return make_brain(own, **CPU_OPTIONS)
+
+
+def init_optimizers(brain: Brain) -> list[Optimizer]:
+    """Make the optimizers of a Brain; raises ConfigError if they cannot be made."""
+    try:
+        with quiet():
+            brain.init_optimizers()
+    except Exception as error:  # whatever an optimizer or a recipe raises
+        raise ConfigError(
+            f"The optimizers cannot be made: {type(error).__name__}: {error}. Correct "
+            "`opt_class`, or the recipe's `init_optimizers`."
+        ) from error
+    return list((brain.optimizers_dict or {}).values())
