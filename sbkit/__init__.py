@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from sbkit.base.errors import DataError as DataError
     from sbkit.base.errors import DeviceError as DeviceError
     from sbkit.base.errors import SbkitError as SbkitError
+    from sbkit.bundle.task import Task as Task
     from sbkit.config.hparams import load_hparams as load_hparams
     from sbkit.data.batch import Batch as Batch
     from sbkit.data.manifest import Clip as Clip
     from sbkit.data.manifest import Manifest as Manifest
     from sbkit.logs.metric import Metric as Metric
-    from sbkit.models.asr import AsrModel as AsrModel
     from sbkit.models.loss import Loss as Loss
     from sbkit.run.run import Run as Run
-    from sbkit.runtime.codec import Codec as Codec
-    from sbkit.runtime.session import Session as Session
-    from sbkit.runtime.session import StreamingRecognizer as StreamingRecognizer
-    from sbkit.runtime.session import advance_batch as advance_batch
-    from sbkit.runtime.synthesizer import Synthesizer as Synthesizer
     from sbkit.runtime.torch_model import load_bundle as load_bundle
-    from sbkit.runtime.transcriber import Transcriber as Transcriber
-    from sbkit.runtime.voice_detector import SpeechRules as SpeechRules
-    from sbkit.runtime.voice_detector import VoiceDetector as VoiceDetector
-    from sbkit.tasks.task import Task as Task
+    from sbkit.tasks.codec.predict import Codec as Codec
+    from sbkit.tasks.detection.predict import SpeechRules as SpeechRules
+    from sbkit.tasks.detection.predict import VoiceDetector as VoiceDetector
+    from sbkit.tasks.recognition.model import AsrModel as AsrModel
+    from sbkit.tasks.recognition.predict import Transcriber as Transcriber
+    from sbkit.tasks.recognition.session import Session as Session
+    from sbkit.tasks.recognition.session import StreamingRecognizer as StreamingRecognizer
+    from sbkit.tasks.recognition.session import advance_batch as advance_batch
+    from sbkit.tasks.synthesis.predict import Synthesizer as Synthesizer
     from sbkit.train.brain import Brain as Brain
     from sbkit.train.recipe import Recipe as Recipe
 
 prepare_user()
 
 HOMES = {
-    "AsrModel": "sbkit.models.asr",
+    "AsrModel": "sbkit.tasks.recognition.model",
     "Batch": "sbkit.data.batch",
     "Brain": "sbkit.train.brain",
     "BundleError": "sbkit.base.errors",
     "Clip": "sbkit.data.manifest",
-    "Codec": "sbkit.runtime.codec",
+    "Codec": "sbkit.tasks.codec.predict",
     "ConfigError": "sbkit.base.errors",
     "DataError": "sbkit.base.errors",
     "DeviceError": "sbkit.base.errors",
@@ -55,14 +55,14 @@ HOMES = {
     "Recipe": "sbkit.train.recipe",
     "Run": "sbkit.run.run",
     "SbkitError": "sbkit.base.errors",
-    "Session": "sbkit.runtime.session",
-    "SpeechRules": "sbkit.runtime.voice_detector",
-    "StreamingRecognizer": "sbkit.runtime.session",
-    "Synthesizer": "sbkit.runtime.synthesizer",
-    "Task": "sbkit.tasks.task",
-    "Transcriber": "sbkit.runtime.transcriber",
-    "VoiceDetector": "sbkit.runtime.voice_detector",
-    "advance_batch": "sbkit.runtime.session",
+    "Session": "sbkit.tasks.recognition.session",
+    "SpeechRules": "sbkit.tasks.detection.predict",
+    "StreamingRecognizer": "sbkit.tasks.recognition.session",
+    "Synthesizer": "sbkit.tasks.synthesis.predict",
+    "Task": "sbkit.bundle.task",
+    "Transcriber": "sbkit.tasks.recognition.predict",
+    "VoiceDetector": "sbkit.tasks.detection.predict",
+    "advance_batch": "sbkit.tasks.recognition.session",
     "load_bundle": "sbkit.runtime.torch_model",
     "load_hparams": "sbkit.config.hparams",
 }

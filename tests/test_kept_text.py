@@ -15,8 +15,8 @@ from sbkit.evaluate.wer import ErrorCounts, count_errors
 from sbkit.evaluate.wer_report import read_utterances
 from sbkit.lm.arpa import read_arpa
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import read_json, rows_of, train_overfitted

@@ -42,7 +42,7 @@ from language_id import COLUMN, LANGUAGE_IDENTIFICATION
 from language_id_recipe import LANGUAGE_ID, LanguageBrain
 
 from sbkit.logs.metric import LOSS
-from sbkit.tasks.task import Scorer
+from sbkit.bundle.task import Scorer
 
 
 def score_rows(bundle, rows, clips, **_):

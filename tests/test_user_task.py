@@ -9,17 +9,17 @@ import pytest
 
 from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.base.errors import SbkitError
+from sbkit.bundle.task import Exportable
 from sbkit.commands.cli import run
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.tasks.task import Exportable
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.train.setup import RunSetup
 from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
 from dataclasses import replace
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.tasks.task import Command
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.bundle.task import Command
 
 def spell(options):
     print(options.bundle.name, options.word, options.times, options.device, options.runtime)

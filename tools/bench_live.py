@@ -30,9 +30,16 @@ from sbkit.decoding.words import BEAM, GREEDY
 from sbkit.evaluate.wer import TextErrors, count_errors
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.session import Endpoint, Event, Final, Partial, Session, StreamingRecognizer
 from sbkit.runtime.test_sets import prepare_source, prepare_test_sets, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
+from sbkit.tasks.recognition.session import (
+    Endpoint,
+    Event,
+    Final,
+    Partial,
+    Session,
+    StreamingRecognizer,
+)
 from tools.bench import Figures, measure_once
 
 SILENCE_SECONDS = 3.0  # after a clip, to find its endpoint

@@ -94,7 +94,7 @@ def load(side: str, folder: Path) -> Transcribe:
         return in_batches(load_speechbrain(folder / "speechbrain"))
     if side == "sherpa-onnx":
         return in_batches(load_sherpa(folder / "sherpa-onnx"))
-    from sbkit.runtime.transcriber import Transcriber
+    from sbkit.tasks.recognition.predict import Transcriber
 
     runtime, _, precision = side.partition("-")
     loaded = Transcriber.load(

@@ -14,7 +14,7 @@ from torch.nn.functional import kl_div
 from recipes.asr.recipe import ASR, AsrBrain
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import TextBatch
-from sbkit.models.asr import Predictions
+from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
 
 

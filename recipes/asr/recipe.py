@@ -15,6 +15,7 @@ from sbkit.audio.segments import Segment, Segmenter, longest_whole
 from sbkit.base.ranges import SHARE, Range, TextValue
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
+from sbkit.bundle.task import Task
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
@@ -26,12 +27,11 @@ from sbkit.evaluate.wer import (
     greedy_shares,
 )
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.models.asr import AsrModel, Predictions
-from sbkit.models.encoder import encoder_parts
+from sbkit.models.encoder import Predictions, encoder_parts
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.runtime.torch_model import encode_in_segments
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.tasks.task import Task
+from sbkit.tasks.recognition.model import AsrModel
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.text.normalization import separates_words
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe

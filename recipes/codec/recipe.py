@@ -15,14 +15,14 @@ from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.base.ranges import NON_NEGATIVE
+from sbkit.bundle.task import Task
 from sbkit.data.batch import Batch
 from sbkit.logs.metric import Metrics
-from sbkit.models.codec import CodecModel
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
-from sbkit.tasks.codec import CODEC as TASK
-from sbkit.tasks.codec import CodedUtterance
-from sbkit.tasks.task import Task
+from sbkit.tasks.codec.model import CodecModel
+from sbkit.tasks.codec.task import CODEC as TASK
+from sbkit.tasks.codec.task import CodedUtterance
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 

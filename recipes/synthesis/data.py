@@ -27,7 +27,7 @@ from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
 from sbkit.distributed.device import Placement
 from sbkit.models.vocoder import FRAME_HOPS
-from sbkit.text.symbols import SYMBOL_TYPES, read_texts, to_symbols
+from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES, read_texts, to_symbols
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 
 MIN_HZ, MAX_HZ = 70.0, 450.0

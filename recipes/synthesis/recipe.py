@@ -22,11 +22,12 @@ from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
 from sbkit.base.ranges import NON_NEGATIVE, Range
+from sbkit.bundle.task import Task
 from sbkit.distributed.ranks import gather_over_ranks, rank
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
-from sbkit.models.synthesis import (
+from sbkit.tasks.synthesis.model import (
     SynthesisModel,
     expand,
     find_misaligned,
@@ -34,10 +35,9 @@ from sbkit.models.synthesis import (
     frame_index,
     mean_by_symbol,
 )
-from sbkit.tasks.synthesis import NUM_EXAMPLES, SpeechExample, SpokenUtterance
-from sbkit.tasks.synthesis import SYNTHESIS as TASK
-from sbkit.tasks.task import Task
-from sbkit.text.symbols import PAUSE_SYMBOLS
+from sbkit.tasks.synthesis.symbols import PAUSE_SYMBOLS
+from sbkit.tasks.synthesis.task import NUM_EXAMPLES, SpeechExample, SpokenUtterance
+from sbkit.tasks.synthesis.task import SYNTHESIS as TASK
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 

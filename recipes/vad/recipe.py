@@ -30,13 +30,13 @@ from sbkit.audio.augment import Augmentation, make_colored
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS_PER_SECOND
+from sbkit.bundle.task import Task
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row, read_rows
 from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
-from sbkit.models.voice_activity import VoiceActivityModel
-from sbkit.tasks.task import Task
-from sbkit.tasks.voice_activity import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts
+from sbkit.tasks.detection.model import VoiceActivityModel
+from sbkit.tasks.detection.task import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts
 from sbkit.train.brain import Brain
 from sbkit.train.recipe import Recipe
 

@@ -22,7 +22,7 @@ OVERLAP_SECONDS = 4.0  # of two segments without a pause between them
 
 
 class PauseDetector(Protocol):
-    """Finds speech in a stream, as `sbkit.runtime.voice_detector.VoiceDetector` does."""
+    """Finds speech in a stream, as `sbkit.tasks.detection.predict.VoiceDetector` does."""
 
     def start(self) -> Any:
         """Return the state of a stream before its first sample."""

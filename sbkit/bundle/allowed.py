@@ -46,11 +46,11 @@ MODULES = {
     "sbkit.audio.augment": "Compose SpecAugment",
     "sbkit.audio.fbank": "Fbank",
     "sbkit.models.frontend": "ConvFrontEnd",
-    "sbkit.models.codec": "FiniteScalarQuantizer",
+    "sbkit.tasks.codec.model": "FiniteScalarQuantizer",
     "sbkit.models.layers": "Dropout FrameConv GlobalNorm LinearStack",
     "sbkit.models.pretrained.parts": "PretrainedEncoder PretrainedFeatures PretrainedFrontEnd",
     "sbkit.models.speechbrain_parts": "SpeechBrainLayers SpeechBrainTransformer",
-    "sbkit.models.synthesis": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
+    "sbkit.tasks.synthesis.model": "DurationAligner MelDecoder TextEncoder VarianceAdaptor",
     "sbkit.models.transformer": "ConformerBlock Convolution CrossAttention DecoderBlock "
     "DepthwiseConv FeedForward SelfAttention Transformer TransformerBlock",
     "sbkit.models.vocoder": "LogMel VocoderDecoder VocoderEncoder",

@@ -30,6 +30,7 @@ from sbkit.base.imports import import_user_modules
 from sbkit.base.machine import usable_cores
 from sbkit.bundle.config import CONFIG_FILE, WEIGHTS_FILE, BundleConfig, BundleFiles
 from sbkit.bundle.protocols import Encoded, RunnableModel
+from sbkit.bundle.task import Labels, Task, load_task
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.clips import ClipDecoder, DecoderInput, DecoderPool, Recognition
 from sbkit.decoding.decoder import LANGUAGE_MODELS_FILE, AttentionScorer
@@ -37,7 +38,6 @@ from sbkit.decoding.hotwords import normalize_hotwords, read_hotwords
 from sbkit.decoding.words import BEAM, GREEDY, WordAligner
 from sbkit.lm.language_models import load_language_models
 from sbkit.lm.ngram import NgramModel
-from sbkit.tasks.task import Labels, Task, load_task
 from sbkit.text.normalization import Orthography, text_table
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.transcripts import transcript_normalizer

@@ -30,7 +30,7 @@ Plain = Any  # what JSON can hold
 class BundleConfig:
     """The fields of config.json that are needed to run a bundle.
 
-    task: the dotted path of its `sbkit.tasks.task.Task`.
+    task: the dotted path of its `sbkit.bundle.task.Task`.
     sample_rate: in Hz.
     model: the keys of the parts in the ModuleList, in order.
     parts: every part as plain data, by key.

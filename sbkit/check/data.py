@@ -41,8 +41,7 @@ from sbkit.data.splits import (
     sample_counts,
     spread_rows,
 )
-from sbkit.models.asr import head_size
-from sbkit.models.encoder import make_encoder
+from sbkit.models.encoder import head_size, make_encoder
 from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.text.normalization import languages_with

@@ -28,7 +28,7 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.config.document import Keys, dotted
 from sbkit.data.batch import Batch, TextBatch
 from sbkit.logs.handlers import quiet
-from sbkit.models.asr import Predictions
+from sbkit.models.encoder import Predictions
 from sbkit.train.brain import Brain, training_loss
 from sbkit.train.nonfinite import ids_of
 from sbkit.train.optimizers import named_parameters

@@ -18,6 +18,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.messages import plural
 from sbkit.base.ranges import RANGES, out_of_range
 from sbkit.base.units import samples_to_seconds
+from sbkit.bundle.task import load_task
 from sbkit.check.dry_run import dry_run
 from sbkit.check.planned_run import Finding, MissingPartError, PlannedRun
 from sbkit.checkpoint.checkpointer import Checkpointer
@@ -38,7 +39,6 @@ from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts
 from sbkit.export.formats import declared_formats
 from sbkit.logs.handlers import quiet
-from sbkit.tasks.task import load_task
 from sbkit.train.optimizers import ALWAYS, FREEZE
 
 COMMAND_KEYS = {"check", "recipe"}  # read by the command itself

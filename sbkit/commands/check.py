@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sbkit.base.allocator import keep_freed_memory
 from sbkit.base.errors import ConfigError
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from sbkit.check.planned_run import Finding

@@ -1,4 +1,4 @@
-"""The command `sbkit`: runs one of its commands, which the modules of this folder declare."""
+"""The command `sbkit`: runs one of its commands, which this folder and the tasks declare."""
 
 import argparse
 import re
@@ -11,22 +11,15 @@ from sbkit.base.errors import SbkitError
 from sbkit.base.imports import import_user_modules, require_package
 from sbkit.base.process import run_main
 from sbkit.base.versions import describe_versions
-from sbkit.commands import (
-    check,
-    doctor,
-    export,
-    new,
-    prepare,
-    score,
-    segment,
-    serve,
-    speak,
-    task,
-    transcribe,
-    tune,
-)
-from sbkit.commands.arguments import Parser, is_run
+from sbkit.cli.arguments import Parser
+from sbkit.commands import check, doctor, export, new, prepare, run_task, score, serve, tune
+from sbkit.commands.bundles import is_run, open_bundle
 from sbkit.logs.handlers import log_to_screen
+from sbkit.logs.progress import reporting
+from sbkit.tasks.codec import commands as codec
+from sbkit.tasks.recognition import commands as recognition
+from sbkit.tasks.recognition import segment
+from sbkit.tasks.synthesis import commands as synthesis
 
 MODULES = (
     new,
@@ -35,11 +28,12 @@ MODULES = (
     export,
     tune,
     score,
-    transcribe,
+    recognition,
     serve,
     segment,
-    speak,
-    task,
+    synthesis,
+    codec,
+    run_task,
     doctor,
 )
 
@@ -72,13 +66,19 @@ def run(arguments: Sequence[str]) -> int:
     if unknown and not options.takes_overrides:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = unknown
-    with log_to_screen(
-        to_stderr=not options.logs_to_stdout,
-        format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+    with (
+        log_to_screen(
+            to_stderr=not options.logs_to_stdout,
+            format="%(asctime)s %(message)s" if options.command == "serve" else "%(message)s",
+        ),
+        reporting(show_progress=not options.quiet),
     ):
         options.user_modules = _import_user_modules(options.imports, options.models)
         try:
-            return options.handler(options) or 0
+            if not options.opens_bundle:
+                return options.handler(options) or 0
+            with open_bundle(options.models[0], options.user_modules) as options.bundle:
+                return options.handler(options) or 0
         except ModuleNotFoundError as error:
             if not _is_required(error.name or ""):  # a user's module imports it
                 raise
@@ -116,7 +116,7 @@ def build_parser() -> Parser:
     """Make the parser of all commands."""
     parser = Parser(prog="sbkit", description="Training recipes for speech, each from one YAML.")
     parser.add_argument("--version", action=ShowVersions, nargs=0, help="print versions, and exit")
-    parser.set_defaults(imports=[], models=[])
+    parser.set_defaults(imports=[], models=[], quiet=False)
     parser.commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for module in MODULES:
         module.add_commands(parser)

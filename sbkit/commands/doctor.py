@@ -11,7 +11,7 @@ from sbkit.base.imports import import_torchaudio
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable
 from sbkit.base.versions import versions
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 MORE_PACKAGES = (  # besides the PACKAGES of sbkit.base.versions
     "hyperpyyaml",

@@ -5,7 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from sbkit.base.errors import FAILED
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 
 def add_commands(parser: Parser) -> None:

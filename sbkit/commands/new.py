@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.versions import __version__
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 PACKAGE = Path(__file__).parents[1]
 RECIPE_FOLDERS = ("asr", "codec", "synthesis", "vad")  # in recipes/, by task

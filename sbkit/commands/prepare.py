@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable
 from sbkit.base.messages import listed, plural
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
     from sbkit.train.setup import RunSetup

@@ -24,7 +24,7 @@ from sbkit.base.errors import ConfigError
 from sbkit.base.files import require_writable, to_json
 from sbkit.base.messages import printable, printable_json
 from sbkit.base.versions import __version__
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 if TYPE_CHECKING:
     import datasets
@@ -82,10 +82,9 @@ def score(options: Namespace) -> None:
             sample_rate=bundle.config.sample_rate,
             labels=bundle.labels,
             report_by=options.report_by,
-            quiet=options.quiet,
         )
         for name, rows in _prepare(bundle, folder, options):
-            scored = scorer.score(name, rows, quiet=options.quiet)
+            scored = scorer.score(name, rows)
             facts = decoding_facts(bundle, scored)
             if out is not None:
                 facts = report.add(scored, **facts)

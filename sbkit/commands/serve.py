@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.commands.arguments import Parser, open_bundle, open_detector, recognizer_options
-from sbkit.tasks.task import import_object
+from sbkit.bundle.task import import_object
+from sbkit.cli.arguments import Parser
+from sbkit.commands.bundles import open_bundle
 
 if TYPE_CHECKING:
-    from sbkit.runtime.voice_detector import VoiceDetector
     from sbkit.serve.middleware import Limits, Metrics
     from sbkit.serve.recognition import RecognitionService, Workers
     from sbkit.serve.tts import Voice
+    from sbkit.tasks.detection.predict import VoiceDetector
 
 RECOGNIZER_ALIASES = ("gpt-transcribe", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "whisper-1")
 VOICE_ALIASES = ("gpt-4o-mini-tts", "tts-1", "tts-1-hd")
@@ -84,6 +85,7 @@ def serve(names: Sequence[str], folders: Sequence[Path], options: Namespace) -> 
     from sbkit.serve.recognition import RecognitionService, Workers
     from sbkit.serve.server import Server, bind
     from sbkit.serve.tts import Voice
+    from sbkit.tasks.detection.predict import open_detector
 
     if len({*names}) < len(names):
         raise ConfigError(
@@ -152,9 +154,10 @@ def _open(
     from sbkit.bundle.bundle import read_bundle
     from sbkit.runtime.batch_shapes import BatchShapes
     from sbkit.runtime.runtimes import model_options
-    from sbkit.runtime.transcriber import default_batch_seconds, open_recognizer
     from sbkit.serve.recognition import RecognitionService
     from sbkit.serve.tts import Voice
+    from sbkit.tasks.recognition.predict import default_batch_seconds, open_recognizer
+    from sbkit.tasks.recognition.recordings import recognizer_options
 
     task = read_bundle(folder, user_modules=options.user_modules).task
     if task.synthesizer_class is not None:

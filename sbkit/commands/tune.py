@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from sbkit.base.errors import ConfigError, DataError
-from sbkit.commands.arguments import Parser
+from sbkit.cli.arguments import Parser
 
 
 def add_commands(parser: Parser) -> None:

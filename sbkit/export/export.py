@@ -28,6 +28,7 @@ from sbkit.base.versions import versions
 from sbkit.bundle.allowed import ALLOWED_MODULES
 from sbkit.bundle.config import CONFIG_FILE, FORMAT, WEIGHTS_FILE
 from sbkit.bundle.module_spec import ARGUMENTS_KEY, CLASS_MODULES, node_to_spec
+from sbkit.bundle.task import BUILT_IN_PACKAGE, Task, load_task
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.provenance import averaged_safetensors, make_provenance, read_json
 from sbkit.checkpoint.run_config import (
@@ -57,7 +58,6 @@ from sbkit.export.model_card import (
 from sbkit.export.parity import FULL_GRID, Grid
 from sbkit.models.pretrained.parts import PretrainedEncoder
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.task import BUILT_IN_PACKAGE, Task, load_task
 
 logger = logging.getLogger(__name__)
 

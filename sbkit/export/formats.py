@@ -23,6 +23,7 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import to_json
 from sbkit.base.versions import versions
+from sbkit.bundle.task import ONNX, Task
 from sbkit.export.huggingface_format import write_huggingface
 from sbkit.export.onnx_format import WrittenGraph, write_graphs, write_onnx
 from sbkit.export.parity import Candidate, Grid, TestSets, compare
@@ -31,7 +32,6 @@ from sbkit.export.speechbrain_format import write_speechbrain
 from sbkit.export.traced import quiet_exporters
 from sbkit.runtime.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import TorchBundle
-from sbkit.tasks.task import ONNX, Task
 
 logger = logging.getLogger(__name__)
 

@@ -31,11 +31,11 @@ from sbkit.base.files import to_json
 from sbkit.base.imports import require_package
 from sbkit.export.parity import Candidate, join
 from sbkit.export.traced import quiet_exporters
-from sbkit.models.asr import AsrModel
 from sbkit.models.pretrained.folder import WHISPER_NAMES
 from sbkit.models.pretrained.parts import PretrainedEncoder, PretrainedFrontEnd
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle
+from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.tokenizer import SPACE, Tokenizer
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"

@@ -23,8 +23,8 @@ from sbkit.bundle.module_spec import ARGUMENTS_KEY, TAG_KEYS, build_from_spec
 from sbkit.checkpoint.provenance import read_json
 from sbkit.export.parity import Candidate
 from sbkit.export.traced import WaveformModel, trained_log_probs
-from sbkit.models.asr import AsrModel
 from sbkit.runtime.torch_model import TorchBundle
+from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 
 YAML_FILE, ENCODER_FILE, TOKENIZER_FILE = "hyperparams.yaml", "asr.ckpt", "tokenizer.ckpt"

@@ -1,13 +1,14 @@
 """The encoder of every task: (audio, audio_lengths) -> (states, frame_lengths).
 
 Legend: B utterances, S samples, T frames of features, U frames of the encoder, M features of a
-frame, D model width.
+frame, D model width, V vocabulary, L tokens.
 
 A YAML declares it as one part, `encoder`, which takes audio, or as three: `compute_features`, `CNN`
 and `Transformer`. These classes own no parameters: the one ModuleList of the YAML owns them all.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -155,3 +156,20 @@ def require_rate(parts: Mapping[str, object], sample_rate: int) -> None:
                     f"The audio has {sample_rate} Hz, but {type(module).__name__} in `{name}` is "
                     f"made for {module_rate} Hz. Add `sample_rate: !ref <sample_rate>` to it."
                 )
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a recognizer predicts from a batch."""
+
+    states: Tensor  # of the encoder: (B, U, D)
+    log_probs: Tensor  # of CTC: (B, U, V)
+    intermediate: Tensor | None  # CTC's from the middle of the encoder, if requested
+    frame_lengths: Tensor  # (B,)
+    logits: Tensor | None  # of the decoder, if there are tokens: (B, L + 1, V)
+
+
+def head_size(head: nn.Module) -> int:
+    """Count the outputs of a head: the rows of its last matrix."""
+    matrices = [parameter for parameter in head.parameters() if parameter.ndim > 1]
+    return matrices[-1].shape[0] if matrices else 0

@@ -10,7 +10,6 @@ tested is what `sbkit export` copies.
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sbkit.base.errors import BundleError, ConfigError, SbkitError
 from sbkit.base.versions import __version__
@@ -105,12 +104,11 @@ class RunEnding:
         if not self._folder.exists():
             return None
         precision = self._setup.knobs["eval_precision"]
-        bundle = load_bundle(
+        return load_bundle(
             self._folder,
             user_modules=modules_of_bundle(self._folder),
             placement=Placement(self._brain.device, precision),
         )
-        return replace(bundle, ping=self._brain.ping)
 
     def fit(self, bundle: TorchBundle) -> TorchBundle:
         """Fit the declared decoder, and confidences, unless the bundle has them; write both."""
@@ -118,14 +116,8 @@ class RunEnding:
         if not self._is_fitted(bundle, decoder):
             valid = self._setup.prepare_splits().valid
             rescores = decoder is not None and decoder.attention_rescoring
-            ping, quiet = self._brain.ping, self._brain.noprogressbar
             sample = sample_validation(
-                bundle,
-                valid,
-                with_attention=rescores,
-                batch_seconds=self._batch_seconds,
-                ping=ping,
-                quiet=quiet,
+                bundle, valid, with_attention=rescores, batch_seconds=self._batch_seconds
             )
             self._brain.leave_if_asked()
             fitted = fit_decoder(
@@ -134,15 +126,13 @@ class RunEnding:
                 sample,
                 splits=[*valid],
                 by_words=bundle.config.has_words,
-                ping=ping,
-                quiet=quiet,
             )
             with main_rank_first():
                 if rank() == 0:
                     models = None if decoder is None else self._setup.folder / LANGUAGE_MODELS_FILE
                     set_decoder(self._folder, self._folder, fitted, models)
         contents = read_bundle(self._folder, user_modules=modules_of_bundle(self._folder))
-        return replace(TorchBundle.from_contents(contents, bundle.model), ping=bundle.ping)
+        return TorchBundle.from_contents(contents, bundle.model)
 
     def _is_fitted(self, bundle: TorchBundle, decoder: BeamDecoder | None) -> bool:
         """Return whether an earlier start has fitted this decoder: its settings are the same."""
@@ -179,13 +169,7 @@ class RunEnding:
         rows = self._loaders.splits.test[name]
         if bundle is not None and bundle.task.scorer.score is not None:
             scorer = BundleScorer(bundle, batch_seconds=self._batch_seconds)
-            scored = scorer.score(
-                name,
-                rows,
-                ping=brain.ping,
-                quiet=brain.noprogressbar,
-                max_batches=brain.max_evaluated_batches,
-            )
+            scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
         else:
             network = None if bundle is None else bundle.model.network
             results = brain.score_batches(self._loaders.test[name], network)
@@ -205,8 +189,6 @@ class RunEnding:
             metrics=brain.evaluator.metrics if type(brain).metrics else None,
             measure=brain.evaluator.measure if type(brain).metrics else None,
             report_by=setup.knobs["report_by"] or (),
-            ping=brain.ping,
-            quiet=brain.noprogressbar,
         )
         for scored in sets:
             facts: FigureDict = {}

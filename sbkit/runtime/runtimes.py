@@ -14,6 +14,7 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
+from sbkit.bundle.task import ONNX, PRECISIONS
 from sbkit.runtime.model_thread import (
     LoadedModel,
     ModelThread,
@@ -30,7 +31,6 @@ from sbkit.runtime.onnx_model import (
     OnnxStreamingModel,
     available_providers,
 )
-from sbkit.tasks.task import ONNX, PRECISIONS
 
 COMPILE_MODES = ("default", "reduce-overhead")
 AUTO, FIRST_GPU = "auto", "cuda:0"

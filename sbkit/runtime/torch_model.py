@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -33,7 +33,7 @@ from sbkit.checkpoint.rng import preserve_rng
 from sbkit.checkpoint.weights import check_fits, limit_parameters
 from sbkit.decoding.clips import DecoderInput
 from sbkit.distributed.device import DTYPES, Placement
-from sbkit.logs.progress import Ping, no_ping
+from sbkit.logs.progress import ping
 from sbkit.models.compiling import find_blocks
 from sbkit.models.encoder import require_rate
 from sbkit.models.streaming import NetworkState, StreamingNetwork, streaming_network
@@ -349,13 +349,9 @@ def encode_in_segments(
 
 @dataclass(frozen=True)
 class TorchBundle(Bundle):
-    """A bundle with its model in torch.
-
-    ping: called before each segment of a long recording.
-    """
+    """A bundle with its model in torch."""
 
     model: TorchModel
-    ping: Ping = field(default=no_ping, repr=False)
 
     def predict(self, clips: Sequence[Samples]) -> Any:
         """Return the model's predictions for clips, which `to_samples` converts, in one batch."""
@@ -370,7 +366,7 @@ class TorchBundle(Bundle):
         segmenter = Segmenter(rate, self.model.samples_per_frame)
 
         def encode(segment: Segment) -> Encoded:
-            self.ping("test")
+            ping("test")
             return self.model.encode([segment.samples])[0]
 
         inputs: list[DecoderInput] = []

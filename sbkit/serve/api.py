@@ -20,8 +20,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from sbkit.base.errors import SbkitError
 from sbkit.base.messages import listed
-from sbkit.runtime.subtitles import group_words, to_srt, to_vtt
-from sbkit.runtime.transcriber import Transcript
 from sbkit.serve.middleware import (
     EVENT_STREAM,
     ApiError,
@@ -33,6 +31,8 @@ from sbkit.serve.middleware import (
 )
 from sbkit.serve.recognition import RecognitionService
 from sbkit.serve.tts import FILE_FORMATS, SpeechParts, Voice
+from sbkit.tasks.recognition.predict import Transcript
+from sbkit.tasks.recognition.subtitles import group_words, to_srt, to_vtt
 from sbkit.text.languages import language_code
 from sbkit.text.normalization import join_segments
 from sbkit.text.word import Word

@@ -24,8 +24,6 @@ from sbkit.audio.decode import Signal
 from sbkit.audio.io import END, Resampler, Samples, to_int16
 from sbkit.base.errors import SbkitError
 from sbkit.base.units import samples_to_seconds, seconds_to_samples
-from sbkit.runtime.session import Endpoint, Event, Final, Partial
-from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import (
     AudioInput,
     ClientEvent,
@@ -49,6 +47,8 @@ from sbkit.serve.middleware import (
     wrong_field,
 )
 from sbkit.serve.recognition import RecognitionService
+from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.recognition.session import Endpoint, Event, Final, Partial
 from sbkit.text.normalization import join_segments
 
 BLOCK_BYTES = 24_000  # of audio decoded at a time, so that other sessions run during a long message

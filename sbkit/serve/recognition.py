@@ -32,7 +32,10 @@ from sbkit.bundle.protocols import Encoded
 from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.session import (
+from sbkit.serve.middleware import ApiError, Metrics, too_large
+from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.recognition.predict import Transcriber, Transcript
+from sbkit.tasks.recognition.session import (
     DEFAULT_RULES,
     Event,
     Final,
@@ -40,9 +43,6 @@ from sbkit.runtime.session import (
     StreamingRecognizer,
     advance_batch,
 )
-from sbkit.runtime.transcriber import Transcriber, Transcript
-from sbkit.runtime.voice_detector import VoiceDetector
-from sbkit.serve.middleware import ApiError, Metrics, too_large
 
 READ_AHEAD_SECONDS = 60.0  # of audio that a request reads ahead; batches mix all requests
 TURN_SILENCE_SECONDS = 0.5  # as in OpenAI's server_vad; endpoint rules wait longer

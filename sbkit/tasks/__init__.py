@@ -1,1 +1,1 @@
-"""Tasks: what a model predicts, how predictions are scored, and which commands run bundles."""
+"""The tasks of sbkit: of each, all that its bundles need, in one folder."""

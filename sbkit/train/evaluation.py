@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
+from sbkit.bundle.task import Task, mean_loss
 from sbkit.distributed.ranks import gather_over_ranks
 from sbkit.logs.metric import LOSS, Metrics
 from sbkit.models.loss import Loss
-from sbkit.tasks.task import Task, mean_loss
 
 
 class EvaluationHooks:

@@ -24,6 +24,7 @@ from sbkit.base.files import parsing_errors, read_regular
 from sbkit.base.messages import listed
 from sbkit.base.ranges import require_in_range
 from sbkit.bundle.config import MAX_FILE_BYTES, WEIGHTS_FILE, BundleFiles
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.run_config import CHECKPOINTS, RUN_YAML, read_run_config, read_run_tree
@@ -40,7 +41,6 @@ from sbkit.models.parts import token_embedding
 from sbkit.models.pretrained.folder import check_weights, complete_config, read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
 from sbkit.models.pretrained.lora import merge_adapters
-from sbkit.tasks.task import Task
 from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
 
 SOURCE = "be a run folder or a bundle for `init_from`"

@@ -15,13 +15,13 @@ from typing import Any
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import Range
+from sbkit.bundle.task import Task
 from sbkit.config.document import read_document
 from sbkit.config.hparams import Knobs
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
-from sbkit.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,9 @@ from sbkit.bundle.module_spec import (
     build_from_spec,
     node_to_comparable,
 )
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.run_config import read_run_tree
 from sbkit.config.document import dotted
-from sbkit.tasks.task import Task
 from sbkit.text.normalization import TEXT_CHOICES, Orthography, orthography, text_table
 from sbkit.text.tokenizer import TOKENIZER_FILE
 

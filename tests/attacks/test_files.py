@@ -16,7 +16,7 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.export import speechbrain_format
 from sbkit.runtime.onnx_model import OnnxModel
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
 from tests.runtime.bundles import make_run

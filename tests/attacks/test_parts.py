@@ -13,10 +13,10 @@ import pytest
 
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.module_spec import MAX_DEPTH, build_from_spec
+from sbkit.bundle.task import load_task
 from sbkit.checkpoint.weights import limit_parameters
 from sbkit.config.hparams import resolve
 from sbkit.export.export import describe_parts
-from sbkit.tasks.task import load_task
 from tests.attacks.hostile import watched
 
 ROOT = Path(__file__).parents[2]
@@ -35,11 +35,11 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
     lambda value: {"name": ALLOWED, "arguments": {"a": value}},
 )
 TASKS = {
-    "ctc": "sbkit.tasks.speech_recognition.SPEECH_RECOGNITION",
-    "ctc_speechbrain": "sbkit.tasks.speech_recognition.SPEECH_RECOGNITION",
-    "vad": "sbkit.tasks.voice_activity.VOICE_ACTIVITY",
-    "codec": "sbkit.tasks.codec.CODEC",
-    "tts": "sbkit.tasks.synthesis.SYNTHESIS",
+    "ctc": "sbkit.tasks.recognition.task.SPEECH_RECOGNITION",
+    "ctc_speechbrain": "sbkit.tasks.recognition.task.SPEECH_RECOGNITION",
+    "vad": "sbkit.tasks.detection.task.VOICE_ACTIVITY",
+    "codec": "sbkit.tasks.codec.task.CODEC",
+    "tts": "sbkit.tasks.synthesis.task.SYNTHESIS",
 }
 
 
@@ -65,7 +65,7 @@ def foreign_objects(canary: Path) -> list[dict[str, Any]]:
         **dict.fromkeys(("posix.system", "os.system", "speechbrain.core.os.system"), touch),
         **{"subprocess.getoutput": touch, "builtins.open": file, "io.open": file},
         **{"builtins.eval": [f"open({str(canary)!r}, 'w')"], "torch.save": [[], str(canary)]},
-        **{"sbkit.models.codec.torch.save": [[], str(canary)], f"{MODULE}.Layer": []},
+        **{"sbkit.tasks.codec.model.torch.save": [[], str(canary)], f"{MODULE}.Layer": []},
         **{"importlib.import_module": [MODULE], "sbkit.bundle.allowed.import_module": [MODULE]},
         **{"pydoc.locate": [MODULE], f"recipes.{canary.parent}/{MODULE}.Layer": {}},
         **{f"{ALLOWED}.__class__": [], "torch.nn.modules.linear.Module": [], "": [], ".": []},

@@ -15,7 +15,7 @@ from sbkit.audio.segments import (
     Segmenter,
     find_gap,
 )
-from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.tasks.detection.predict import VoiceDetector
 from tests.runtime.scripted_speech import ScriptedSpeech, is_speech, script
 
 RATE = 16_000

@@ -15,7 +15,7 @@ from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.checkpoint.weights import part_names_of_yaml
 from sbkit.config.document import read_document
 from sbkit.export.export import describe_parts
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from tests.checkpoint.saves import checkpointer, cut, line, recovered, save
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sbkit.base.errors import ConfigError
-from sbkit.commands.clip_table import open_clip_table
+from sbkit.cli.clip_table import open_clip_table
 from tests.shortage import largest_file
 
 

@@ -18,11 +18,11 @@ import soundfile
 from sbkit.audio.io import Samples
 from sbkit.base.errors import DeviceError, SbkitError
 from sbkit.commands.cli import run
-from sbkit.commands.live import Display
 from sbkit.export.export import export_run
-from sbkit.runtime.session import Event, Final, Partial, Session, StreamingRecognizer
-from sbkit.runtime.sources import audio_blocks
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.tasks.recognition.audio_input import audio_blocks
+from sbkit.tasks.recognition.live import Display
+from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT, make_live_run
 from tests.runtime.streaming_tones import finals, streaming_tones

@@ -15,8 +15,8 @@ import soundfile
 
 from sbkit.base.errors import FILES_FAILED, SbkitError
 from sbkit.commands.cli import run
-from sbkit.commands.recordings import find_audio
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.recognition.recordings import find_audio
 from sbkit.text.word import Word
 from tests.logs.terminal import Terminal
 from tests.runtime.bundles import ROOT

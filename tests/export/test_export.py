@@ -17,7 +17,7 @@ from sbkit.export.export import describe_parts, export_run, replacing_bundle
 from sbkit.runtime import test_sets
 from sbkit.runtime.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from tests.runtime.bundles import ROOT, make_run
 
 

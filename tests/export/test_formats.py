@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sbkit.base.errors import SbkitError
+from sbkit.bundle.task import Task
 from sbkit.commands.cli import run as sbkit
 from sbkit.export import formats
 from sbkit.export.export import export_run
@@ -23,9 +24,8 @@ from sbkit.export.parity import Agreement, Candidate, Case, Comparison, Grid
 from sbkit.export.traced import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.tasks.codec import CODEC
-from sbkit.tasks.task import Task
-from sbkit.tasks.voice_activity import VOICE_ACTIVITY
+from sbkit.tasks.codec.task import CODEC
+from sbkit.tasks.detection.task import VOICE_ACTIVITY
 from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 

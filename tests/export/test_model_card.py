@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sbkit.export.model_card import card_facts, write_card
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 
 CONFIG: dict[str, Any] = {
     "sample_rate": 16000,

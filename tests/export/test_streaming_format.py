@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbkit.base.errors import SbkitError
-from sbkit.runtime.session import Session, StreamingRecognizer, advance_batch
+from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
 from tests.runtime.bundles import ROOT, parity_report
 
 
@@ -35,7 +35,7 @@ def test_onnx_chunks_of_80_ms_frames_have_the_events_of_torch(streaming: Path) -
 
 
 def test_listening_with_onnxruntime_imports_no_torch(plain_bundle: Path) -> None:
-    code = "import sys, sbkit.commands.live; assert 'torch' not in sys.modules"
+    code = "import sys, sbkit.tasks.recognition.live; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     with pytest.raises(SbkitError, match=r"has no onnx/streaming\.onnx"):
         StreamingRecognizer.load(plain_bundle, runtime="onnx")

@@ -12,12 +12,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import SbkitError
-from sbkit.models.asr import AsrModel
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import Dropout, GlobalNorm
 from sbkit.models.loss import attention_loss, ctc
 from sbkit.models.speechbrain_parts import SpeechBrainLayers, SpeechBrainTransformer
 from sbkit.models.transformer import Transformer
+from sbkit.tasks.recognition.model import AsrModel
 from sbkit.text.vocabulary import Vocabulary
 
 VOCABULARY = Vocabulary(size=11)

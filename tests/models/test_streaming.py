@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from sbkit.audio.fbank import Fbank
 from sbkit.base.errors import ConfigError
-from sbkit.models.asr import AsrModel, StreamingAsrModel, require_frame_length
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.layers import GlobalNorm
 from sbkit.models.streaming import EncoderState, StreamingConfig, streaming_network
 from sbkit.models.transformer import Transformer
+from sbkit.tasks.recognition.model import AsrModel, StreamingAsrModel, require_frame_length
 from sbkit.text.vocabulary import Vocabulary
 
 SIZES: dict[str, Any] = {"d_model": 16, "nhead": 2, "d_ffn": 24, "num_encoder_layers": 3}

@@ -18,13 +18,11 @@ from torch import nn
 from torchaudio.functional import melscale_fbanks
 
 from recipes.codec.recipe import CODEC, CodecBrain, CodedUtterance
-from sbkit.audio.code_space import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.logs.run_log import read_log
-from sbkit.models.codec import FiniteScalarQuantizer
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import (
     WINDOW_SIZES,
@@ -33,9 +31,11 @@ from sbkit.models.spectral_losses import (
     spectral_distance,
 )
 from sbkit.models.vocoder import ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder, fourier_basis
-from sbkit.runtime.codec import Codec
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.codec import describe_codes, measure_codes, report_codes
+from sbkit.tasks.codec.codes import HEADER, Coded, CodeSpace, read_codes, write_codes
+from sbkit.tasks.codec.model import FiniteScalarQuantizer
+from sbkit.tasks.codec.predict import Codec
+from sbkit.tasks.codec.task import describe_codes, measure_codes, report_codes
 from tests.check.harness import planned_run
 from tests.runs import (
     ROOT,
@@ -325,7 +325,7 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
 
 
 def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.CODEC cannot be scored"):
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.CODEC cannot be scored"):
         sbkit(["score", str(bundle), str(clip)])
 
 

@@ -13,7 +13,7 @@ from recipes.FestvoxRu.corpus import write_release
 from sbkit.base.errors import SbkitError
 from sbkit.data.tables import TableOptions, read_release
 from sbkit.export.export import exported_bundle
-from sbkit.runtime.synthesizer import Synthesizer
+from sbkit.tasks.synthesis.predict import Synthesizer
 from tests.runs import TINY, TINY_VOICE, read_json, train_here
 
 TEXT = """( ru_0001 "Сн+ова, он здесь." )

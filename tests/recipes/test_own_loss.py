@@ -13,7 +13,7 @@ from docs.examples.two_views import TwoViewsBrain, divergence_of
 from sbkit.audio.draws import seeded_draws
 from sbkit.check.dry_run import small_batch
 from sbkit.data.batch import TextBatch
-from sbkit.models.asr import Predictions
+from sbkit.models.encoder import Predictions
 from sbkit.train.brain import training_loss
 from tests.check.harness import planned_run
 from tests.models.pretrained.folders import FRAMES, make_folder

@@ -31,7 +31,7 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.manifest import Manifest
 from sbkit.logs.run_log import read_log
-from sbkit.models.synthesis import (
+from sbkit.tasks.synthesis.model import (
     diagonal_prior,
     find_durations,
     find_misaligned,
@@ -39,8 +39,8 @@ from sbkit.models.synthesis import (
     frame_index,
     mean_by_symbol,
 )
-from sbkit.runtime.synthesizer import MAX_TEXT_CHARACTERS, Synthesizer
-from sbkit.text.symbols import ESPEAK, read_texts, to_symbols
+from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
+from sbkit.tasks.synthesis.symbols import ESPEAK, read_texts, to_symbols
 from sbkit.text.vocabulary import ensure_labels
 from tests.runs import TINY_VOICE, Workplace, load_brain, read_json, with_sgd
 from tests.runtime.bundles import parity_report
@@ -61,7 +61,7 @@ def bundle(task_bundles: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Path) -> Iterator[Synthesizer]:
-    assert read_bundle(bundle).task.synthesizer_class == "sbkit.runtime.synthesizer.Synthesizer"
+    assert read_bundle(bundle).task.synthesizer_class == "sbkit.tasks.synthesis.predict.Synthesizer"
     with Synthesizer.load(bundle, device="cpu") as voice:
         yield voice
 

@@ -28,7 +28,7 @@ from sbkit.export.export import exported_bundle
 from sbkit.lm import training
 from sbkit.run import ending
 from sbkit.run.run import Run
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text import tokenizer
 from tests.export.test_formats import off_by
 from tests.runs import ROOT, TINY, Workplace, one_thread, read_json, rows_of, stopped_after

@@ -15,7 +15,7 @@ from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace

@@ -8,7 +8,7 @@ from typing import Any
 from sbkit.audio.io import Samples
 from sbkit.base.arrays import LogProbs
 from sbkit.bundle.protocols import ChunkSizes, StreamingModel
-from sbkit.runtime.session import Event, Final, Session, StreamingRecognizer
+from sbkit.tasks.recognition.session import Event, Final, Session, StreamingRecognizer
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import STEP, ToneModel, tone_bundle
 

@@ -15,8 +15,8 @@ from sbkit.bundle.bundle import read_bundle
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.session import Session, StreamingRecognizer, advance_batch
 from sbkit.runtime.torch_model import Compilation, load_torch
+from sbkit.tasks.recognition.session import Session, StreamingRecognizer, advance_batch
 from tests import processes
 from tests.runtime.bundles import make_live_run
 from tests.runtime.streaming_tones import finals, run

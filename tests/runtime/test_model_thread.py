@@ -18,7 +18,7 @@ from sbkit.runtime.batch_shapes import BatchShapes, round_up
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.runtime.runtimes import open_model
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.tasks.recognition.predict import Transcriber
 from tests.runtime.tones import RATE, ToneModel, noise
 
 

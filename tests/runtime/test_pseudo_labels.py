@@ -13,7 +13,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.data.manifest import Manifest
 from sbkit.decoding.words import Confidence
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.tasks.recognition.predict import Transcriber
 from tests.runtime.tones import RATE, silence, speak, tone_bundle
 
 TALK = ("lazy", "a dog", "the quick brown fox")

@@ -19,13 +19,13 @@ import torch
 from sbkit.audio.formats import FORMATS
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
+from sbkit.bundle.task import PRECISIONS
 from sbkit.commands import trials
 from sbkit.commands.cli import run
 from sbkit.distributed.device import DTYPES
 from sbkit.runtime import runtimes
 from sbkit.runtime.onnx_model import MODEL_FILES, OnnxModel
 from sbkit.runtime.runtimes import open_model
-from sbkit.tasks.task import PRECISIONS
 from tests.runtime.bundles import edit_weights
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -17,7 +17,9 @@ from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.words import WordOffsets
 from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
-from sbkit.runtime.session import (
+from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
+from sbkit.tasks.recognition.session import (
     Endpoint,
     EndpointRules,
     Event,
@@ -28,8 +30,6 @@ from sbkit.runtime.session import (
     advance_batch,
     forward_batch,
 )
-from sbkit.runtime.torch_model import load_bundle
-from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from tests.runtime.bundles import make_live_run
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.streaming_tones import CHUNK, finals, run, streaming_tones

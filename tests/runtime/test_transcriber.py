@@ -18,8 +18,8 @@ from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.decoding.greedy import best_tokens
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.scoring import describe_decoding
-from sbkit.runtime.transcriber import CPU_BATCH_SECONDS, Transcriber, Transcript
-from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.recognition.predict import CPU_BATCH_SECONDS, Transcriber, Transcript
 from tests.runtime.scripted_speech import ScriptedSpeech
 from tests.runtime.tones import (
     RATE,
@@ -142,7 +142,7 @@ def test_onnx_is_refused_if_the_decoder_needs_the_attention_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle, _, _ = tone_bundle(tmp_path, lm_texts=SENTENCES, attention_rescoring=True)
-    monkeypatch.setattr("sbkit.runtime.transcriber.open_model", lambda *_, **__: bundle)
+    monkeypatch.setattr("sbkit.tasks.recognition.predict.open_model", lambda *_, **__: bundle)
     with pytest.raises(SbkitError, match="rescores with the attention decoder"):
         Transcriber.load(tmp_path, runtime="onnx")
 

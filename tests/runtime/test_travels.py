@@ -21,8 +21,8 @@ from sbkit.audio.io import Samples
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import read_bundle
 from sbkit.runtime.runtimes import open_model
-from sbkit.runtime.session import Event, StreamingRecognizer
 from sbkit.runtime.torch_model import load_bundle
+from sbkit.tasks.recognition.session import Event, StreamingRecognizer
 from tests.runs import ROOT
 from tests.runtime.streaming_tones import run
 from tests.runtime.tones import RATE, noise

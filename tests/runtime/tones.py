@@ -17,8 +17,8 @@ from sbkit.bundle.protocols import Effective, Encoded, StreamingModel
 from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
-from sbkit.runtime.transcriber import Transcriber
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.spoken import train_models
 

@@ -23,14 +23,14 @@ from sbkit.base.errors import SbkitError
 from sbkit.bundle.bundle import Bundle
 from sbkit.bundle.protocols import Effective, Encoded
 from sbkit.runtime.batch_shapes import BatchShapes
-from sbkit.runtime.synthesizer import Speech
-from sbkit.runtime.voice_detector import VoiceDetector
 from sbkit.serve.api import ServedModel, ServedModels
 from sbkit.serve.app import TRANSCRIPTIONS, Service
 from sbkit.serve.middleware import READY, Keys, Limits, Metrics, State
 from sbkit.serve.recognition import RecognitionService, Workers
 from sbkit.serve.server import Server, bind
 from sbkit.serve.tts import Voice
+from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.synthesis.predict import Speech
 from sbkit.text.tokenizer import Tokenizer
 from tests.runtime.tones import RATE, ToneModel, speak, tone_bundle
 

@@ -28,8 +28,8 @@ from sbkit.export.export import export_run
 from sbkit.runtime.model_thread import ModelThread
 from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
-from sbkit.runtime.transcriber import Transcriber
 from sbkit.serve.app import TRANSCRIPTIONS
+from sbkit.tasks.recognition.predict import Transcriber
 from tests import processes
 from tests.runtime.bundles import make_live_run
 from tests.runtime.tones import RATE, tone_bundle

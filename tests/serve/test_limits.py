@@ -18,10 +18,10 @@ import pytest
 from sbkit.audio.decode import Signal
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run
-from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.serve.middleware import STOPPING, WARMING, Keys, Limits
 from sbkit.serve.recognition import RecognitionService
+from sbkit.tasks.synthesis.predict import Speech
 from tests.runtime.tones import RATE
 from tests.serve.server import (
     RunningServer,

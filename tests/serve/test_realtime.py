@@ -21,11 +21,11 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError, Inval
 from websockets.sync.client import connect
 
 from sbkit.audio.io import Samples
-from sbkit.runtime.session import Final, Session, StreamingRecognizer
-from sbkit.runtime.voice_detector import SpeechRules, VoiceDetector
 from sbkit.serve.middleware import STOPPING
 from sbkit.serve.realtime import Item, SpeechTurns, TurnPart
 from sbkit.serve.recognition import SessionBatcher
+from sbkit.tasks.detection.predict import SpeechRules, VoiceDetector
+from sbkit.tasks.recognition.session import Final, Session, StreamingRecognizer
 from tests.runtime.scripted_speech import LoudSpeech, ScriptedSpeech, is_speech, script
 from tests.runtime.streaming_tones import StreamingToneModel, streaming_bundle
 from tests.runtime.tones import RATE, UnsureModel, silence, speak, tone_bundle

@@ -14,11 +14,11 @@ import openai
 import pytest
 import soundfile
 
-from sbkit.runtime.synthesizer import Speech
 from sbkit.serve.api import ServedModel, ServedModels, SpeechFields, parse_fields, unknown_model
 from sbkit.serve.middleware import ApiError, Metrics
 from sbkit.serve.recognition import Workers
 from sbkit.serve.tts import FileWriter, Voice
+from sbkit.tasks.synthesis.predict import Speech
 from tests.runtime.tones import LETTER, RATE, STEP, tone_bundle
 from tests.serve.server import RunningServer, ToneSpeaker, running_server, wait_for, wav
 

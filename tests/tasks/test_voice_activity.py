@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbkit.tasks.voice_activity import FrameCounts, frame_errors
+from sbkit.tasks.detection.task import FrameCounts, frame_errors
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from torch import nn
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.config import FORMAT
+from sbkit.bundle.task import LabelFile, Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.layers import GlobalNorm
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.tasks.task import LabelFile, Task
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 from sbkit.train.initialize import initialize_from

@@ -8,8 +8,8 @@ import pytest
 from sbkit.base.errors import ConfigError
 from sbkit.config.hparams import resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
-from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
-from sbkit.tasks.synthesis import SYNTHESIS
+from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.synthesis.task import SYNTHESIS
 from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
 from tests.runs import ROOT
 

@@ -11,10 +11,10 @@ from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.io import Samples, stream_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.segments import Segmenter
+from sbkit.bundle.task import Command, Exportable, LabelFile, Scorer, Task
 from sbkit.logs.metric import Metric
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.task import Command, Exportable, LabelFile, Scorer, Task
 from sbkit.text.vocabulary import ClassLabels
 
 COLUMN = "language"  # of the tables

@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from recipes.asr.recipe import AsrBrain
 from sbkit.data.batch import Batch
-from sbkit.models.asr import Predictions
+from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
 from sbkit.train.recipe import Recipe
 from tests.check.harness import error, mutation, note

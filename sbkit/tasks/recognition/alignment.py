@@ -22,8 +22,8 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.bundle import Bundle
 from sbkit.decoding.segmentation import AlignedUtterance, segment
 from sbkit.decoding.words import WordOffsets
-from sbkit.runtime.transcriber import Transcriber
-from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.tasks.detection.predict import VoiceDetector
+from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.languages import primary_language
 from sbkit.text.verbalize import spell_numbers
 

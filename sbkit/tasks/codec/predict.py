@@ -7,7 +7,6 @@ memory. Every code is checked before it reaches the network.
 Legend: S samples, U frames of codes, G codebooks.
 """
 
-from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sbkit.audio.code_space import Coded, Codes, CodeSpace, read_codes, write_codes
 from sbkit.audio.io import (
     FULL_SCALE,
     AudioSource,
@@ -23,13 +21,12 @@ from sbkit.audio.io import (
     stream_source,
     to_int16,
     to_samples,
-    write_wav,
 )
 from sbkit.base.arrays import Array
 from sbkit.base.checksums import read_checksums
-from sbkit.base.files import require_writable
 from sbkit.bundle.config import WEIGHTS_FILE
 from sbkit.runtime.runtimes import GraphModel
+from sbkit.tasks.codec.codes import Coded, Codes, CodeSpace
 
 STEP_SECONDS = 5.0
 
@@ -119,20 +116,3 @@ def windows(
             unused = max(0, before + step - context)
             buffer = buffer[unit * unused :]
             before = before + step - unused
-
-
-def encode_file(options: Namespace) -> int:
-    """Run `sbkit encode`: write the codes of an audio file."""
-    require_writable(options.out.parent, option="--out")
-    with Codec.from_options(options) as codec:
-        write_codes(options.out, codec.encode(options.file), codec.space, codec.fingerprint)
-    return 0
-
-
-def decode_file(options: Namespace) -> int:
-    """Run `sbkit decode`: write the audio of a file of codes, as WAV."""
-    require_writable(options.out.parent, option="--out")
-    with Codec.from_options(options) as codec:
-        coded = read_codes(options.file, codec.space, codec.fingerprint, frame=codec.frame)
-        write_wav(options.out, codec.decode(coded), codec.sample_rate)
-    return 0

@@ -153,7 +153,7 @@ class Command:
 class Task:
     """What a model predicts from a batch, and how predictions are scored.
 
-    >>> from sbkit.tasks.speech_recognition import SPEECH_RECOGNITION
+    >>> from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
     >>> SPEECH_RECOGNITION.predicts, [*SPEECH_RECOGNITION.metrics]
     ('text', ['CER', 'WER'])
     >>> SPEECH_RECOGNITION.uses
@@ -252,7 +252,7 @@ def load_task(name: str, *, user_modules: frozenset[str] = frozenset()) -> Task:
         ) from error
     if not isinstance(task, Task):
         raise BundleError(
-            f"The model's task, {name}, is not a sbkit.tasks.task.Task in this installation. "
+            f"The model's task, {name}, is not a sbkit.bundle.task.Task in this installation. "
             "Install the version of sbkit or of the module that the model was trained with."
         )
     return task

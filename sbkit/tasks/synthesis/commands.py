@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 from sbkit.base.errors import FILES_FAILED, ConfigError, DataError
 from sbkit.base.files import read_regular, read_text_lines, require_writable, to_json
 from sbkit.base.messages import listed, plural
-from sbkit.commands.arguments import Parser
-from sbkit.commands.clip_table import ClipTable, Row, Share, open_clip_table
-from sbkit.commands.task import run_task
+from sbkit.cli.arguments import Parser
+from sbkit.cli.clip_table import ClipTable, Row, Share, open_clip_table
 
 if TYPE_CHECKING:
-    from sbkit.runtime.synthesizer import Reading, Synthesizer
+    from sbkit.tasks.synthesis.predict import Reading, Synthesizer
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +30,10 @@ COLUMNS = ("path", "text", "duration", "speed", "speaker")
 
 
 def add_commands(parser: Parser) -> None:
-    """Add `speak`, which the task of synthesis runs by `speak`."""
+    """Add `speak`."""
     groups = "model runtime import quiet part"
-    add = parser.add_command("speak", run_task, "write text as speech", groups, is_intermixed=True)
+    is_so = {"opens_bundle": True, "is_intermixed": True}
+    add = parser.add_command("speak", speak, "write text as speech", groups, **is_so)
     add("text", metavar="TEXT", nargs="?", help="the text to speak")
     add("--file", metavar="FILE", type=Path, help="a UTF-8 text instead; - is standard input")
     add("--out", metavar="FILE", type=Path, help="the WAV; - is standard output")
@@ -53,7 +53,7 @@ def speak(options: Namespace) -> int:
     import numpy as np
 
     from sbkit.audio.io import STANDARD, to_int16, write_wav
-    from sbkit.runtime.synthesizer import MAX_TEXT_CHARACTERS, Synthesizer
+    from sbkit.tasks.synthesis.predict import MAX_TEXT_CHARACTERS, Synthesizer
 
     _check_options(options)
     if options.lines is not None:
@@ -81,7 +81,7 @@ def speak(options: Namespace) -> int:
 
 def _check_options(options: Namespace) -> None:
     """Raise ConfigError for options that do not fit."""
-    from sbkit.runtime.synthesizer import MAX_SPEED, MIN_SPEED
+    from sbkit.tasks.synthesis.predict import MAX_SPEED, MIN_SPEED
 
     for_text = {"TEXT": options.text, "--file": options.file, "--out": options.out}
     for_text["--speed"] = options.speed
@@ -152,12 +152,12 @@ def _write_clips(
     from sbkit.base.files import write_bytes_atomically
     from sbkit.base.units import samples_to_seconds
     from sbkit.logs.progress import progress_bar
-    from sbkit.runtime.synthesizer import Synthesizer
+    from sbkit.tasks.synthesis.predict import Synthesizer
 
     num_left_out = 0
     with (
         Synthesizer.from_options(options) as voice,
-        progress_bar("speaking", len(texts), quiet=options.quiet) as advance,
+        progress_bar("speaking", len(texts)) as advance,
     ):
         for start in range(0, len(texts), LINES_PER_STEP):
             step = texts[start : start + LINES_PER_STEP]

@@ -5,6 +5,7 @@
 The model comes from a bundle, or from the package silero-vad.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import ModelState, StreamingModel
 from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle, open_model
-from sbkit.tasks.voice_activity import DELAY_FRAMES
+from sbkit.tasks.detection.task import DELAY_FRAMES
 
 SILERO = "silero"  # the name of the detector, and of the extra that installs it
 SILERO_CONTEXT = 64  # samples before a frame that the model needs
@@ -238,3 +239,10 @@ class SileroModel(PickledAsCall):
             probabilities.append(probability[0])
             context = x[-SILERO_CONTEXT:]
         return np.concatenate(probabilities), (recurrent, context)
+
+
+def open_detector(options: Namespace) -> VoiceDetector | None:
+    """Open the voice activity detector of ``--vad``."""
+    if options.vad is None:
+        return None
+    return VoiceDetector.load(options.vad, device=options.device, runtime=options.runtime)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from glob import glob, has_magic
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO
+from typing import Any, TextIO
 
 import soundfile
 
@@ -20,10 +20,11 @@ from sbkit.audio.io import declared_seconds, find_audio_files, stream_audio
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.base.machine import usable_cores
 from sbkit.base.messages import printable_json
-from sbkit.commands.arguments import open_detector, recognizer_options
-from sbkit.logs.progress import progress_bar
-from sbkit.runtime.sources import STANDARD_INPUT
-from sbkit.runtime.transcriber import Transcriber
+from sbkit.logs.progress import progress_bar, shows_progress
+from sbkit.runtime.runtimes import model_options
+from sbkit.tasks.detection.predict import open_detector
+from sbkit.tasks.recognition.audio_input import STANDARD_INPUT
+from sbkit.tasks.recognition.predict import Transcriber
 
 COPY_BYTES = 1 << 20  # of 16-bit samples that are copied at a time
 
@@ -84,6 +85,11 @@ def _save_standard_input(file: Path, raw_rate: int | None) -> None:
             audio.buffer_write(block[: len(block) // 2 * 2], "int16")
 
 
+def recognizer_options(options: Namespace) -> dict[str, Any]:
+    """Return the options of `open_recognizer`."""
+    return {**model_options(options), "decoder": options.decoder, "hotwords": options.hotwords}
+
+
 def open_transcriber(options: Namespace, *, times: bool) -> Transcriber:
     """Load the bundle as the options say, and print where its model runs."""
     # oneDNN caches 1,024 kernels, each for one shape and of 70 kB. A batch needs four of them, but
@@ -106,11 +112,11 @@ def open_errors(file: Path | None) -> AbstractContextManager[TextIO | None]:
 
 
 def show_seconds(
-    title: str, files: Sequence[Path], *, quiet: bool
+    title: str, files: Sequence[Path]
 ) -> AbstractContextManager[Callable[[float], object]]:
     """Show how many seconds of audio are done; yield a function that adds to them."""
-    seconds = None if quiet else sum(map(declared_seconds, files))
-    return progress_bar(title, seconds, quiet=quiet)
+    seconds = sum(map(declared_seconds, files)) if shows_progress.get() else None
+    return progress_bar(title, seconds)
 
 
 def report_error(file: Path, error: SbkitError, errors: TextIO | None) -> None:

@@ -6,7 +6,7 @@ bins, D model width, V vocabulary.
 Training, transcription and export all call this model.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +16,12 @@ from sbkit.audio.fbank import Fbank
 from sbkit.base.arrays import Float64s, Int64s
 from sbkit.base.errors import ConfigError
 from sbkit.base.units import SHIFT_MS, shift_samples, window_samples
-from sbkit.models.encoder import COMPOSED, AcousticModel, make_encoder
+from sbkit.models.encoder import COMPOSED, AcousticModel, Predictions, head_size, make_encoder
 from sbkit.models.frontend import ConvFrontEnd
 from sbkit.models.parts import decoding_modules, token_embedding
 from sbkit.models.streaming import EncoderState, require_causal_level
 from sbkit.models.transformer import Transformer
 from sbkit.text.vocabulary import Vocabulary
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """What the model predicts from a batch."""
-
-    states: Tensor  # of the encoder: (B, U, D)
-    log_probs: Tensor  # of CTC: (B, U, V)
-    intermediate: Tensor | None  # CTC's from the middle of the encoder, if requested
-    frame_lengths: Tensor  # (B,)
-    logits: Tensor | None  # of the decoder, if there are tokens: (B, L + 1, V)
 
 
 class AsrModel(AcousticModel):
@@ -221,9 +210,3 @@ def require_frame_length(front_end: nn.Module | None, encoder: nn.Module | None)
             f"`Transformer` counts `streaming` in frames of {encoder.frame_ms} ms, but those of "
             f"`CNN` have {frame_ms} ms. Add `subsampling: !ref <subsampling>` to both."
         )
-
-
-def head_size(head: nn.Module) -> int:
-    """Count the outputs of a head: the rows of its last matrix."""
-    matrices = [parameter for parameter in head.parameters() if parameter.ndim > 1]
-    return matrices[-1].shape[0] if matrices else 0

@@ -1,4 +1,4 @@
-"""What the commands of `sbkit` share: their parser, arguments, and bundles that they open.
+"""What the commands of `sbkit` share: their parser and their arguments.
 
 A module of commands has a function `add_commands`, which names each command, its handler and its
 arguments. It is imported whenever `sbkit` runs, so what takes long to import is imported by the
@@ -8,17 +8,11 @@ handlers: `sbkit --help` answers at once.
 import argparse
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from sbkit.commands.clip_table import parse_part
-from sbkit.tasks.task import PRECISIONS
-
-if TYPE_CHECKING:
-    from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.bundle.task import PRECISIONS
+from sbkit.cli.clip_table import parse_part
 
 Handler = Callable[[Namespace], int | None]  # from the parsed arguments to an exit code
 Add = Callable[..., object]  # adds an argument to a command: `add_argument` of its parser
@@ -38,6 +32,7 @@ class Parser(argparse.ArgumentParser):
         groups: str = "",
         takes_overrides: bool = False,
         logs_to_stdout: bool = False,
+        opens_bundle: bool = False,
         is_intermixed: bool = False,
     ) -> Add:
         """Add a command; return the adder of its arguments.
@@ -45,13 +40,18 @@ class Parser(argparse.ArgumentParser):
         groups: the names of groups of arguments that several commands share, as `_add_group` does.
         takes_overrides: accept --KEY=VALUE for any key of a YAML.
         logs_to_stdout: messages are its output; other commands print their result there.
+        opens_bundle: the handler finds the bundle of the first model as `options.bundle`; a run is
+            exported first.
         is_intermixed: options may precede an optional argument. Python 3.11 does not know TEXT in
             `speak VOICE --out FILE TEXT`, unless it parses options first.
         """
         # With overrides there are no abbreviations: a key of the YAML may begin like an option.
         command = self.commands.add_parser(name, help=help, allow_abbrev=not takes_overrides)
         command.set_defaults(
-            handler=handler, takes_overrides=takes_overrides, logs_to_stdout=logs_to_stdout
+            handler=handler,
+            takes_overrides=takes_overrides,
+            logs_to_stdout=logs_to_stdout,
+            opens_bundle=opens_bundle,
         )
         command.is_intermixed = is_intermixed
         for group in groups.split():
@@ -78,10 +78,10 @@ def _add_group(add: Add, group: str) -> None:
     match group:
         case "yaml":
             add("yaml", metavar="YAML", type=Path, help="the YAML, as given to train.py")
-        case "model":  # `with_bundle` opens it
+        case "model":
             model = "a bundle or a run folder"
             add("models", metavar="BUNDLE|RUN", type=Path, nargs=1, help=model)
-        case "files":  # `sbkit.commands.recordings.find_audio` finds them
+        case "files":  # `sbkit.tasks.recognition.recordings.find_audio` finds them
             files = "audio files, folders or glob patterns; - reads standard input"
             add("files", metavar="FILE", nargs="+", help=files)
             rate = "sample rate of standard input without a header (16-bit little-endian mono)"
@@ -123,47 +123,3 @@ def _add_group(add: Add, group: str) -> None:
             add("--import", dest="imports", metavar="MODULE", help=module, **repeatable)
         case _:
             raise ValueError(group)
-
-
-# ---- models
-
-
-def is_run(folder: Path) -> bool:
-    """Return whether a folder is that of a run; a missing one is taken for a bundle."""
-    return (folder / "hyperparams.yaml").is_file()
-
-
-def with_bundle(handle: Handler) -> Handler:
-    """Decorate a handler that takes a bundle as `options.bundle`; a run is exported first."""
-
-    @wraps(handle)
-    def handle_model(options: Namespace) -> int | None:
-        with open_bundle(options.models[0], options.user_modules) as bundle:
-            return handle(Namespace(**vars(options) | {"bundle": bundle}))
-
-    return handle_model
-
-
-def open_bundle(folder: Path, user_modules: frozenset[str]) -> AbstractContextManager[Path]:
-    """Return a context that yields the folder of a bundle; a run folder is exported first."""
-    if not is_run(folder):
-        return nullcontext(folder)  # without importing torch, which runs of ONNX do not need
-    from sbkit.export.export import exported_bundle
-
-    return exported_bundle(folder, user_modules)
-
-
-def recognizer_options(options: Namespace) -> dict[str, Any]:
-    """Return the options of `open_recognizer`."""
-    from sbkit.runtime.runtimes import model_options
-
-    return {**model_options(options), "decoder": options.decoder, "hotwords": options.hotwords}
-
-
-def open_detector(options: Namespace) -> "VoiceDetector | None":
-    """Open the voice activity detector of ``--vad``."""
-    if options.vad is None:
-        return None
-    from sbkit.runtime.voice_detector import VoiceDetector
-
-    return VoiceDetector.load(options.vad, device=options.device, runtime=options.runtime)

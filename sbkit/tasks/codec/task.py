@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sbkit.audio.code_space import Codes
 from sbkit.base.arrays import Counts
 from sbkit.base.files import write_lines_atomically
+from sbkit.bundle.task import Command, Exportable, Figures, Graph, Scorer, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics, describe_values
-from sbkit.tasks.task import Command, Exportable, Figures, Graph, Scorer, Task
+from sbkit.tasks.codec.codes import Codes
 
 logger = logging.getLogger(__name__)
 
@@ -118,12 +118,12 @@ def draw_codes(counts: Counts, values: Mapping[str, float]) -> bytes:
 
 
 CODEC = Task(
-    name="sbkit.tasks.codec.CODEC",
+    name="sbkit.tasks.codec.task.CODEC",
     model_name="codec",
     metrics=METRICS,
     scorer=Scorer(measure=measure_codes, describe=describe_codes, report=report_codes),
     export=Exportable(
-        model_class="sbkit.models.codec.CodecModel",
+        model_class="sbkit.tasks.codec.model.CodecModel",
         training_parts=("discriminator",),
         graphs={
             "encode": Graph(
@@ -145,10 +145,10 @@ CODEC = Task(
     ),
     commands={
         "encode": Command(
-            run="sbkit.runtime.codec.encode_file", example="talk.wav --out talk.codes"
+            run="sbkit.tasks.codec.commands.encode", example="talk.wav --out talk.codes"
         ),
         "decode": Command(
-            run="sbkit.runtime.codec.decode_file", example="talk.codes --out talk.wav"
+            run="sbkit.tasks.codec.commands.decode", example="talk.codes --out talk.wav"
         ),
     },
 )

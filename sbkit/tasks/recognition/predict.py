@@ -39,7 +39,7 @@ from sbkit.decoding.clips import Alternative, DecoderInput, Recognition
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.model_thread import PickledAsCall, model_errors
 from sbkit.runtime.runtimes import ThreadedBundle, open_model
-from sbkit.runtime.voice_detector import VoiceDetector
+from sbkit.tasks.detection.predict import VoiceDetector
 from sbkit.text.normalization import join_segments
 from sbkit.text.tokenizer import Tokenizer
 from sbkit.text.word import Word

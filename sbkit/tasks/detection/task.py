@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sbkit.bundle.task import Exportable, Scorer, Task
 from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Exportable, Scorer, Task
 
 DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
 MISS_WEIGHT = 0.75  # of misses in the detection cost function (DCF) of NIST's OpenSAT
@@ -29,13 +29,13 @@ def frame_errors(results: Sequence[FrameCounts]) -> Mapping[str, float]:
 
 
 VOICE_ACTIVITY = Task(
-    name="sbkit.tasks.voice_activity.VOICE_ACTIVITY",
+    name="sbkit.tasks.detection.task.VOICE_ACTIVITY",
     model_name="voice activity detector",
     predicts="speech",
     metrics=dict.fromkeys(("DCF", "miss", "false_alarm"), Metric()),
     scorer=Scorer(measure=frame_errors),
     export=Exportable(
-        model_class="sbkit.models.voice_activity.VoiceActivityModel",
+        model_class="sbkit.tasks.detection.model.VoiceActivityModel",
         hub_task="voice-activity-detection",
     ),
 )

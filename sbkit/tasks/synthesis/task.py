@@ -17,9 +17,9 @@ from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
+from sbkit.bundle.task import Arrays, Command, Exportable, Graph, LabelFile, Scorer, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.tasks.task import Arrays, Command, Exportable, Graph, LabelFile, Scorer, Task
 from sbkit.text.vocabulary import ClassLabels
 
 METRICS: Metrics = {
@@ -137,7 +137,7 @@ def example_states(run: Callable[..., Arrays], audio: Array, lengths: Array) -> 
 
 
 SYNTHESIS = Task(
-    name="sbkit.tasks.synthesis.SYNTHESIS",
+    name="sbkit.tasks.synthesis.task.SYNTHESIS",
     model_name="speech synthesizer",
     metrics=METRICS,
     scorer=Scorer(measure=measure_speech, report=report_speech),
@@ -149,7 +149,7 @@ SYNTHESIS = Task(
         arguments=lambda labels: {},
     ),
     export=Exportable(
-        model_class="sbkit.models.synthesis.SynthesisModel",
+        model_class="sbkit.tasks.synthesis.model.SynthesisModel",
         hub_task="text-to-speech",
         graphs={
             "encode": Graph(
@@ -167,8 +167,8 @@ SYNTHESIS = Task(
     ),
     commands={
         "speak": Command(
-            run="sbkit.commands.speak.speak", example='"Good morning." --out hello.wav'
+            run="sbkit.tasks.synthesis.commands.speak", example='"Good morning." --out hello.wav'
         )
     },
-    synthesizer_class="sbkit.runtime.synthesizer.Synthesizer",
+    synthesizer_class="sbkit.tasks.synthesis.predict.Synthesizer",
 )

@@ -26,8 +26,8 @@ from sbkit.decoding.greedy import Hypothesis
 from sbkit.decoding.words import agreement
 from sbkit.runtime.model_thread import PickledAsCall
 from sbkit.runtime.runtimes import ThreadedBundle
-from sbkit.runtime.transcriber import open_recognizer
-from sbkit.runtime.voice_detector import SpeechEvent, VoiceDetector
+from sbkit.tasks.detection.predict import SpeechEvent, VoiceDetector
+from sbkit.tasks.recognition.predict import open_recognizer
 from sbkit.text.word import Word
 
 # A word is stable if hypotheses with this share of the beam's probability agree on it.

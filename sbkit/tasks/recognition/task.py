@@ -6,6 +6,7 @@ from typing import Any
 
 from sbkit.audio.io import Samples
 from sbkit.base.units import samples_to_seconds
+from sbkit.bundle.task import Exportable, LabelFile, Scorer, Task
 from sbkit.decoding.clips import Recognition
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.evaluate.wer_report import (
@@ -15,7 +16,6 @@ from sbkit.evaluate.wer_report import (
     write_results,
 )
 from sbkit.logs.metric import Metric
-from sbkit.tasks.task import Exportable, LabelFile, Scorer, Task
 from sbkit.text.normalizers import Normalizer, table_normalizer
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -82,7 +82,7 @@ def measure_texts(results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
 
 
 SPEECH_RECOGNITION = Task(
-    name="sbkit.tasks.speech_recognition.SPEECH_RECOGNITION",
+    name="sbkit.tasks.recognition.task.SPEECH_RECOGNITION",
     model_name="speech recognizer",
     predicts="text",
     metrics={"CER": Metric(), "WER": Metric()},
@@ -104,6 +104,7 @@ SPEECH_RECOGNITION = Task(
         target="text",
     ),
     export=Exportable(
-        model_class="sbkit.models.asr.AsrModel", hub_task="automatic-speech-recognition"
+        model_class="sbkit.tasks.recognition.model.AsrModel",
+        hub_task="automatic-speech-recognition",
     ),
 )

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 from sbkit.base.errors import FILES_FAILED, ConfigError, SbkitError
 from sbkit.base.files import require_writable, write_text_atomically
 from sbkit.base.messages import printable, printable_json
-from sbkit.commands.arguments import Parser, with_bundle
-from sbkit.commands.clip_table import Share
+from sbkit.cli.arguments import Parser
+from sbkit.cli.clip_table import Share
 
 if TYPE_CHECKING:
-    from sbkit.runtime.transcriber import Transcript
+    from sbkit.tasks.recognition.predict import Transcript
 
 TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 
@@ -27,7 +27,9 @@ TIMED_FORMATS = ("srt", "vtt", "tsv")  # a file for each recording
 def add_commands(parser: Parser) -> None:
     """Add `transcribe`."""
     groups = "model files runtime decoding vad quiet import part"
-    add = parser.add_command("transcribe", transcribe, "transcribe audio files", groups)
+    add = parser.add_command(
+        "transcribe", transcribe, "transcribe audio files", groups, opens_bundle=True
+    )
     add("--format", choices=("text", "json", *TIMED_FORMATS), default="text")
     add("--out", metavar="DIR", type=Path, help="write one file per recording there")
     channel = "the channel to transcribe, counted from 0 (default: all are mixed)"
@@ -45,15 +47,19 @@ def transcribe(options: Namespace) -> int | None:
     if options.pace is not None and not options.live:
         raise ConfigError("`--pace` needs --live. Add --live, or leave --pace out.")
     if options.live:
-        from sbkit.commands.live import transcribe_live
+        from sbkit.tasks.recognition.live import transcribe_live
 
-        return with_bundle(transcribe_live)(options)
+        return transcribe_live(options)
     return _transcribe_files(options)
 
 
-@with_bundle
 def _transcribe_files(options: Namespace) -> int:
-    from sbkit.commands.recordings import find_audio, open_errors, open_transcriber, show_seconds
+    from sbkit.tasks.recognition.recordings import (
+        find_audio,
+        open_errors,
+        open_transcriber,
+        show_seconds,
+    )
 
     with find_audio(options.files, options.raw_rate) as files:
         _check_output(options, files)  # of all parts, which may share a folder
@@ -61,7 +67,7 @@ def _transcribe_files(options: Namespace) -> int:
         with (
             open_errors(options.errors) as errors,
             open_transcriber(options, times=options.format != "text") as transcriber,
-            show_seconds("transcribing", share, quiet=options.quiet) as on_seconds,
+            show_seconds("transcribing", share) as on_seconds,
         ):
             results = transcriber.stream(share, on_seconds=on_seconds, channel=options.channel)
             return write_results(options, share, results, errors)
@@ -74,7 +80,7 @@ def write_results(
     errors: TextIO | None,
 ) -> int:
     """Write the result of each file, or print its error; return the exit code."""
-    from sbkit.commands.recordings import report_error
+    from sbkit.tasks.recognition.recordings import report_error
 
     num_failed = 0
     for file, result in zip(files, results, strict=True):
@@ -94,7 +100,7 @@ def write_results(
 
 def _write(file: Path, result: "Transcript", options: Namespace, *, with_name: bool) -> None:
     """Print a result, after the name of its file if there are several, or write it."""
-    from sbkit.runtime.subtitles import to_srt, to_tsv, to_vtt
+    from sbkit.tasks.recognition.subtitles import to_srt, to_tsv, to_vtt
 
     text = str(result)
     if options.format == "json":

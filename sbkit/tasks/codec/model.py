@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sbkit.audio.code_space import CodeSpace
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.models.vocoder import LogMel, VocoderDecoder, VocoderEncoder
+from sbkit.tasks.codec.codes import CodeSpace
 
 
 class FiniteScalarQuantizer(nn.Module):

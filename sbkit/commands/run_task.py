@@ -1,36 +1,22 @@
-"""`sbkit encode`, `decode` and `run`: commands that the task of a bundle defines."""
+"""`sbkit run`: the commands that a task of one's own defines for its bundles."""
 
 import argparse
 from argparse import Namespace
-from pathlib import Path
 
 from sbkit.base.errors import ConfigError
-from sbkit.commands.arguments import Parser, with_bundle
-from sbkit.tasks.task import Task, import_object
+from sbkit.bundle.task import Task, import_object
+from sbkit.cli.arguments import Parser
 
 
 def add_commands(parser: Parser) -> None:
-    """Add `encode`, `decode` and `run`."""
-    groups = "model runtime import"
-    for name, help in (("encode", "write audio as codes"), ("decode", "write the audio of codes")):
-        add = parser.add_command(name, run_task, help, groups)
-        add("file", metavar="FILE", type=Path, help="the file to read")
-        add("--out", metavar="FILE", type=Path, required=True, help="the file to write")
-
+    """Add `run`."""
     help = "run a command that the task of a bundle declares"
-    add = parser.add_command("run", run_user_command, help, groups)
+    groups = "model runtime import"
+    add = parser.add_command("run", run_user_command, help, groups, opens_bundle=True)
     add("task_command", metavar="COMMAND", help="the command; all that follows is for it")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-@with_bundle
-def run_task(options: Namespace) -> int:
-    """Run a command of sbkit as the task of the bundle defines it."""
-    command = _task_of(options).require_command(options.command)
-    return int(import_object(command.run)(options))
-
-
-@with_bundle
 def run_user_command(options: Namespace) -> int:
     """Run a command of the task with its own arguments; raises ConfigError if it has none."""
     task = _task_of(options)

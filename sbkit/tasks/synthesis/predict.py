@@ -18,8 +18,8 @@ from sbkit.base.messages import listed, printable
 from sbkit.bundle.protocols import Speech
 from sbkit.runtime.batch_shapes import BatchShapes
 from sbkit.runtime.runtimes import GraphModel
+from sbkit.tasks.synthesis.symbols import PADDING, to_symbols, transcribe_phonemes
 from sbkit.text.languages import check_language
-from sbkit.text.symbols import PADDING, to_symbols, transcribe_phonemes
 from sbkit.text.verbalize import MARKS, spell_out, split_sentences, without_ssml
 
 MAX_TEXT_CHARACTERS = 20_000  # about half an hour of speech

@@ -9,9 +9,10 @@ from typing import TextIO
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.messages import printable_json
-from sbkit.commands.arguments import open_detector, recognizer_options
-from sbkit.runtime.session import Event, Final, Partial, Session, StreamingRecognizer
-from sbkit.runtime.sources import audio_blocks
+from sbkit.tasks.detection.predict import open_detector
+from sbkit.tasks.recognition.audio_input import audio_blocks
+from sbkit.tasks.recognition.recordings import recognizer_options
+from sbkit.tasks.recognition.session import Event, Final, Partial, Session, StreamingRecognizer
 
 CLEAR_LINE = "\r\033[K"  # of a terminal: go to the beginning of the line, and erase it
 

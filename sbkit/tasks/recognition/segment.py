@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from sbkit.base.errors import DataError
 from sbkit.base.files import read_text_lines, require_writable, write_text_atomically
 from sbkit.base.messages import plural
-from sbkit.commands.arguments import Parser, open_detector, with_bundle
-from sbkit.commands.clip_table import Row, open_clip_table, utterance_id
+from sbkit.cli.arguments import Parser
+from sbkit.cli.clip_table import Row, open_clip_table, utterance_id
 
 if TYPE_CHECKING:
-    from sbkit.runtime.alignment import AlignedSentence
+    from sbkit.tasks.recognition.alignment import AlignedSentence
 
 TABLE_FILE, LEFT_OUT_FILE = "segments.csv", "left_out.tsv"
 COLUMNS = ("id", "path", "offset", "duration", "text", "score")
@@ -28,7 +28,8 @@ MAX_TEXT_BYTES = 1 << 26
 def add_commands(parser: Parser) -> None:
     """Add `segment`."""
     help = "cut a long recording into utterances"
-    add = parser.add_command("segment", segment, help, "runtime vad quiet import")
+    groups = "runtime vad quiet import"
+    add = parser.add_command("segment", segment, help, groups, opens_bundle=True)
     add("recording", metavar="RECORDING", type=Path, help="an audio file of any length")
     add("transcript", metavar="TRANSCRIPT", type=Path, help="its text, in UTF-8")
     model = "a bundle or a run folder that recognizes the language"
@@ -41,17 +42,17 @@ def add_commands(parser: Parser) -> None:
     add("--min-score", metavar="LN_P", type=float, default=-3.0, help=score)
 
 
-@with_bundle
 def segment(options: Namespace) -> None:
     """Add the utterances of a recording to the table of a folder.
 
     Raises SbkitError if the recording, the text or the model cannot be used, or do not fit.
     """
-    from sbkit.commands.recordings import show_seconds
     from sbkit.decoding.words import GREEDY
-    from sbkit.runtime.alignment import align, run_model
     from sbkit.runtime.runtimes import model_options
-    from sbkit.runtime.transcriber import Transcriber, open_recognizer
+    from sbkit.tasks.detection.predict import open_detector
+    from sbkit.tasks.recognition.alignment import align, run_model
+    from sbkit.tasks.recognition.predict import Transcriber, open_recognizer
+    from sbkit.tasks.recognition.recordings import show_seconds
     from sbkit.text.transcripts import split_text
 
     lines = read_text_lines(options.transcript, max_bytes=MAX_TEXT_BYTES, subject="A transcript")
@@ -71,7 +72,7 @@ def segment(options: Namespace) -> None:
         table.require_unchanged([recording])
         if digest not in {row["transcript"] for row in table.rows.get(recording, ())}:
             file = options.recording
-            with show_seconds("listening", [file], quiet=options.quiet) as on_seconds:
+            with show_seconds("listening", [file]) as on_seconds:
                 output = run_model(transcriber, file, detector=detector, on_seconds=on_seconds)
             sentences = lines if options.lines else split_text("\n".join(lines), output.seconds)
             aligned = align(bundle, output, sentences)

@@ -14,7 +14,7 @@ from sbkit.audio.lengths import length_mask
 from sbkit.base.errors import ConfigError
 from sbkit.models.layers import FrameConv, GlobalNorm
 from sbkit.models.vocoder import FRAME_HOPS, ConvNeXt, LogMel, VocoderDecoder, VocoderEncoder
-from sbkit.text.symbols import PADDING
+from sbkit.tasks.synthesis.symbols import PADDING
 
 BLANK_LOG_PROB = -1.0  # before normalization, as in Badlani et al.
 IMPOSSIBLE_LOG_PROB = -1e4
@@ -136,7 +136,7 @@ def mean_by_symbol(values: Tensor, index: Tensor, durations: Tensor) -> Tensor:
 class TextEncoder(nn.Module):
     """Encode symbols: (B, L), (B, L, 1) -> (B, L, D).
 
-    symbol_type: one of `sbkit.text.symbols.SYMBOL_TYPES`.
+    symbol_type: one of `sbkit.tasks.synthesis.symbols.SYMBOL_TYPES`.
     """
 
     def __init__(

@@ -1,0 +1,1 @@
+"""What commands share: their parser, their options, and tables of clips."""

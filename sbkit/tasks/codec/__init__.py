@@ -1,0 +1,1 @@
+"""A codec: audio to codes and back."""

@@ -1,0 +1,1 @@
+"""Voice activity detection: which frames are speech."""

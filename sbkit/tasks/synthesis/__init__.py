@@ -1,0 +1,1 @@
+"""Synthesis: text to speech."""
