@@ -7,7 +7,7 @@ log-probabilities and reference texts -> a sample of them (`sample.py`)
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class FittedWeights:
 
     def plain(self) -> dict[str, Any]:
         return {
-            "weights": self.weights.plain(),
+            "weights": asdict(self.weights),
             "CER": self.errors.cer,
             **({"WER": self.errors.wer} if self.by_words else {}),
             "utterances": self.errors.utterances,
@@ -182,7 +182,7 @@ def fit_weights(
         center = points[smooth.argsort(kind="stable")[:NUM_AVERAGED]].mean(0)
         best = decoder.with_weights(_weights_at(names, center))
         (best_errors,) = count_all_errors([best], utterances, decoder.tokenizer, on_utterance)
-    values = best.weights.plain()
+    values = asdict(best.weights)
     text = ", ".join(f"{name} {values[name]:g}" for name in best.used_weights)
     if decoder.language_models.words is not None and not best.weights.word:
         text += ", without the model of words, because the language does not separate them"

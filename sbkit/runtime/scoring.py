@@ -24,7 +24,7 @@ from sbkit.evaluate.run_results import SETTINGS, read_records
 from sbkit.evaluate.wer import FigureDict
 from sbkit.lm.language_models import describe_seen
 from sbkit.logs.progress import ping, progress_bar
-from sbkit.runtime.model_thread import model_errors_as_bundle_errors
+from sbkit.runtime.model_thread import model_errors
 from sbkit.runtime.test_report import ScoredSet
 from sbkit.runtime.test_sets import BATCH_SECONDS, read_whole_clips
 from sbkit.runtime.torch_model import TorchBundle
@@ -93,7 +93,7 @@ class BundleScorer:
                 ids = [row["id"] for row in batch_rows]
                 if ping("test", ids):
                     break
-                with model_errors_as_bundle_errors(", ".join(ids[:3])):
+                with model_errors(", ".join(ids[:3])):
                     own_results |= zip(batch, self._score_batch(batch_rows, clips), strict=True)
                 advance(world_size() * sum(map(len, clips)))
         return ScoredSet.gather(name, rows, own_results)

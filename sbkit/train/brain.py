@@ -65,7 +65,7 @@ from sbkit.train.model_state import (
     measure_normalization,
     unmeasured_norms,
 )
-from sbkit.train.nonfinite import ids_of, memory_errors_as_sbkit_errors
+from sbkit.train.nonfinite import ids_of, memory_errors
 from sbkit.train.optimizers import (
     Freezing,
     OptimizerClass,
@@ -510,7 +510,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         self._set_rate()
         with self._seeded(batch):
             self.on_fit_batch_start(batch, self.should_step)
-            with self.no_sync(not self.should_step), memory_errors_as_sbkit_errors(batch):
+            with self.no_sync(not self.should_step), memory_errors(batch):
                 with self.training_ctx:
                     outputs, objective = self.training_step.forward(batch)
                 optimizers = self.optimizers_dict or {}
@@ -687,7 +687,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         losses: list[Loss] = []
         for batch in self._evaluated_batches(loaders, phase):
             self.step += 1
-            with memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"):
+            with memory_errors(batch, "eval_batch_seconds"):
                 loss = as_loss(self.evaluate_batch(batch, stage))
             losses.append(loss)
             if not type(self).metrics:
@@ -734,7 +734,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
                 break
             batch = self.to_device(batch)
             with (
-                memory_errors_as_sbkit_errors(batch, "eval_batch_seconds"),
+                memory_errors(batch, "eval_batch_seconds"),
                 seeded_draws(ids_of(batch)),
                 self.evaluation_ctx,
             ):

@@ -24,7 +24,7 @@ from sbkit.logs.metric import Metric
 from sbkit.logs.progress import ping
 from sbkit.models.loss import Loss
 from sbkit.train.brain import training_loss
-from sbkit.train.nonfinite import memory_errors_as_sbkit_errors
+from sbkit.train.nonfinite import memory_errors
 from sbkit.train.watchdog import Watchdog
 from tests import processes
 from tests.runs import records_of
@@ -294,5 +294,5 @@ def test_overflow_skips_the_step_and_halves_the_scale() -> None:
 )
 def test_batch_that_exceeds_the_memory_is_named_if_it_has_ids(ids: list[str], subject: str) -> None:
     batch = SimpleNamespace(id=ids)
-    with pytest.raises(SbkitError, match=re.escape(subject)), memory_errors_as_sbkit_errors(batch):
+    with pytest.raises(SbkitError, match=re.escape(subject)), memory_errors(batch):
         raise torch.OutOfMemoryError
