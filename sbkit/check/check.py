@@ -11,7 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -98,7 +98,7 @@ def check_run(
     with ExitStack() as stack:
         stack.enter_context(preserve_rng(ON_CPU.device))
         try:
-            run = _make_checked_run(declared, setup, stack)
+            run = stack.enter_context(open_checked_run(declared, setup))
         except Exception as error:  # whatever a part or a recipe raises
             if isinstance(error, MissingKnobError):
                 find_misspelled = partial(settings.find_misspelled, missing_key=error.key)
@@ -120,29 +120,31 @@ def check_run(
     return CheckResult(findings=_unique(findings), measured=run.measured)
 
 
-def _make_checked_run(declared: Declared, setup: RunSetup | None, stack: ExitStack) -> CheckedRun:
-    """Prepare a run, and build what the checks try; its scratch folder ends with the stack."""
+@contextmanager
+def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Iterator[CheckedRun]:
+    """Prepare a run, unless that is done, and yield it with what the checks try."""
     if setup is None:
         with quiet():
             setup = prepare_run(declared.values, None if declared.has_device else ON_CPU)
-    with step("hparams"):
-        own = stack.enter_context(own_objects(setup))
-    with step("brain"):
-        brain = make_brain_to_check(own)
-    with step("optimizers"):
-        optimizers = init_optimizers(brain)
-    reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
-    with step("dry_run"), quiet():
-        trial = dry_run.take_small_steps(own, brain, reached)
-    return CheckedRun(
-        declared=declared,
-        setup=setup,
-        own=own,
-        brain=brain,
-        optimizers=optimizers,
-        reached=reached,
-        trial=trial,
-    )
+    with ExitStack() as stack:
+        with step("hparams"):
+            own = stack.enter_context(own_objects(setup))
+        with step("brain"):
+            brain = make_brain_to_check(own)
+        with step("optimizers"):
+            optimizers = init_optimizers(brain)
+        reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
+        with step("dry_run"), quiet():
+            trial = dry_run.take_small_steps(own, brain, reached)
+        yield CheckedRun(
+            declared=declared,
+            setup=setup,
+            own=own,
+            brain=brain,
+            optimizers=optimizers,
+            reached=reached,
+            trial=trial,
+        )
 
 
 def check_before_training(setup: RunSetup) -> None:
