@@ -103,11 +103,9 @@ def check_run(
             if isinstance(error, MissingKnobError):
                 find_misspelled = partial(settings.find_misspelled, missing_key=error.key)
                 findings += _run(find_misspelled, declared, name="unread")
-            fault = _to_finding(error, declared)
-            places = [fault.problem, *_places_of_keys(error, declared)]
-            stopping = [finding for finding in findings if finding.stops]
-            if {f.where for f in stopping}.isdisjoint(places):
-                findings.append(fault)
+            reported = {finding.where for finding in findings if finding.stops}
+            if reported.isdisjoint(_places_of_keys(error, declared)):
+                findings.append(_to_finding(error, declared))
             return CheckResult(findings=_unique(findings))
         with progress_bar("checking the run", len(checks)) as advance:
             for check in checks:
@@ -126,9 +124,7 @@ def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Itera
     if setup is None:
         with quiet():
             setup = prepare_run(declared.values, None if declared.has_device else ON_CPU)
-    with ExitStack() as stack:
-        with step("hparams"):
-            own = stack.enter_context(own_objects(setup))
+    with own_objects(setup) as own:
         with step("brain"):
             brain = make_brain_to_check(own)
         with step("optimizers"):

@@ -23,7 +23,7 @@ from sbkit.data.sampler import TrainSampler
 from sbkit.distributed.device import parse_device, resolve
 from sbkit.logs.handlers import quiet
 from sbkit.train.brain import Brain
-from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain
+from sbkit.train.setup import RunSetup, RunValues, build_again, choose_placement, make_brain, step
 
 if TYPE_CHECKING:
     from sbkit.check.cost import Cost
@@ -204,15 +204,15 @@ class CheckedRun:
 def own_objects(setup: RunSetup) -> Iterator[RunSetup]:
     """Yield a setup with objects that write into a scratch folder."""
     with TemporaryDirectory(prefix="sbkit-check") as scratch:
-        with quiet():
+        with step("hparams"), quiet():
             own = build_again(setup, **{OUTPUT_FOLDER: scratch})
-        model = own.hparams["model"]
-        if not isinstance(model, nn.ModuleList):
-            raise ConfigError(
-                f"`model` must be the one torch.nn.ModuleList of all parts, not a "
-                f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list of "
-                "`!ref`s."
-            )
+            model = own.hparams["model"]
+            if not isinstance(model, nn.ModuleList):
+                raise ConfigError(
+                    "`model` must be the one torch.nn.ModuleList of all parts, not a "
+                    f"{type(model).__name__}. Write `model: !new:torch.nn.ModuleList` over a list "
+                    "of `!ref`s."
+                )
         yield own
 
 
