@@ -53,7 +53,7 @@ MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
 
 def check_causes(planned: PlannedRun) -> Iterator[Finding]:
     """Note what in the settings or the data keeps a recognizer from learning to write."""
-    if planned.load_recipe().task.label_file != TOKENIZER_FILE:
+    if planned.load_recipe().label_file != TOKENIZER_FILE:
         return
     knobs = dict(planned.build_hparams().items())  # marks no key as read
     yield from _check_transcripts(planned, knobs)

@@ -104,11 +104,11 @@ class PlannedRun(RunSetup):
         yaml_file: Path,
         overrides: Mapping[str, object],
         *,
-        recipe: Recipe | None = None,
+        recipe: type[Recipe] | None = None,
         target: str | None = None,
         run: RunSetup | None = None,
     ) -> None:
-        recipe = recipe if run is None else run.load_recipe()
+        recipe = recipe if run is None else type(run.load_recipe())
         count = count_local_devices if target is None else counter_of_target(target)
         super().__init__(yaml_file, overrides, recipe=recipe, count=count)
         self.run_folder = self.folder
@@ -183,7 +183,7 @@ class PlannedRun(RunSetup):
 
     def _label_file_names(self) -> list[str]:
         """Name the files that `prepare_labels` may write."""
-        return [name for name in (self.load_recipe().task.label_file, LANGUAGE_MODELS_FILE) if name]
+        return [name for name in (self.load_recipe().label_file, LANGUAGE_MODELS_FILE) if name]
 
     def hand_over(self) -> dict[str, bytes]:
         """Give the splits to the run that follows; return the contents of its label files."""
@@ -235,7 +235,9 @@ class PlannedRun(RunSetup):
     def plan_again(self, overrides: Mapping[str, object]) -> RunSetup:
         """Return a setup with more overrides, from the same data and labels."""
         overrides = {**self.overrides, **overrides}
-        again = RunSetup(self.yaml_file, overrides, recipe=self.load_recipe(), count=self.count)
+        again = RunSetup(
+            self.yaml_file, overrides, recipe=type(self.load_recipe()), count=self.count
+        )
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
         return again
 

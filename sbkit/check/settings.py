@@ -238,7 +238,7 @@ def check_initial_weights(planned: PlannedRun) -> None:
 def check_formats(planned: PlannedRun) -> Iterator[Finding]:
     """Find export formats that models of this task do not have."""
     try:
-        declared_formats(planned.knobs, planned.load_recipe().task)
+        declared_formats(planned.knobs, planned.load_recipe())
     except SbkitError as error:
         yield planned.finding("export_formats", problem=str(error).rstrip("."))
 
@@ -248,9 +248,9 @@ def check_export(planned: PlannedRun) -> Iterator[Finding]:
 
     They stop a run that declares formats, which it could not write.
     """
-    task = planned.load_recipe().task
+    name = planned.load_recipe().name
     try:
-        load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
+        task = load_task(name, user_modules=frozenset([name.rpartition(".")[0]]))
         root = resolve(planned.yaml_file, planned.overrides).tree
         describe_parts(root, planned.build_hparams(), task)
     except SbkitError as error:

@@ -4,7 +4,7 @@ import argparse
 from argparse import Namespace
 
 from sbkit.base.errors import ConfigError
-from sbkit.bundle.task import Task, import_object
+from sbkit.bundle.task import Task
 from sbkit.cli.arguments import Parser
 
 
@@ -17,21 +17,17 @@ def add_commands(parser: Parser) -> None:
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def run_user_command(options: Namespace) -> int:
-    """Run a command of the task with its own arguments; raises ConfigError if it has none."""
+def run_user_command(options: Namespace) -> int | None:
+    """Run a command of the task, which parses its own arguments; raises ConfigError if it has none."""
     task = _task_of(options)
     name = options.task_command
-    declared = {n: c.arguments for n, c in task.commands.items() if c.arguments is not None}
-    if name not in declared:
+    commands = task.commands()
+    if name not in commands:
         raise ConfigError(
-            f"`sbkit run` runs commands that a task declares with `arguments`, and {task.name} "
-            f"has no {name}. It has: {', '.join(declared) or 'none'}."
+            f"`sbkit run` runs the `commands` of a task, and {task.name} has no {name}. It has: "
+            f"{', '.join(commands) or 'none'}."
         )
-    parser = Parser(prog=f"sbkit run {options.bundle} {name}")
-    for argument, details in declared[name]:
-        parser.add_argument(argument, **details)
-    own_options = vars(options) | vars(parser.parse_args(options.arguments))
-    return int(import_object(task.commands[name].run)(Namespace(**own_options)))
+    return commands[name](options)
 
 
 def _task_of(options: Namespace) -> Task:

@@ -10,7 +10,6 @@ and `Transformer`. These classes own no parameters: the one ModuleList of the YA
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
@@ -122,10 +121,6 @@ class AcousticModel:
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.encoder(audio, audio_lengths)
-
-    def to(self, device: torch.device) -> None:
-        for part in (self.model, *self.encoder.modules.values()):  # `model` may lack the features
-            part.to(device)
 
 
 def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> None:

@@ -80,7 +80,7 @@ class Run(RunSetup):
         yaml_file: Path | str,
         overrides: Mapping[str, object] | None = None,
         *,
-        recipe: Recipe | None = None,
+        recipe: type[Recipe] | None = None,
         corpus: Mapping[str, Any] | None = None,
         title: str = "",
     ) -> None:
@@ -91,7 +91,7 @@ class Run(RunSetup):
             overrides: values that replace the YAML's, by key, such as `lr` or
                 `Transformer.dropout`.
             recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
-                `replace(ASR, brain=MyBrain)`.
+                such as `class Mine(Asr): brain = MyBrain`.
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
                 YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
                 columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
@@ -134,7 +134,7 @@ class Run(RunSetup):
         folder: Path | str,
         overrides: Mapping[str, object] | None = None,
         *,
-        recipe: Recipe | None = None,
+        recipe: type[Recipe] | None = None,
         corpus: Mapping[str, Any] | None = None,
     ) -> Self:
         """Open a finished or stopped run, wherever its folder lies now.
@@ -184,7 +184,7 @@ class Run(RunSetup):
         """Return what would go wrong, or differ from what is declared."""
         with (
             isolated_rng(self.choose_placement().device),
-            PlannedRun(self.yaml_file, self.overrides, recipe=self.load_recipe()) as planned,
+            PlannedRun(self.yaml_file, self.overrides, recipe=type(self.load_recipe())) as planned,
         ):
             return check_planned_run(planned)
 
@@ -350,13 +350,12 @@ class Run(RunSetup):
             if rank() == 0:
                 if not was_finished:
                     self.set_results_aside()
-                make_corpus = self.load_recipe().corpus
                 write_data_report(
                     self.make_loaders().splits,
                     self.folder,
                     sample_rate=self.knobs["sample_rate"],
                     language=self.knobs.get("language"),
-                    corpus=describe_corpus(make_corpus and make_corpus(self.knobs), self.knobs),
+                    corpus=describe_corpus(self.load_recipe().corpus(self.knobs), self.knobs),
                 )
                 return_freed_memory()  # of the report, which training does not need
         self._write_config()
@@ -391,7 +390,7 @@ class Run(RunSetup):
                 brain.evaluate(self.make_loaders().test)
         if (report := self.folder / REPORT).is_file():
             logger.info(f"report: {report}")
-        if self.load_recipe().task.export is not None:
+        if self.load_recipe().has_model:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     @contextmanager

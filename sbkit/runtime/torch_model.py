@@ -441,8 +441,8 @@ def _assemble(
 ) -> tuple[Any, list[nn.Module]]:
     """Build the parts and the task's model from them; return the model and the parts."""
     config, task = contents.config, contents.task
-    export = task.require_export()
-    arguments = {} if task.labels is None else task.labels.arguments(contents.labels)
+    model_class = task.model_class()
+    arguments = {} if task.label_file is None else task.model_arguments(contents.labels)
     try:
         parts = {
             name: build_from_spec(spec, user_modules=user_modules)
@@ -452,12 +452,12 @@ def _assemble(
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        network = export.import_model_class()(model=model, **parts, **arguments)
+        network = model_class(model=model, **parts, **arguments)
         return network, [*parts.values()]
     except SbkitError:
         raise
     except Exception as error:  # the user's parts may not fit
         raise BundleError(
-            f"The parts of this bundle do not fit {export.model_class}: {type(error).__name__} "
+            f"The parts of this bundle do not fit {model_class.__name__}: {type(error).__name__} "
             f"({str(error)[:200]}). Export it again."
         ) from error

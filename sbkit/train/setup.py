@@ -48,6 +48,7 @@ import torch
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import RANGES, require_in_range
+from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
@@ -101,7 +102,7 @@ class RunSetup:
         yaml_file: Path | str,
         overrides: Mapping[str, object],
         *,
-        recipe: Recipe | None = None,
+        recipe: type[Recipe] | None = None,
         count: DeviceCounter = count_local_devices,
     ) -> None:
         """Read the YAML.
@@ -121,7 +122,7 @@ class RunSetup:
         self.overrides = with_encoder_config(self.yaml_file, overrides)
         self.knobs = read_knobs(self.yaml_file, self.overrides)
         self.count = count
-        self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe}
+        self.results: dict[str, Any] = {} if recipe is None else {"recipe": recipe()}
 
     def make_once(self, name: str, make: Callable[[], Result]) -> Result:
         """Make a result, or return it if it has been made."""
@@ -160,14 +161,14 @@ class RunSetup:
     @once("hparams")
     def build_hparams(self) -> Knobs:
         """Build the objects of the YAML, with random numbers from its seed."""
-        task, labels = self.load_recipe().task, self.prepare_labels()  # the YAML opens their files
+        recipe, labels = self.load_recipe(), self.prepare_labels()  # the YAML opens their files
         with isolated_rng(torch.device("cpu")):  # where they are built, also for another machine
             torch.manual_seed(self.knobs["seed"])
             hparams = load_hparams(self.yaml_file, self.overrides)
         if "sample_rate" in hparams:
             require_rate(hparams, hparams["sample_rate"])
         if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-            checkpointer.meta[TASK] = task.name
+            checkpointer.meta[TASK] = recipe.name
             if isinstance(labels, Tokenizer):
                 table = text_table(self.knobs["language"], self.knobs.get("text"))
                 checkpointer.meta[NORMALIZER] = table_to_store(table)
@@ -198,15 +199,15 @@ class RunSetup:
             hparams=hparams,
             run_opts={"device": self.choose_placement().device, **run_opts},
             checkpointer=hparams["checkpointer"],
+            task=recipe,
         )
-        export = recipe.task.export
-        if export is not None and not isinstance(brain.network, export.import_model_class()):
+        if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
             raise ConfigError(
                 f"`network` of the Brain must be the model that bundles of this run contain, a "
-                f"{export.model_class}, but is a {type(brain.network).__name__}. Set "
-                "`self.network` to it in the Brain, or correct `export` of the task."
+                f"{recipe.model_class().__name__}, but is a {type(brain.network).__name__}. Set "
+                "`self.network` to it in the Brain, or correct `model_class` of the task."
             )
-        brain.loaders, brain.task = loaders, recipe.task
+        brain.loaders = loaders
         return brain
 
     # -- before and between them ----------------------------------------------------------------
@@ -228,9 +229,8 @@ class RunSetup:
             folder = find_folder(name, source.get("revision"))
             lines.append(load_weights(folder, self.build_hparams().values()))
         if source := self.knobs.get("init_from"):
-            task = self.load_recipe().task
             root = resolve_yaml(self.yaml_file, self.overrides).tree
-            lines += initialize_from(Path(source), self.build_hparams(), task, root)
+            lines += initialize_from(Path(source), self.build_hparams(), self.load_recipe(), root)
         return lines
 
     # -- the run folder -------------------------------------------------------------------------
@@ -242,15 +242,12 @@ class RunSetup:
 
     def find_label_file(self) -> Path | None:
         """Return the label file in the run folder, None if it is not there yet."""
-        file = self.folder / (self.load_recipe().task.label_file or "")
+        file = self.folder / (self.load_recipe().label_file or "")
         return file if file.is_file() else None
 
     def make_run_config(self) -> RunConfig:
         """Describe the run, with its data, and with its labels once they are prepared."""
-        recipe, overrides = self.load_recipe(), self.overrides
-        if recipe is not load_recipe(self.knobs, self.yaml_file):  # it was given in Python
-            brain = f"{recipe.brain.__qualname__} of {recipe.brain.__module__}"
-            overrides = {**overrides, "recipe": f"with {brain}"}
+        overrides = {**self.overrides, "recipe": dotted_path(type(self.load_recipe()))}
         return RunConfig.from_yaml(
             self.yaml_file,
             overrides,
