@@ -5,12 +5,12 @@ import importlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -302,7 +302,7 @@ def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:
 class CorpusRecipe(Recipe):
     """A recipe that trains on any corpus; by default on its audio, without labels."""
 
-    ranges = COMMON_RANGES
+    ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES
 
     def corpus(self, knobs: Knobs) -> Corpus:
         return corpus_of(knobs)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from speechbrain import Stage
@@ -43,7 +43,7 @@ class AsrBrain(Brain):
     network: AsrModel
     parts = ("ctc_lin",)
     optional_parts = (ENCODER, *COMPOSED, "seq_lin", "linear_stack")
-    metrics = {**Recognition.metrics, **FRAME_METRICS}
+    metrics: ClassVar[Metrics] = {**Recognition.metrics, **FRAME_METRICS}
     evaluates_segments = True
 
     def __init__(self, **options: Any) -> None:
@@ -166,7 +166,7 @@ class Asr(CorpusRecipe, Recognition):
     """Train a recognizer on transcripts."""
 
     brain = AsrBrain
-    ranges = {
+    ranges: ClassVar[Mapping[str, Range]] = {
         **COMMON_RANGES,
         "ctc_weight": Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
         "inter_ctc_weight": Range(

@@ -7,8 +7,9 @@ Legend: B utterances, S samples, L symbols, U frames, F features.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from speechbrain import Stage
@@ -266,7 +267,7 @@ class Tts(CorpusRecipe, Synthesis):
     """Train a voice on transcripts."""
 
     brain = SynthesisBrain
-    ranges = {
+    ranges: ClassVar[Mapping[str, Range]] = {
         **COMMON_RANGES,
         **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),
         "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),

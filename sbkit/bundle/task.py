@@ -64,9 +64,9 @@ class Task:
     ('sbkit.tasks.recognition.task.Recognition', 'text', ['CER', 'WER'])
 
     Attributes:
-        model_name: the term for its models in messages and model cards, such as "speech recognizer".
+        model_name: the term for its models in messages and cards, such as "speech recognizer".
         predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`),
-            speech in each frame (`transcribe --vad`), codes (`encode`, `decode`) or audio (`speak`).
+            speech in each frame (`transcribe --vad`), codes (`encode`, `decode`), audio (`speak`).
         uses: example calls of the commands that take its bundles, for messages and model cards.
         metrics: what `measure` returns; the first one ranks checkpoints.
         label_file: the name of the file of its labels, in a run folder and in a bundle.
@@ -184,7 +184,7 @@ class Task:
         return {}
 
     def open_synthesizer(self, folder: Path, **options: Any) -> "SpeechSynthesizer":
-        """Open a bundle that predicts audio, with the options of `open_model`, for `sbkit serve`."""
+        """Open a bundle that predicts audio, with the options of `open_model`, to be served."""
         raise NotImplementedError("a task that predicts audio defines `open_synthesizer`")
 
     def require_prediction(self, prediction: Prediction, *, command: str) -> None:

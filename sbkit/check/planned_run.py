@@ -235,9 +235,8 @@ class PlannedRun(RunSetup):
     def plan_again(self, overrides: Mapping[str, object]) -> RunSetup:
         """Return a setup with more overrides, from the same data and labels."""
         overrides = {**self.overrides, **overrides}
-        again = RunSetup(
-            self.yaml_file, overrides, recipe=type(self.load_recipe()), count=self.count
-        )
+        recipe = type(self.load_recipe())
+        again = RunSetup(self.yaml_file, overrides, recipe=recipe, count=self.count)
         again.results |= {"splits": self.prepare_splits(), "labels": self.prepare_labels()}
         return again
 

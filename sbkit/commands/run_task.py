@@ -18,7 +18,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def run_user_command(options: Namespace) -> int | None:
-    """Run a command of the task, which parses its own arguments; raises ConfigError if it has none."""
+    """Run a command of the task, which parses its arguments; raises ConfigError if unknown."""
     task = _task_of(options)
     name = options.task_command
     commands = task.commands()

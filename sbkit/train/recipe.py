@@ -104,7 +104,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
         ) from error
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise ConfigError(
-            f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but {name} "
-            f"is {'not there' if recipe is None else 'none'}. Correct the name."
+            f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but "
+            f"{name} is {'not there' if recipe is None else 'none'}. Correct the name."
         )
     return recipe()

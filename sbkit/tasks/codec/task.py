@@ -9,7 +9,7 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from sbkit.base.arrays import Counts
 from sbkit.base.files import write_lines_atomically
 from sbkit.bundle.task import Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
-from sbkit.logs.metric import Metric, describe_values
+from sbkit.logs.metric import Metric, Metrics, describe_values
 from sbkit.tasks.codec.codes import Codes
 
 logger = logging.getLogger(__name__)
@@ -70,9 +70,12 @@ class Coding(Task):
         "encode FOLDER talk.wav --out talk.codes",
         "decode FOLDER talk.codes --out talk.wav",
     )
-    metrics = {"mel_distance": Metric(is_fraction=False), "usage": Metric(lower_is_better=False)}
+    metrics: ClassVar[Metrics] = {
+        "mel_distance": Metric(is_fraction=False),
+        "usage": Metric(lower_is_better=False),
+    }
     training_parts = ("discriminator",)
-    graphs = {
+    graphs: ClassVar[Mapping[str, Graph]] = {
         "encode": Graph(
             inputs=("audio", "audio_lengths"),
             outputs=("codes", "frame_lengths"),
@@ -84,7 +87,7 @@ class Coding(Task):
             arguments=lambda run, audio, lengths: run("encode", audio, lengths)[:1],
         ),
     }
-    format_uses = {
+    format_uses: ClassVar[Mapping[str, str]] = {
         "onnx": "onnxruntime: `encode.onnx` takes `audio` (B, S), float32 between -1 and 1, "
         "and `audio_lengths` (B,), int64, and returns `codes` and `frame_lengths`; "
         "`decode.onnx` turns codes into audio. `sbkit decode` checks every code first.",

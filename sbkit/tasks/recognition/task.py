@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sbkit.bundle.task import Task
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
@@ -12,7 +12,7 @@ from sbkit.evaluate.wer_report import (
     slice_figures,
     write_results,
 )
-from sbkit.logs.metric import Metric
+from sbkit.logs.metric import Metric, Metrics
 from sbkit.tasks.recognition.score import transcribe_rows
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
@@ -23,7 +23,7 @@ class Recognition(Task):
     model_name = "speech recognizer"
     predicts = "text"
     uses = ("transcribe FOLDER talk.wav",)
-    metrics = {"CER": Metric(), "WER": Metric()}
+    metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
     label_file = TOKENIZER_FILE
     label_key = "tokenizer"
     heads = ("ctc_lin", "seq_lin")

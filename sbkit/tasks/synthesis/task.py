@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from sbkit.base.units import SAMPLE_RATE
 from sbkit.bundle.protocols import SpeechSynthesizer
 from sbkit.bundle.task import Arrays, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
-from sbkit.logs.metric import Metric
+from sbkit.logs.metric import Metric, Metrics
 
 SEMITONES = 12  # in an octave
 NUM_EXAMPLES = 3  # utterances of a test set that are drawn
@@ -102,7 +102,7 @@ class Synthesis(Task):
     model_name = "speech synthesizer"
     predicts = "audio"
     uses = ('speak FOLDER "Good morning." --out hello.wav',)
-    metrics = {
+    metrics: ClassVar[Metrics] = {
         **dict.fromkeys(
             ("distance", "mel_distance", "vocoder_distance", "pitch_error", "length_ratio"),
             Metric(is_fraction=False),
@@ -110,13 +110,13 @@ class Synthesis(Task):
         "misaligned": Metric(),
     }
     label_file = "symbols.txt"
-    graphs = {
+    graphs: ClassVar[Mapping[str, Graph]] = {
         "encode": Graph(
             inputs=("symbols",), outputs=("states", "durations"), arguments=example_symbols
         ),
         "decode": Graph(inputs=("states", "index"), outputs=("audio",), arguments=example_states),
     }
-    format_uses = {
+    format_uses: ClassVar[Mapping[str, str]] = {
         "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
         "turns symbols into states and durations, `decode.onnx` turns the states of frames "
         "into audio.",
@@ -166,9 +166,7 @@ class Synthesis(Task):
         examples = examples[:NUM_EXAMPLES]
         write_picture(folder / f"speech_{name}.png", lambda: draw_examples(examples))
         for number, example in enumerate(examples, 1):
-            for audio in ("recorded", "synthesized"):
+            for kind in ("recorded", "synthesized"):
                 if example.sample_rate in MP3_RATES:
-                    mp3 = folder / f"speech_{name}.{number}_{audio}.mp3"
-                    write_bytes_atomically(
-                        mp3, encode_mp3(getattr(example, audio), example.sample_rate)
-                    )
+                    mp3 = encode_mp3(getattr(example, kind), example.sample_rate)
+                    write_bytes_atomically(folder / f"speech_{name}.{number}_{kind}.mp3", mp3)
