@@ -62,34 +62,23 @@ class Task:
     >>> from sbkit.tasks.recognition.task import Recognition
     >>> Recognition().name, Recognition.predicts, [*Recognition.metrics]
     ('sbkit.tasks.recognition.task.Recognition', 'text', ['CER', 'WER'])
-
-    Attributes:
-        model_name: the term for its models in messages and cards, such as "speech recognizer".
-        predicts: decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`),
-            speech in each frame (`transcribe --vad`), codes (`encode`, `decode`), audio (`speak`).
-        uses: example calls of the commands that take its bundles, for messages and model cards.
-        metrics: what `measure` returns; the first one ranks checkpoints.
-        label_file: the name of the file of its labels, in a run folder and in a bundle.
-        label_key: the YAML key of the object that is made from this file.
-        heads: keys of the parts with an output for each label.
-        training_parts: keys of the parts that a bundle omits, such as a discriminator.
-        graphs: the methods of the model that are exported, by name. A recognizer has none: it is
-            exported as a whole. A model with graphs has `settings`, plain data for their callers.
-        format_uses: how each format is loaded, for the model card.
-        hub_task: the name of the task on model hubs, if it has one.
     """
 
-    model_name: ClassVar[str] = "model"
+    model_name: ClassVar[str] = "model"  # in messages and cards, such as "speech recognizer"
+    # Decides which of sbkit's commands take its bundles: text (`transcribe`, `tune`), speech in
+    # each frame (`transcribe --vad`), codes (`encode`, `decode`) or audio (`speak`, `serve`).
     predicts: ClassVar[Prediction] = "other"
-    uses: ClassVar[tuple[str, ...]] = ()
-    metrics: ClassVar[Metrics] = LOSS
-    label_file: ClassVar[str | None] = None
-    label_key: ClassVar[str] = "labels"
-    heads: ClassVar[tuple[str, ...]] = ()
-    training_parts: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ()  # example calls of commands, for messages and cards
+    metrics: ClassVar[Metrics] = LOSS  # what `measure` returns; the first one ranks checkpoints
+    label_file: ClassVar[str | None] = None  # its name in a run folder and in a bundle
+    label_key: ClassVar[str] = "labels"  # in the YAML, of the object made from the label file
+    heads: ClassVar[tuple[str, ...]] = ()  # keys of the parts with an output for each label
+    training_parts: ClassVar[tuple[str, ...]] = ()  # keys of parts that a bundle omits
+    # Methods of the model that are exported. A recognizer has none: it is exported as a whole. A
+    # model with graphs has `settings`, plain data for their callers.
     graphs: ClassVar[Mapping[str, Graph]] = {}
-    format_uses: ClassVar[Mapping[str, str]] = {}
-    hub_task: ClassVar[str | None] = None
+    format_uses: ClassVar[Mapping[str, str]] = {}  # how each format is loaded, for the card
+    hub_task: ClassVar[str | None] = None  # the name of the task on model hubs
 
     @property
     def name(self) -> str:

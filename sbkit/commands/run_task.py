@@ -4,7 +4,6 @@ import argparse
 from argparse import Namespace
 
 from sbkit.base.errors import ConfigError
-from sbkit.bundle.task import Task
 from sbkit.cli.arguments import Parser
 
 
@@ -19,7 +18,9 @@ def add_commands(parser: Parser) -> None:
 
 def run_user_command(options: Namespace) -> int | None:
     """Run a command of the task, which parses its arguments; raises ConfigError if unknown."""
-    task = _task_of(options)
+    from sbkit.bundle.bundle import read_bundle
+
+    task = read_bundle(options.bundle, user_modules=options.user_modules).task
     name = options.task_command
     commands = task.commands()
     if name not in commands:
@@ -28,9 +29,3 @@ def run_user_command(options: Namespace) -> int | None:
             f"{', '.join(commands) or 'none'}."
         )
     return commands[name](options)
-
-
-def _task_of(options: Namespace) -> Task:
-    from sbkit.bundle.bundle import read_bundle
-
-    return read_bundle(options.bundle, user_modules=options.user_modules).task

@@ -84,15 +84,9 @@ class FeatureEncoder(Encoder):
         return subsampling.then(self.backbone.subsampling)
 
 
-def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Module]:
-    """Return the parts of the encoder that a YAML declares, by key."""
-    parts = {key: hparams.get(key) for key in (ENCODER, *COMPOSED)}
-    return {key: part for key, part in parts.items() if part is not None}
-
-
 def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
     """Assemble an encoder from its parts."""
-    declared = encoder_parts(parts)
+    declared = {k: part for k in (ENCODER, *COMPOSED) if (part := parts.get(k)) is not None}
     if {*declared} == {ENCODER}:
         return Encoder(Backbone(ENCODER, declared[ENCODER]), declared)
     if {*declared} != {*COMPOSED}:
