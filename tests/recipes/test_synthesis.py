@@ -23,11 +23,10 @@ from speechbrain import Stage
 
 from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
-from recipes.synthesis.recipe import SynthesisBrain
+from recipes.synthesis.recipe import SynthesisBrain, Tts
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import FILES_FAILED, SbkitError
-from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.manifest import Manifest
 from sbkit.logs.run_log import read_log
@@ -61,7 +60,6 @@ def bundle(task_bundles: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Path) -> Iterator[Synthesizer]:
-    assert read_bundle(bundle).task.synthesizer_class == "sbkit.tasks.synthesis.predict.Synthesizer"
     with Synthesizer.load(bundle, device="cpu") as voice:
         yield voice
 
@@ -89,7 +87,7 @@ def brain(tmp_path_factory: pytest.TempPathFactory) -> SynthesisBrain:
     folder = tmp_path_factory.mktemp("brain")
     ensure_labels(folder / "symbols.txt", {" ", ".", *"abcdefg"})
     options = ("--dropout=0", f"--output_folder={folder}")
-    return load_brain(SynthesisBrain, "tts", *TINY_VOICE, *options)
+    return load_brain(Tts, "tts", *TINY_VOICE, *options)
 
 
 @pytest.fixture
