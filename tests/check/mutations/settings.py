@@ -9,6 +9,7 @@ import torch
 from sbkit.base.checksums import write_checksums
 from sbkit.check.settings import check_export, check_formats, check_unread
 from tests.check.harness import brain, error, mutation, note
+from tests.check.parts import StageNotes
 
 EIGHT_GPUS = {"target": "cuda:8"}
 LARGE_BATCHES = ("--device=cuda", "--batch_seconds=60", "--concat_prob=0.0")
