@@ -27,6 +27,7 @@ from recipes.synthesis.recipe import SynthesisBrain, Tts
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import FILES_FAILED, SbkitError
+from sbkit.bundle.bundle import read_bundle
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.manifest import Manifest
 from sbkit.logs.run_log import read_log
@@ -60,7 +61,9 @@ def bundle(task_bundles: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Path) -> Iterator[Synthesizer]:
-    with Synthesizer.load(bundle, device="cpu") as voice:
+    voice = read_bundle(bundle).task.open_synthesizer(bundle, device="cpu")
+    assert isinstance(voice, Synthesizer)
+    with voice:
         yield voice
 
 
