@@ -4,12 +4,12 @@ import hashlib
 import importlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -22,6 +22,7 @@ from recipes.OwnData import corpus as own_data
 from sbkit.base.errors import ConfigError, DataError
 from sbkit.base.files import to_json, write_text_atomically
 from sbkit.base.ranges import DAY, Range, TextValue
+from sbkit.config.hparams import Knobs
 from sbkit.data import sharded_corpus
 from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
 from sbkit.data.cache import default_cache, is_archive, unpack_corpus
@@ -44,6 +45,7 @@ from sbkit.distributed.device import Placement
 from sbkit.text.languages import check_language
 from sbkit.text.normalization import text_table
 from sbkit.text.transcripts import check_tag_names, transcript_normalizer
+from sbkit.train.recipe import Recipe
 
 COMMON_RANGES = {  # of the keys that every recipe here reads
     **TrainSampler.RANGES,
@@ -262,13 +264,23 @@ def collate_clips(rows: Sequence[Row], *, sample_rate: int) -> Batch:
     return Batch(**collate_audio(rows, sample_rate))
 
 
-def unlabeled_loaders(
-    hparams: KnobValues,
-    splits: Splits,
-    labels: None,
-    placement: Placement,
-    collate: Callable[..., Batch] = collate_clips,
-) -> Loaders:
-    """Plan every split's batches: the `make_loaders` of a recipe without labels."""
-    collate = partial(collate, sample_rate=hparams["sample_rate"])
-    return make_loaders(splits, hparams, collate=collate, placement=placement)
+class CorpusRecipe(Recipe):
+    """A recipe that trains on any corpus; by default on its audio, without labels."""
+
+    ranges: ClassVar[Mapping[str, Range]] = COMMON_RANGES
+
+    def corpus(self, knobs: Knobs) -> Corpus:
+        return corpus_of(knobs)
+
+    def prepare_splits(self, knobs: Knobs) -> Splits:
+        return prepare_audio(knobs)
+
+    def make_loaders(
+        self, hparams: Knobs, splits: Splits, labels: Any, placement: Placement
+    ) -> Loaders:
+        collate = self.make_collate(hparams, labels)
+        return make_loaders(splits, hparams, collate=collate, placement=placement)
+
+    def make_collate(self, hparams: Knobs, labels: Any) -> Callable[[Sequence[Row]], Batch]:
+        """Return a function that pads utterances to a batch; each process pickles it."""
+        return partial(collate_clips, sample_rate=hparams["sample_rate"])

@@ -32,6 +32,7 @@ from sbkit.logs.curves import curves_of, draw_png
 from sbkit.logs.metric import Metrics
 from sbkit.logs.run_log import Record, read_log
 from sbkit.train.brain import Brain
+from sbkit.train.recipe import Recipe
 from tests import processes
 
 ROOT = processes.ROOT
@@ -224,10 +225,11 @@ def with_sgd(name: str, folder: Path) -> Path:
     return yaml
 
 
-def load_brain(kind: type[Brain], yaml: str, *options: str) -> Any:
-    """Build the Brain of a YAML of hparams/, on the CPU."""
+def load_brain(recipe: type[Recipe], yaml: str, *options: str) -> Any:
+    """Build the Brain of a recipe and a YAML of hparams/, on the CPU."""
     hparams = load_hparams(ROOT / f"hparams/{yaml}.yaml", parse_overrides(options))
-    return kind(modules={"model": hparams["model"]}, hparams=hparams, run_opts={"device": "cpu"})
+    options = {"hparams": hparams, "run_opts": {"device": "cpu"}, "task": recipe()}
+    return recipe.brain(modules={"model": hparams["model"]}, **options)
 
 
 def last_parameters(run: Path) -> dict[str, torch.Tensor]:

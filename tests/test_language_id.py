@@ -36,28 +36,32 @@ TINY = (
 )
 SPLITS = ("train", "dev", "test")
 BY_LOSS = """
-from dataclasses import replace
+from language_id import COLUMN, LanguageIdentification
 
-from language_id import COLUMN, LANGUAGE_IDENTIFICATION
-from language_id_recipe import LANGUAGE_ID, LanguageBrain
-
+from sbkit.bundle.task import Task
 from sbkit.logs.metric import LOSS
-from sbkit.bundle.task import Scorer
 
 
-def score_rows(bundle, rows, clips, **_):
-    names = bundle.labels.names
-    pairs = zip(bundle.predict(clips), rows)
-    return [(-float(scores[names.index(row[COLUMN])]), 1) for scores, row in pairs]
+class ByLoss(LanguageIdentification):
+    metrics = LOSS
+    measure = Task.measure
+
+    def score(self, bundle, rows, clips, **_):
+        names = bundle.labels.names
+        pairs = zip(bundle.predict(clips), rows)
+        return [(-float(scores[names.index(row[COLUMN])]), 1) for scores, row in pairs]
+"""
+BY_LOSS_RECIPE = """
+from by_loss import ByLoss
+from language_id_recipe import LanguageBrain, LanguageRecipe
 
 
 class ByLossBrain(LanguageBrain):
     metrics = {}
 
 
-SCORER = Scorer(score=score_rows)
-TASK = replace(LANGUAGE_IDENTIFICATION, name="by_loss.TASK", metrics=LOSS, scorer=SCORER)
-RECIPE = replace(LANGUAGE_ID, task=TASK, brain=ByLossBrain)
+class ByLossRecipe(LanguageRecipe, ByLoss):
+    brain = ByLossBrain
 """
 
 
@@ -67,6 +71,7 @@ def project(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> P
     folder = tmp_path_factory.mktemp("mine") / "project"
     shutil.copytree(ROOT / "docs/examples/language_id", folder)
     (folder / "by_loss.py").write_text(BY_LOSS)
+    (folder / "by_loss_recipe.py").write_text(BY_LOSS_RECIPE)
     for split in SPLITS:
         write_table(folder / f"{split}.csv", workplace, ("en", "fr"))
     return folder
@@ -148,7 +153,7 @@ def test_user_task_is_loaded_from_its_bundle(
         load_bundle(bundle)
     module = import_module(MODULE)
     loaded = load_bundle(bundle, user_modules=frozenset([MODULE]))
-    assert loaded.task is module.LANGUAGE_IDENTIFICATION
+    assert type(loaded.task) is module.LanguageIdentification
     assert type(loaded.model.network) is module.LanguageModel
     clip = np.random.default_rng(0).integers(-9000, 9000, 16_000, np.int16)
     log_probs = loaded.predict([clip, clip[:9000]])
@@ -204,7 +209,8 @@ def test_user_task_without_metrics_is_ranked_by_its_loss(
     workplace: Workplace, project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "bundle"
-    assert train(workplace, project, run, "--recipe=by_loss.RECIPE", "--average_checkpoints=2") == 0
+    options = ("--recipe=by_loss_recipe.ByLossRecipe", "--average_checkpoints=2")
+    assert train(workplace, project, run, *options) == 0
     losses = [epoch["valid_loss"] for epoch in epochs_of(run)]
     best, *_ = Checkpointer(run / "checkpoints").find_checkpoints(min_key="loss")
     assert best.meta["loss"] == min(losses)

@@ -382,11 +382,12 @@ def test_pages_show_files_that_tests_train() -> None:
     for block in blocks(yaml, "yaml")[0].split("\n\n"):
         assert block.strip() in (ROOT / "hparams/ctc.yaml").read_text("utf-8")
     assert blocks(parts, "python") == [(folder / "my_models.py").read_text("utf-8")]
-    recipe, own_task, own_brain = blocks(task, "python")
+    recipe, own_task, own_brain, own_recipe = blocks(task, "python")
     assert recipe == (folder / "my_recipe.py").read_text("utf-8")
     language_id = ROOT / "docs/examples/language_id"
     assert own_task in (language_id / "language_id.py").read_text("utf-8")
-    assert own_brain in (language_id / "language_id_recipe.py").read_text("utf-8")
+    for block in (own_brain, own_recipe):
+        assert block in (language_id / "language_id_recipe.py").read_text("utf-8")
     (corpus,) = blocks((ROOT / "docs/corpora.md").read_text("utf-8"), "python")
     assert (folder / "my_corpus.py").read_text("utf-8").endswith(f"\n\n{corpus}")
 

@@ -34,7 +34,7 @@ def make_yaml(name: str, dropped: Sequence[str] = (), unused: Sequence[str] = ()
     replaced = {"seq_lin", *dropped, *re.findall(r"^(\w+):", user_blocks, re.MULTILINE)}
     values, objects = (ROOT / "hparams/ctc.yaml").read_text(encoding="utf-8").split("# ========")
     values = re.sub(rf"(?m)^({'|'.join((*UNUSED_KEYS, *unused))}):.*\n", "", values)
-    values = values.replace("recipes.asr.recipe.ASR", "my_recipe.MINE")
+    values = values.replace("recipes.asr.recipe.Asr", "my_recipe.Mine")
     values = values.replace("corpus: null", "corpus: my_corpus")
     values = values.replace("inter_ctc_weight: 0.3", "inter_ctc_weight: 0.0")
     blocks = objects.split("\n\n")[1:]
@@ -129,7 +129,7 @@ def test_distributions_of_user_modules_are_found() -> None:
         ("nothing.there.X", "cannot be imported: it raised ModuleNotFoundError"),
         ("raising_recipe_of_a_test.X", "it raised ZeroDivisionError (division by zero)"),
         ("recipes.asr.recipe.NONE", "is not there"),
-        ("recipes.asr.recipe.AsrBrain", "is type"),
+        ("recipes.asr.recipe.AsrBrain", "is none"),
     ],
 )
 def test_unsuitable_recipe_is_an_error_of_one_line(
@@ -141,7 +141,7 @@ def test_unsuitable_recipe_is_an_error_of_one_line(
 ) -> None:
     yaml = tmp_path / "parts.yaml"
     (tmp_path / "raising_recipe_of_a_test.py").write_text("1 / 0\n")
-    yaml.write_text((user_folder / "parts.yaml").read_text().replace("my_recipe.MINE", name))
+    yaml.write_text((user_folder / "parts.yaml").read_text().replace("my_recipe.Mine", name))
     with patch.object(sys, "argv", ["train.py", str(yaml)]), pytest.raises(SystemExit) as exit:
         run_main(train.main)
     assert exit.value.code == BAD_INPUT

@@ -1,41 +1,41 @@
 """A task whose source lies in a bundle: it loads from Python, and its commands run."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from recipes.asr.recipe import ASR, AsrBrain
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.base.errors import SbkitError
-from sbkit.bundle.task import Exportable
 from sbkit.commands.cli import run
+from sbkit.config.hparams import resolve
+from sbkit.export.export import describe_parts
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.setup import RunSetup
+from tests.runs import ROOT
 from tests.runtime.bundles import edit_config, make_bundle
 
 SOURCE = """
-from dataclasses import replace
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
-from sbkit.bundle.task import Command
+from argparse import ArgumentParser
+from sbkit.tasks.recognition.task import Recognition
 
 def spell(options):
-    print(options.bundle.name, options.word, options.times, options.device, options.runtime)
+    parser = ArgumentParser()
+    parser.add_argument("word")
+    parser.add_argument("--times", type=int)
+    parser.add_argument("--device", default="pen")
+    own = parser.parse_args(options.arguments)
+    print(options.bundle.name, own.word, own.times, own.device, options.device, options.runtime)
     return 3
 
-TASK = replace(
-    SPEECH_RECOGNITION,
-    name="MODULE.TASK",
-    predicts="other",
-    commands={
-        "spell": Command(
-            run="MODULE.spell",
-            arguments=(("word", {}), ("--times", {"type": int}), ("--device", {"default": "pen"})),
-        )
-    },
-)
+class Spelling(Recognition):
+    predicts = "other"
+    uses = ("run FOLDER spell",)
+
+    def commands(self):
+        return {"spell": spell}
 """
 
 
@@ -46,8 +46,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def put(bundle: Path, module: str) -> tuple[str, str]:
     """Give a bundle a user task with its source; return the option that imports it."""
-    (bundle / f"{module}.py").write_text(SOURCE.replace("MODULE", module))
-    edit_config(bundle, lambda config: config.update(task=f"{module}.TASK"))
+    (bundle / f"{module}.py").write_text(SOURCE)
+    edit_config(bundle, lambda config: config.update(task=f"{module}.Spelling"))
     return "--import", module
 
 
@@ -58,7 +58,7 @@ def test_python_imports_the_module_of_a_bundle_as_the_command_line_does(
     option, module = put(bundle, "task_for_python")
     with pytest.raises(SbkitError, match=f"pass {option} {module}"):
         load_bundle(bundle)
-    assert load_bundle(bundle, user_modules=frozenset([module])).task.name == f"{module}.TASK"
+    assert load_bundle(bundle, user_modules=frozenset([module])).task.name == f"{module}.Spelling"
     assert caplog.messages == [f"{option} {module}: running {bundle / module}.py"]
 
 
@@ -68,23 +68,56 @@ def test_run_passes_options_to_a_command_of_a_user_task(
     imported = put(bundle, "task_with_command")
     own = ("spell", "yes", "--times=2")
     assert run(["run", str(bundle), *imported, "--device=cpu", *own]) == 3
-    assert run(["run", *imported, str(bundle), *own, "--device", "ink"]) == 3
-    assert capsys.readouterr().out == "bundle yes 2 pen torch\nbundle yes 2 ink torch\n"
+    assert run(["run", *imported, "--device=cpu", str(bundle), *own, "--device", "ink"]) == 3
+    assert capsys.readouterr().out == "bundle yes 2 pen cpu torch\nbundle yes 2 ink cpu torch\n"
     with pytest.raises(SbkitError, match="has no shout. It has: spell"):
         run(["run", str(bundle), *imported, "shout"])
     with pytest.raises(SbkitError, match="Use: sbkit run FOLDER spell"):
         run(["transcribe", str(bundle), "a.wav", *imported])
 
 
+class Naming(Recognition):
+    def model_class(self) -> Any:
+        return SimpleNamespace
+
+
+class Importing(Recognition): ...
+
+
+class OtherBrain(AsrBrain):
+    network: Any = "another"
+
+    def __init__(self, **_: Any) -> None: ...
+
+
+class NamingRecipe(Asr, Naming):
+    brain = OtherBrain
+
+
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
-    task = replace(SPEECH_RECOGNITION, export=Exportable(model_class="types.SimpleNamespace"))
-    brain: Any = SimpleNamespace(task=task)
+    brain: Any = SimpleNamespace(task=NamingRecipe())
     assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
-    recipe = replace(ASR, task=task, brain=lambda **_: SimpleNamespace(network="another"))
     run: Any = SimpleNamespace(
-        load_recipe=lambda: recipe,
+        load_recipe=NamingRecipe,
         build_hparams=lambda: dict.fromkeys(("model", "opt_class", "checkpointer")),
         choose_placement=lambda: SimpleNamespace(device="cpu"),
     )
-    with pytest.raises(SbkitError, match="must be the model .* a types.SimpleNamespace, .* a str"):
+    with pytest.raises(SbkitError, match="must be the model .* a SimpleNamespace, .* a str"):
         RunSetup.make_brain(run)
+
+
+def test_bundles_store_the_first_class_that_is_no_recipe() -> None:
+    class Mine(Asr): ...
+
+    assert Mine().name == "sbkit.tasks.recognition.task.Recognition"
+    assert NamingRecipe().name == f"{__name__}.Naming"
+    with pytest.raises(SbkitError, match="`measure` of the recipe Wrong belongs to its task"):
+        type("Wrong", (Asr,), {"measure": lambda self, results: {}})
+
+
+def test_export_refuses_a_task_whose_module_imports_recipes() -> None:
+    """A machine that runs bundles has no recipes; this module imports them."""
+    root = resolve(ROOT / "hparams/ctc.yaml", {"data_folder": "", "output_folder": ""}).tree
+    objects = {"tokenizer": SimpleNamespace(vocab_size=12)}
+    with pytest.raises(SbkitError, match="a module that imports nothing of `recipes`"):
+        describe_parts(root, objects, Importing())

@@ -4,14 +4,13 @@ The views share speed and waveform augmentation, and have masks and dropout of t
 Source: Yao et al. 2025, arXiv 2410.05101.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from recipes.asr.recipe import ASR, AsrBrain
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.audio.lengths import length_mask
 from sbkit.data.batch import TextBatch
 from sbkit.models.encoder import Predictions
@@ -51,4 +50,7 @@ def divergence_of(first: Predictions, second: Predictions) -> Tensor:
     return 0.5 * (to_second + to_first).sum(2).where(mask, 0).sum(1)
 
 
-TWO_VIEWS = replace(ASR, brain=TwoViewsBrain)
+class TwoViews(Asr):
+    """Train a recognizer on two views."""
+
+    brain = TwoViewsBrain

@@ -57,12 +57,12 @@ def prepare_tokenizer(knobs: Mapping[str, Any], splits: Splits) -> Tokenizer:
 
 
 def make_asr_loaders(
-    hparams: Mapping[str, Any], splits: Splits, tokenizer: Tokenizer, placement: Placement
+    hparams: Mapping[str, Any], splits: Splits, labels: Tokenizer, placement: Placement
 ) -> Loaders:
     """Leave out training utterances that CTC cannot learn, log them, and make the loaders."""
     subsampling = make_encoder(hparams).subsampling
     num_listed = len(splits.train)
-    splits = leave_out_impossible(splits, tokenizer, subsampling, hparams["speeds"])
+    splits = leave_out_impossible(splits, labels, subsampling, hparams["speeds"])
     if num_listed and not len(splits.train):
         left_out = splits.excluded[-1]
         frame_milliseconds = 1000 * subsampling.stride / hparams["sample_rate"]
@@ -75,8 +75,8 @@ def make_asr_loaders(
         )
     require_utterances_to_fit(splits, hparams)
     if rank() == 0:
-        _log_texts(splits, tokenizer, subsampling, hparams)
-    collate = TextCollate(tokenizer, hparams["sample_rate"])
+        _log_texts(splits, labels, subsampling, hparams)
+    collate = TextCollate(labels, hparams["sample_rate"])
     return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 

@@ -9,13 +9,12 @@ from speechbrain import Stage
 from torch import Tensor, nn
 
 from recipes.asr.data import make_asr_loaders, prepare_tokenizer
-from recipes.prepare import COMMON_RANGES, corpus_of, prepare_transcripts
+from recipes.prepare import COMMON_RANGES, CorpusRecipe, prepare_transcripts
 from sbkit.audio.augment import Augmentation
 from sbkit.audio.segments import Segment, Segmenter, longest_whole
 from sbkit.base.ranges import SHARE, Range, TextValue
 from sbkit.base.units import samples_to_seconds
 from sbkit.bundle.protocols import Encoded
-from sbkit.bundle.task import Task
 from sbkit.data.batch import TextBatch
 from sbkit.decoding.beam import declared_decoder
 from sbkit.decoding.greedy import merge_repeats
@@ -27,14 +26,13 @@ from sbkit.evaluate.wer import (
     greedy_shares,
 )
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.models.encoder import Predictions, encoder_parts
+from sbkit.models.encoder import COMPOSED, ENCODER, Predictions
 from sbkit.models.loss import Loss, attention_loss, ctc
 from sbkit.runtime.torch_model import encode_in_segments
 from sbkit.tasks.recognition.model import AsrModel
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import separates_words
 from sbkit.train.brain import Brain
-from sbkit.train.recipe import Recipe
 
 FRAME_METRICS: Metrics = dict.fromkeys((BLANK_FRAMES, TOKENS_WRITTEN), Metric(lower_is_better=None))
 
@@ -43,32 +41,16 @@ class AsrBrain(Brain):
     """Train CTC, and an attention decoder if `ctc_weight` is below one."""
 
     network: AsrModel
-    task: Task = SPEECH_RECOGNITION  # the subclass of another recipe sets its own
-    metrics: ClassVar[Metrics] = {**SPEECH_RECOGNITION.metrics, **FRAME_METRICS}
-    evaluates_segments: ClassVar[bool] = True
+    parts = ("ctc_lin",)
+    optional_parts = (ENCODER, *COMPOSED, "seq_lin", "linear_stack")
+    metrics: ClassVar[Metrics] = {**Recognition.metrics, **FRAME_METRICS}
+    evaluates_segments = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.tokenizer = self.hparams.tokenizer
-        self.network = self.make_model(
-            model=self.modules["model"],
-            **encoder_parts(self.hparams.knobs),
-            ctc_lin=self.hparams.ctc_lin,
-            seq_lin=getattr(self.hparams, "seq_lin", None),
-            linear_stack=getattr(self.hparams, "linear_stack", None),
-            vocabulary=self.tokenizer.vocabulary,
-        )
-        self.network.to(self.device)
         self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
         self.decoder = declared_decoder(self.hparams.knobs)  # of the test; None decodes greedily
-
-    def make_model(self, **parts: Any) -> AsrModel:
-        """Build the model to train, of the class that the task's bundles contain.
-
-        A subclass may override this, and pass more parts from the hparams.
-        """
-        model: AsrModel = self.task.require_export().import_model_class()(**parts)
-        return model
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
@@ -180,14 +162,11 @@ class AsrBrain(Brain):
         return {**super().measure(results), **greedy_shares(results)}
 
 
-ASR = Recipe(
-    task=SPEECH_RECOGNITION,
-    prepare_splits=prepare_transcripts,
-    prepare_labels=prepare_tokenizer,
-    make_loaders=make_asr_loaders,
-    brain=AsrBrain,
-    corpus=corpus_of,
-    ranges={
+class Asr(CorpusRecipe, Recognition):
+    """Train a recognizer on transcripts."""
+
+    brain = AsrBrain
+    ranges: ClassVar[Mapping[str, Range]] = {
         **COMMON_RANGES,
         "ctc_weight": Range(low=0.01, high=1, advice="At 0, the CTC head would not be trained."),
         "inter_ctc_weight": Range(
@@ -195,5 +174,7 @@ ASR = Recipe(
         ),
         "label_smoothing": SHARE,
         "lm_text": TextValue(or_list=True),
-    },
-)
+    }
+    prepare_splits = staticmethod(prepare_transcripts)
+    prepare_labels = staticmethod(prepare_tokenizer)
+    make_loaders = staticmethod(make_asr_loaders)

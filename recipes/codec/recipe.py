@@ -5,28 +5,23 @@ The loss compares the spectra of the decoded audio with those of the recording.
 Legend: B utterances, S samples, U frames of codes, G codebooks.
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 from speechbrain import Stage
 from torch import Tensor, nn
 
-from recipes.prepare import COMMON_RANGES, corpus_of, prepare_audio, unlabeled_loaders
+from recipes.prepare import COMMON_RANGES, CorpusRecipe
 from sbkit.audio.augment import speed_perturb
 from sbkit.audio.io import FULL_SCALE
 from sbkit.audio.lengths import length_mask
 from sbkit.base.ranges import NON_NEGATIVE
-from sbkit.bundle.task import Task
 from sbkit.data.batch import Batch
-from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
 from sbkit.tasks.codec.model import CodecModel
-from sbkit.tasks.codec.task import CODEC as TASK
-from sbkit.tasks.codec.task import CodedUtterance
+from sbkit.tasks.codec.task import CodedUtterance, Coding
 from sbkit.train.brain import Brain
-from sbkit.train.recipe import Recipe
 
-PARTS = ("compute_features", "encoder", "quantizer", "decoder")
 REAL = 1.0  # the discriminator's score of recorded audio
 FAKE = 0.0  # of decoded audio
 
@@ -46,13 +41,8 @@ class CodecBrain(Brain):
     """Train on the distance of mel features and of spectra, optionally with a discriminator."""
 
     network: CodecModel
-    task: Task = TASK
-    metrics: ClassVar[Metrics] = TASK.metrics
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        parts = {name: getattr(self.hparams, name) for name in PARTS}
-        self.network = CodecModel(model=self.modules["model"], **parts)
+    parts = ("compute_features", "encoder", "quantizer", "decoder")
+    metrics = Coding.metrics
 
     @property
     def unused_modules(self) -> tuple[nn.Module, ...]:
@@ -121,12 +111,10 @@ class CodecBrain(Brain):
         ]
 
 
-LOSS_WEIGHTS = ("mel_weight", "spectral_weight", "adversarial_weight")
-CODEC = Recipe(
-    task=TASK,
-    prepare_splits=prepare_audio,
-    make_loaders=unlabeled_loaders,
-    brain=CodecBrain,
-    corpus=corpus_of,
-    ranges=COMMON_RANGES | dict.fromkeys(LOSS_WEIGHTS, NON_NEGATIVE),
-)
+class NeuralCodec(CorpusRecipe, Coding):
+    """Train a codec on audio."""
+
+    brain = CodecBrain
+    ranges = COMMON_RANGES | dict.fromkeys(
+        ("mel_weight", "spectral_weight", "adversarial_weight"), NON_NEGATIVE
+    )

@@ -4,10 +4,9 @@ Legend: B utterances, S samples, L symbols, U frames of the features; of pitch t
 of a window, N lags, K candidates.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,10 @@ from sbkit.audio.io import FULL_SCALE, Samples
 from sbkit.audio.levels import WINDOWS_PER_SECOND, find_pauses
 from sbkit.base.arrays import Array
 from sbkit.base.errors import ConfigError
-from sbkit.data.batch import Batch, Loaders, collate_audio, make_loaders
+from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.corpus import KnobValues
 from sbkit.data.shard import Row, read_rows
 from sbkit.data.splits import Splits, read_column
-from sbkit.distributed.device import Placement
 from sbkit.models.vocoder import FRAME_HOPS
 from sbkit.tasks.synthesis.symbols import SYMBOL_TYPES, read_texts, to_symbols
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
@@ -153,14 +151,6 @@ def prepare_symbols(knobs: KnobValues, splits: Splits) -> ClassLabels:
     texts = read_column(splits.train, SYMBOLS)
     names = {symbol for text in texts for symbol in to_symbols(text)}
     return ensure_labels(Path(knobs["output_folder"]) / SYMBOL_FILE, names)
-
-
-def make_spoken_loaders(
-    hparams: Mapping[str, Any], splits: Splits, symbols: ClassLabels, placement: Placement
-) -> Loaders:
-    """Plan the batches of every split."""
-    collate = SpokenCollate(symbols, hparams["sample_rate"], FRAME_HOPS * hparams["hop"])
-    return make_loaders(splits, hparams, collate=collate, placement=placement)
 
 
 @dataclass(frozen=True, kw_only=True)

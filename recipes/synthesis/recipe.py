@@ -7,6 +7,7 @@ Legend: B utterances, S samples, L symbols, U frames, F features.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,18 +16,18 @@ from speechbrain import Stage
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.prepare import COMMON_RANGES, corpus_of
-from recipes.synthesis.data import SpokenBatch, make_spoken_loaders, prepare_spoken, prepare_symbols
+from recipes.prepare import COMMON_RANGES, CorpusRecipe
+from recipes.synthesis.data import SpokenBatch, SpokenCollate, prepare_spoken, prepare_symbols
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.io import FULL_SCALE, to_int16
 from sbkit.audio.lengths import length_mask
 from sbkit.base.files import write_text_atomically
 from sbkit.base.ranges import NON_NEGATIVE, Range
-from sbkit.bundle.task import Task
+from sbkit.config.hparams import Knobs
 from sbkit.distributed.ranks import gather_over_ranks, rank
-from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.models.spectral_losses import mel_distance, spectral_distance
+from sbkit.models.vocoder import FRAME_HOPS
 from sbkit.tasks.synthesis.model import (
     SynthesisModel,
     expand,
@@ -36,17 +37,12 @@ from sbkit.tasks.synthesis.model import (
     mean_by_symbol,
 )
 from sbkit.tasks.synthesis.symbols import PAUSE_SYMBOLS
-from sbkit.tasks.synthesis.task import NUM_EXAMPLES, SpeechExample, SpokenUtterance
-from sbkit.tasks.synthesis.task import SYNTHESIS as TASK
+from sbkit.tasks.synthesis.task import NUM_EXAMPLES, SpeechExample, SpokenUtterance, Synthesis
+from sbkit.text.vocabulary import ClassLabels
 from sbkit.train.brain import Brain
-from sbkit.train.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
-PARTS = (
-    *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
-    *("vocoder_encoder", "vocoder_decoder"),
-)
 EDGE_FRAMES = 1  # at each end of a vocoder segment, where windows are missing
 
 
@@ -84,13 +80,14 @@ class SynthesisBrain(Brain):
     """Train by all losses at once, on every clip whose text matches its audio."""
 
     network: SynthesisModel
-    task: Task = TASK
-    metrics: ClassVar[Metrics] = TASK.metrics
+    parts = (
+        *("compute_features", "aligner", "text_encoder", "adaptor", "mel_decoder"),
+        *("vocoder_encoder", "vocoder_decoder"),
+    )
+    metrics = Synthesis.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        parts: dict[str, Any] = {name: getattr(self.hparams, name) for name in PARTS}
-        self.network = SynthesisModel(model=self.modules["model"], **parts)
         names = self.hparams.labels.names
         self._is_pause = torch.tensor([name in PAUSE_SYMBOLS for name in names], device=self.device)
         self._is_misaligned: dict[str, bool] = {}  # by the id of this epoch's training clips
@@ -266,17 +263,18 @@ class SynthesisBrain(Brain):
         return examples + [None] * (len(batch) - len(examples))
 
 
-SYNTHESIS = Recipe(
-    task=TASK,
-    prepare_splits=prepare_spoken,
-    prepare_labels=prepare_symbols,
-    make_loaders=make_spoken_loaders,
-    brain=SynthesisBrain,
-    corpus=corpus_of,
-    ranges=COMMON_RANGES
-    | dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE)
-    | {
+class Tts(CorpusRecipe, Synthesis):
+    """Train a voice on transcripts."""
+
+    brain = SynthesisBrain
+    ranges: ClassVar[Mapping[str, Range]] = {
+        **COMMON_RANGES,
+        **dict.fromkeys(("align_weight", "duration_weight", "variance_weight"), NON_NEGATIVE),
         "segment_frames": Range(low=4, integer=True, advice="32 frames are 0.8 s."),
         "longest_symbol": Range(low=0.1, advice="0.6 s is usual."),
-    },
-)
+    }
+    prepare_splits = staticmethod(prepare_spoken)
+    prepare_labels = staticmethod(prepare_symbols)
+
+    def make_collate(self, hparams: Knobs, labels: ClassLabels) -> SpokenCollate:
+        return SpokenCollate(labels, hparams["sample_rate"], FRAME_HOPS * hparams["hop"])

@@ -3,10 +3,10 @@
 Legend: B utterances, U frames of 20 ms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from recipes.prepare import COMMON_RANGES, corpus_of, unlabeled_loaders
+from recipes.prepare import CorpusRecipe
 from recipes.vad.data import (
     NOISE_DRAWS,
     SPEECH,
@@ -30,15 +30,13 @@ from sbkit.audio.augment import Augmentation, make_colored
 from sbkit.audio.draws import draw_uniform
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.levels import WINDOWS_PER_SECOND
-from sbkit.bundle.task import Task
+from sbkit.config.hparams import Knobs
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.data.shard import Row, read_rows
-from sbkit.logs.metric import Metrics
 from sbkit.models.loss import Loss
 from sbkit.tasks.detection.model import VoiceActivityModel
-from sbkit.tasks.detection.task import DELAY_FRAMES, VOICE_ACTIVITY, FrameCounts
+from sbkit.tasks.detection.task import DELAY_FRAMES, Detection, FrameCounts
 from sbkit.train.brain import Brain
-from sbkit.train.recipe import Recipe
 
 EVALUATION_NOISE = (10, 10), (0, 0), 1  # snr_db, gain_db and noise_prob
 NUM_BABBLE_CLIPS = 500  # training clips that babble is made from
@@ -76,15 +74,11 @@ class VoiceActivityBrain(Brain):
     """Train the log-probability of speech or silence in each frame."""
 
     network: VoiceActivityModel
-    task: Task = VOICE_ACTIVITY
-    metrics: ClassVar[Metrics] = VOICE_ACTIVITY.metrics
+    parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
+    metrics = Detection.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        parts = ("compute_features", "normalize", "conv", "rnn", "speech_lin")
-        self.network = VoiceActivityModel(
-            model=self.modules["model"], **{name: getattr(self.hparams, name) for name in parts}
-        )
         self.augmentation = Augmentation(self.hparams, features=self.network.features)
         self._colored = make_colored(self.hparams.sample_rate, self.device)
 
@@ -155,11 +149,11 @@ class VoiceActivityBrain(Brain):
         return [FrameCounts(*utterance) for utterance in counts]
 
 
-VAD = Recipe(
-    task=VOICE_ACTIVITY,
-    prepare_splits=prepare_speech,
-    make_loaders=partial(unlabeled_loaders, collate=collate),
-    brain=VoiceActivityBrain,
-    corpus=corpus_of,
-    ranges=COMMON_RANGES,
-)
+class Vad(CorpusRecipe, Detection):
+    """Train a detector on clips in noise."""
+
+    brain = VoiceActivityBrain
+    prepare_splits = staticmethod(prepare_speech)
+
+    def make_collate(self, hparams: Knobs, labels: Any) -> Callable[[Sequence[Row]], Batch]:
+        return partial(collate, sample_rate=hparams["sample_rate"])

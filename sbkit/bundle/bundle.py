@@ -297,9 +297,8 @@ def read_bundle(
     task = load_task(config.task, user_modules=user_modules)
     weights = files.read(WEIGHTS_FILE) if with_weights else b""
     labels: Labels = None
-    if task.labels is not None:
-        name = task.labels.name
-        labels = task.labels.read(folder / name, files.read(name))
+    if task.label_file is not None:
+        labels = task.read_labels(folder / task.label_file, files.read(task.label_file))
     options = config.decoder
     if options is None:
         return BundleContents(config, task, labels, weights=weights)

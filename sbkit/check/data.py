@@ -129,7 +129,7 @@ def _check_sizes(run: CheckedRun) -> Iterator[Finding]:
     hparams = run.own.hparams
     vocab_size = getattr(hparams.get("tokenizer"), "vocab_size", None)
     sizes = {"the tokenizer": vocab_size} if isinstance(vocab_size, int) else {}
-    heads = {name: hparams.get(name) for name in run.setup.recipe.task.heads}
+    heads = {name: hparams.get(name) for name in run.setup.recipe.heads}
     sizes |= {name: head_size(head) for name, head in heads.items() if isinstance(head, nn.Module)}
     for name in ("Transformer", "encoder"):
         if embedding := token_embedding(hparams.get(name)):

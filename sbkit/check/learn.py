@@ -54,7 +54,7 @@ MIN_COMPARED_CLIPS, MIN_LENGTH_DEVIATION = 50, 0.25
 
 def check_causes(run: CheckedRun) -> Iterator[Finding]:
     """Note what in the settings or the data keeps a recognizer from learning to write."""
-    if run.setup.recipe.task.label_file != TOKENIZER_FILE:
+    if run.setup.recipe.label_file != TOKENIZER_FILE:
         return
     knobs = dict(run.own.hparams.items())  # marks no key as read
     yield from _check_transcripts(run, knobs)

@@ -247,7 +247,7 @@ def check_initial_weights(run: CheckedRun) -> None:
 def check_formats(run: CheckedRun) -> Iterator[Finding]:
     """Find export formats that models of this task do not have."""
     try:
-        declared_formats(run.values.knobs, run.setup.recipe.task)
+        declared_formats(run.values.knobs, run.setup.recipe)
     except SbkitError as error:
         yield run.finding("export_formats", problem=str(error).rstrip("."))
 
@@ -257,9 +257,9 @@ def check_export(run: CheckedRun) -> Iterator[Finding]:
 
     They stop a run that declares formats, which it could not write.
     """
-    task, values = run.setup.recipe.task, run.values
+    name, values = run.setup.recipe.name, run.values
     try:
-        load_task(task.name, user_modules=frozenset([task.name.rpartition(".")[0]]))
+        task = load_task(name, user_modules=frozenset([name.rpartition(".")[0]]))
         root = resolve(values.yaml_file, values.overrides).tree
         describe_parts(root, run.own.hparams, task)
     except SbkitError as error:

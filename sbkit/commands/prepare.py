@@ -100,13 +100,12 @@ def write_run_as_shards(values: "RunValues", destination: str, shard_size: str) 
     from sbkit.data.manifest import Manifest
     from sbkit.data.sharded_corpus import ShardOptions, parse_size, write_shards
 
-    make_corpus = values.load_recipe().corpus
-    if make_corpus is None:
+    corpus = values.load_recipe().corpus(values.knobs)
+    if corpus is None:
         raise ConfigError(
-            "Shards can only be made if the recipe has a `corpus`. Add "
-            "corpus=recipes.prepare.corpus_of to the recipe."
+            "Shards can only be made if the recipe has a `corpus`. Derive it from "
+            "recipes.prepare.CorpusRecipe."
         )
-    corpus = make_corpus(values.knobs)
     options = ShardOptions(
         sample_rate=values.knobs["sample_rate"],
         store=values.knobs.get("audio_store", "pcm"),

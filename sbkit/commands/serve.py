@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from sbkit.base.allocator import share_free_memory
 from sbkit.base.errors import ConfigError
 from sbkit.base.imports import require_package
-from sbkit.bundle.task import import_object
 from sbkit.cli.arguments import Parser
 from sbkit.commands.bundles import open_bundle
 
@@ -160,9 +159,8 @@ def _open(
     from sbkit.tasks.recognition.recordings import recognizer_options
 
     task = read_bundle(folder, user_modules=options.user_modules).task
-    if task.synthesizer_class is not None:
-        synthesizer_class = import_object(task.synthesizer_class)
-        synthesizer = synthesizer_class.load(folder, **model_options(options))
+    if task.predicts == "audio":
+        synthesizer = task.open_synthesizer(folder, **model_options(options))
         return Voice(synthesizer, workers=workers, metrics=metrics)
     bundle = open_recognizer(folder, streaming="also", **recognizer_options(options))
     batch_seconds = options.max_batch_seconds or default_batch_seconds(bundle.model.effective)

@@ -57,18 +57,22 @@ MAX_CHANGED_WORDS = 0.1  # words that a usual normalizer splits or joins
 
 
 def write_results(
-    folder: Path, split: str, scored: Sequence[ScoredUtterance], figures: FigureDict, *_: object
+    folder: Path,
+    name: str,
+    results: Sequence[ScoredUtterance],
+    figures: FigureDict,
+    labels: object = None,
 ) -> FigureDict:
     """Write the utterances of a test set for people and for programs; return notes.
 
     Suspicious transcripts are ranked in a table of their own.
     """
-    write_wer(folder / f"wer_{split}.txt", scored, figures)
-    write_utterances(utterances_file(folder, split), scored)
-    notes = [*describe_silence(scored)]
-    table = folder / f"suspicious_{split}.tsv"
+    write_wer(folder / f"wer_{name}.txt", results, figures)
+    write_utterances(utterances_file(folder, name), results)
+    notes = [*describe_silence(results)]
+    table = folder / f"suspicious_{name}.tsv"
     table.unlink(missing_ok=True)  # of an earlier test
-    suspects = suspicious_transcripts(scored)
+    suspects = suspicious_transcripts(results)
     if suspects:
         lines = ["id\tCER\tconfidence\treference\thypothesis"]
         for utterance in suspects:
@@ -234,7 +238,7 @@ def word_confidences(scored: Iterable[ScoredUtterance]) -> tuple[list[float], li
     return confidences, are_correct
 
 
-def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
+def figures_of_test_set(results: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a test set with their counts and 95 % intervals.
 
     ``references`` is the SHA-256 of the ids and references. Only results with the same hash can be
@@ -242,9 +246,9 @@ def figures_of_test_set(scored: Sequence[ScoredUtterance]) -> FigureDict:
     ``normalized`` has the figures of texts that another normalizer wrote, ``marks`` the precision
     and recall of punctuation and capitals, ``normalizer`` its name and hash.
     """
-    figures = _decoder_figures(scored)
-    figures["references"] = hash_references(scored)
-    if greedy := greedy_of(scored):
+    figures = _decoder_figures(results)
+    figures["references"] = hash_references(results)
+    if greedy := greedy_of(results):
         figures["greedy"] = _decoder_figures(greedy)
     return figures
 
@@ -277,15 +281,16 @@ def rates_and_counts(errors: TextErrors, *, by_words: bool = True) -> FigureDict
     }
 
 
-def slice_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:
+def slice_figures(results: Sequence[ScoredUtterance]) -> FigureDict:
     """Return the rates of a part of a test set with their lengths and 95 % intervals."""
-    all_figures = rates_and_counts(total_errors(scored), by_words=all_have_word_boundaries(scored))
+    has_words = all_have_word_boundaries(results)
+    all_figures = rates_and_counts(total_errors(results), by_words=has_words)
     names = ("CER", "WER", "words", "characters")
     figures = {name: all_figures[name] for name in names if name in all_figures}
-    if normalized := normalized_of(scored):
+    if normalized := normalized_of(results):
         counts = total_errors(normalized).counts_by_rate(include_wer="WER" in figures)
         figures |= {f"normalized_{rate}": counts[rate].rate for rate in counts}
-    return figures | _interval_figures(scored)
+    return figures | _interval_figures(results)
 
 
 def _interval_figures(scored: Sequence[ScoredUtterance]) -> FigureDict:

@@ -287,23 +287,22 @@ def _collect_files(run: Path, user_modules: frozenset[str] | None) -> dict[str, 
     task = load_task(task_name, user_modules=_modules_of(task_name, {}, user_modules))
     files: dict[str, bytes] = {}
     built_objects: dict[str, object] = {}
-    if task.labels is not None:
-        file = run / task.labels.name
+    if task.label_file is not None:
+        file = run / task.label_file
         if read_run_config(run).labels != checksum(file):
             raise BundleError(
                 f"{file} has changed since the run was trained, so the model's predictions would "
                 "get wrong names. Restore it."
             )
         files[file.name] = file.read_bytes()
-        built_objects[task.labels.key] = task.labels.read(file, files[file.name])
+        built_objects[task.label_key] = task.read_labels(file, files[file.name])
     parts = describe_parts(root, built_objects, task)
     user_modules = _modules_of(task_name, parts, user_modules)
     sources = source_files(user_modules)
     files |= sources
-    training_parts = task.require_export().training_parts
     names = enumerate(part_names_of_yaml(root))
-    indices = [index for index, name in names if name not in training_parts]
-    weights = averaged_safetensors(checkpoints, indices if training_parts else None)
+    indices = [index for index, name in names if name not in task.training_parts]
+    weights = averaged_safetensors(checkpoints, indices if task.training_parts else None)
     files[WEIGHTS_FILE] = weights
     config = {
         "format": FORMAT,
@@ -391,15 +390,15 @@ def describe_parts(
     Raises:
         SbkitError: a part cannot be described as plain data, or the model's class does not take it.
     """
-    export = task.require_export()
-    listed_names = [name for name in part_names_of_yaml(root) if name not in export.training_parts]
-    parameters = inspect.signature(export.import_model_class()).parameters
+    model_class = task.model_class()
+    listed_names = [name for name in part_names_of_yaml(root) if name not in task.training_parts]
+    parameters = inspect.signature(model_class).parameters
     takes_any_key = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     accepted_names = root if takes_any_key else parameters
     unexpected = [name for name in listed_names if name not in accepted_names]
     if unexpected:
         raise ConfigError(
-            f"`model` must list only parts that {export.model_class} takes, each under its own "
+            f"`model` must list only parts that {model_class.__name__} takes, each under its own "
             f"key, but lists {listed(unexpected)}. Remove unused parts, or move them into the "
             "other parts."
         )
@@ -415,7 +414,7 @@ def describe_parts(
             part[ARGUMENTS_KEY]["lora"] = None  # the exported weights contain the adapters
         parts[name] = part
     in_main = [name for name in parts if "__main__" in CLASS_MODULES.findall(to_json(parts[name]))]
-    if task.name.startswith("__main__.") or export.model_class.startswith("__main__."):
+    if "__main__" in (type(task).__module__, model_class.__module__):
         in_main.append("task")
     if in_main:
         raise ConfigError(
@@ -423,6 +422,14 @@ def describe_parts(
             "in the started script (`__main__`), from where nobody else can import it. Move it "
             "into a file, such as my_parts.py, and name it there: !new:my_parts.NAME"
         )
+    for module in _modules_of(task.name, {}, None):
+        for source in source_files([module]).values():
+            if any(name.partition(".")[0] == "recipes" for name in _imported(source)):
+                raise ConfigError(
+                    f"The task {task.name} must lie in a module that imports nothing of `recipes`, "
+                    f"which machines that run bundles do not have, but {module} imports it. Move "
+                    "the recipe into another module."
+                )
     return {"model": listed_names, "parts": parts}
 
 

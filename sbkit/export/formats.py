@@ -58,7 +58,7 @@ def declared_formats(knobs: Mapping[str, Any], task: Task) -> list[str]:
         ConfigError: the task's models have no such format.
     """
     names = knobs["export_formats"] or ()
-    if names and task.export is not None:
+    if names and task.has_model:
         require_supported(names, task)
     return [*dict.fromkeys(names)]
 
@@ -68,7 +68,7 @@ def require_supported(names: Sequence[str], task: Task) -> None:
     for name in names:
         if name not in WRITERS:
             raise ConfigError(f"There is no format {name!r}. Choose from {', '.join(WRITERS)}.")
-    has_onnx = task.predicts == "speech" or bool(task.require_export().graphs)
+    has_onnx = task.predicts == "speech" or bool(task.graphs)
     unsupported = [name for name in names if not (has_onnx and name == ONNX)]
     if unsupported and task.predicts != "text":
         raise ConfigError(
@@ -109,7 +109,7 @@ def write_formats(
         (folder / name).mkdir()
         try:
             with quiet_exporters():
-                if task.require_export().graphs:
+                if task.graphs:
                     graphs[name] = write_graphs(bundle, folder / name, grid, test_sets)
                     reports[name] = {graph.name: graph.report() for graph in graphs[name]}
                 else:

@@ -63,12 +63,11 @@ def card_facts(
     init_from = knobs.get("init_from")
     summary, data = (read_json(run / name) or {} for name in (SUMMARY, DATA_REPORT))
     differs = summary and describe_difference(summary.get(PROVENANCE), config.get(PROVENANCE))
-    export = task.require_export()
     encoder = config["parts"].get("Transformer", {}).get("arguments", {})
     return {
         "model_name": task.model_name,
         "uses": task.uses,
-        "hub_task": export.hub_task,
+        "hub_task": task.hub_task,
         "language": str(config.get("language") or "und"),
         "license": license,
         "sample_rate": config["sample_rate"],
@@ -89,7 +88,7 @@ def card_facts(
         "made_with": {name: summary.get(name) for name in ("git_commit", "machine", "versions")},
         "user_modules": [printable(name) for name in config.get("user_modules", ())],
         "versions": config.get("versions"),
-        "formats": {name: {**USES, **export.uses}[name] for name in formats},
+        "formats": {name: {**USES, **task.format_uses}[name] for name in formats},
     }
 
 

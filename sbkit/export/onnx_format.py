@@ -341,7 +341,7 @@ def write_graphs(
     bundle: TorchBundle, folder: Path, grid: Grid, test_sets: TestSets | str
 ) -> list[WrittenGraph]:
     """Write the graphs of a task, and compare them."""
-    graphs = bundle.task.require_export().graphs
+    graphs = bundle.task.graphs
     model = bundle.model
     rate = bundle.config.sample_rate
     metadata = {

@@ -10,7 +10,6 @@ and `Transformer`. These classes own no parameters: the one ModuleList of the YA
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from sbkit.audio.augment import AugmentFeatures
@@ -85,15 +84,9 @@ class FeatureEncoder(Encoder):
         return subsampling.then(self.backbone.subsampling)
 
 
-def encoder_parts(hparams: Mapping[str, nn.Module | None]) -> dict[str, nn.Module]:
-    """Return the parts of the encoder that a YAML declares, by key."""
-    parts = {key: hparams.get(key) for key in (ENCODER, *COMPOSED)}
-    return {key: part for key, part in parts.items() if part is not None}
-
-
 def make_encoder(parts: Mapping[str, nn.Module | None]) -> Encoder:
     """Assemble an encoder from its parts."""
-    declared = encoder_parts(parts)
+    declared = {k: part for k in (ENCODER, *COMPOSED) if (part := parts.get(k)) is not None}
     if {*declared} == {ENCODER}:
         return Encoder(Backbone(ENCODER, declared[ENCODER]), declared)
     if {*declared} != {*COMPOSED}:
@@ -122,10 +115,6 @@ class AcousticModel:
 
     def encode(self, audio: Tensor, audio_lengths: Tensor) -> tuple[Tensor, Tensor]:
         return self.encoder(audio, audio_lengths)
-
-    def to(self, device: torch.device) -> None:
-        for part in (self.model, *self.encoder.modules.values()):  # `model` may lack the features
-            part.to(device)
 
 
 def require_registered(model: nn.ModuleList, parts: Mapping[str, nn.Module]) -> None:

@@ -156,7 +156,7 @@ class RunEnding:
         with main_rank_first():
             if rank() == 0:
                 try:
-                    declared = declared_formats(knobs, self._setup.recipe.task)
+                    declared = declared_formats(knobs, self._setup.recipe)
                     names = [n for n in declared if not (self._folder / n / PARITY_FILE).exists()]
                     # One rank compares them on all test clips, not only on its own share.
                     with single_rank():
@@ -171,7 +171,7 @@ class RunEnding:
         """Score the bundle on a test set; without a bundle, the checkpoint."""
         brain = self._brain
         rows = self._loaders.splits.test[name]
-        if bundle is not None and bundle.task.scorer.score is not None:
+        if bundle is not None and bundle.task.scores_bundles:
             scorer = BundleScorer(bundle, batch_seconds=self._batch_seconds)
             scored = scorer.score(name, rows, max_batches=brain.max_evaluated_batches)
         else:
@@ -184,7 +184,7 @@ class RunEnding:
     def report(self, bundle: TorchBundle | None, sets: Sequence[ScoredSet]) -> None:
         """Write the results into the run folder, and log a line for each test set."""
         setup, brain = self._setup, self._brain
-        task = setup.recipe.task
+        task = setup.recipe
         report = TestReport(
             setup.values.folder,
             task,

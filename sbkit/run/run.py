@@ -89,7 +89,7 @@ class Run:
         yaml_file: Path | str,
         overrides: Mapping[str, object] | None = None,
         *,
-        recipe: Recipe | None = None,
+        recipe: type[Recipe] | None = None,
         corpus: Mapping[str, Any] | None = None,
         title: str = "",
     ) -> None:
@@ -100,7 +100,7 @@ class Run:
             overrides: values that replace the YAML's, by key, such as `lr` or
                 `Transformer.dropout`.
             recipe: replaces the recipe that the YAML names, perhaps by one with your own Brain,
-                `replace(ASR, brain=MyBrain)`.
+                such as `class Mine(Asr): brain = MyBrain`.
             corpus: rows by the name of their split (`train`, `dev`, `test`), in the place of the
                 YAML's `manifest`: mappings, a DataFrame or a dataset of `datasets`, with the
                 columns of a table, such as `path` and `sentence`. Audio is a path, a mapping with
@@ -153,7 +153,7 @@ class Run:
         folder: Path | str,
         overrides: Mapping[str, object] | None = None,
         *,
-        recipe: Recipe | None = None,
+        recipe: type[Recipe] | None = None,
         corpus: Mapping[str, Any] | None = None,
     ) -> Self:
         """Open a finished or stopped run, wherever its folder lies now.
@@ -346,7 +346,7 @@ class Run:
                 brain.evaluate(setup.loaders.test)
         if (report := self.folder / REPORT).is_file():
             logger.info(f"report: {report}")
-        if setup.recipe.task.export is not None:
+        if setup.recipe.has_model:
             logger.info(f"next: sbkit export {shlex.quote(str(self.folder))} --out my-model")
 
     @contextmanager
@@ -418,13 +418,12 @@ def open_run_folder(setup: RunSetup) -> None:
             if not was_finished:
                 set_results_aside(values.folder)
             log_data(setup.loaders.splits, values.folder, values.knobs["sample_rate"])
-            make_corpus = setup.recipe.corpus
             write_data_report(
                 setup.loaders.splits,
                 values.folder,
                 sample_rate=values.knobs["sample_rate"],
                 language=values.knobs.get("language"),
-                corpus=describe_corpus(make_corpus and make_corpus(values.knobs), values.knobs),
+                corpus=describe_corpus(setup.recipe.corpus(values.knobs), values.knobs),
             )
             return_freed_memory()  # of the report, which training does not need
     write_config(setup)

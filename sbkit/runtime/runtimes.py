@@ -14,7 +14,7 @@ from sbkit.base.checksums import read_checksums
 from sbkit.base.errors import BundleError, ConfigError, DeviceError
 from sbkit.bundle.bundle import Bundle, BundleContents, read_bundle
 from sbkit.bundle.config import WEIGHTS_FILE
-from sbkit.bundle.task import ONNX, PRECISIONS
+from sbkit.bundle.task import ONNX, PRECISIONS, Prediction
 from sbkit.runtime.model_thread import (
     LoadedModel,
     ModelThread,
@@ -130,7 +130,7 @@ def _load_onnx(
     contents: BundleContents, folder: Path, device: str, precision: str, streaming: StreamingUse
 ) -> OnnxModel | OnnxGraphs:
     task = contents.task
-    graphs = task.require_export().graphs
+    graphs = task.graphs
     if not graphs and streaming != "only":
         task.require_prediction("text", command="transcribe")
     gpu = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"  # under torchrun, as with torch
@@ -194,11 +194,12 @@ def has_driver() -> bool:
 class GraphModel(PickledAsCall):
     """A bundle whose task has graphs, such as a codec's `encode` and `decode`.
 
-    command: a command that the task of the bundle must have.
+    command, prediction: a command of sbkit, and what the task of its bundles predicts.
     settings: the plain data that callers of the graphs need.
     """
 
     command: ClassVar[str]
+    prediction: ClassVar[Prediction]
 
     def __new__(cls, folder: Path | str, **options: Any) -> Self:
         return super().__new__(cls, Path(folder).absolute(), **options)
@@ -210,7 +211,7 @@ class GraphModel(PickledAsCall):
             SbkitError: the bundle is damaged or has another task, or the device is not available.
         """
         self.bundle = open_model(Path(folder), **options)
-        self.bundle.task.require_command(self.command)
+        self.bundle.task.require_prediction(self.prediction, command=self.command)
         self._thread = self.bundle.model
         self.sample_rate = self.bundle.config.sample_rate
         self.effective = self._thread.effective

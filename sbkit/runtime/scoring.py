@@ -60,16 +60,16 @@ class BundleScorer:
         batch_seconds: float = BATCH_SECONDS,
     ) -> None:
         task = bundle.task
-        if task.scorer.score is None:
+        if not task.scores_bundles:
             raise ConfigError(
-                f"{task.name} cannot be scored on tables: its scorer has no `score`. The results "
+                f"{task.name} cannot be scored on tables: it has no `score`. The results "
                 "of its test sets are in the run folder."
             )
         self._bundle = bundle
         self._batch_seconds = batch_seconds
-        self._score_batch = partial(task.scorer.score, bundle, times=times)
+        self._score_batch = partial(task.score, bundle, times=times)
         if normalizer is not None:
-            if task.scorer.target != "text":
+            if task.predicts != "text":
                 raise ConfigError("`normalizer` is for texts, and this model writes none.")
             named = named_normalizer(normalizer)
             self._score_batch = partial(self._score_batch, normalizer=named)

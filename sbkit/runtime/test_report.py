@@ -50,7 +50,7 @@ class TestReport:
 
     Args:
         folder: gets the files of each set, `summary.json` and `report.html`.
-        task: of the model; its scorer describes the results.
+        task: of the model; describes the results.
         metrics: those of the task, and perhaps some of a recipe's own Brain.
         measure: returns their values.
         labels: of the model.
@@ -75,7 +75,7 @@ class TestReport:
         self.entries: dict[str, FigureDict] = {}  # of `summary.json`, by test set
         self._task = task
         self._metrics = metrics or task.metrics
-        self._measure = measure or task.scorer.measure
+        self._measure = measure or task.measure
         self._labels = labels
         self._rate = sample_rate
         self._report_by = report_by
@@ -83,22 +83,21 @@ class TestReport:
 
     def describe(self, scored: ScoredSet) -> str:
         """Return a line about a test set: its metrics, those of the Brain alone, and its size."""
-        describe, results = self._task.scorer.describe, scored.results
-        values = self._measure(results)
-        names = self._metrics.keys() - self._task.metrics.keys()
-        added = {name: value for name, value in values.items() if name in names}
-        texts = describe_values(self._metrics, values if describe is None else added)
-        if describe is not None:
-            texts = [describe(self._figures(scored)), *texts]
-        size = plural(len(results), "utterance")
+        values = self._measure(scored.results)
+        texts: list[str] = []
+        if line := self._task.describe(self._figures(scored)):
+            texts.append(line)
+            names = self._metrics.keys() - self._task.metrics.keys()
+            values = {name: value for name, value in values.items() if name in names}
+        texts += describe_values(self._metrics, values)
+        size = plural(len(scored.results), "utterance")
         return f"{scored.name}: {', '.join(texts)}, {size}"
 
     def add(self, scored: ScoredSet, **facts: Any) -> FigureDict:
         """Write the files of a test set, and return its figures, with further facts about it."""
-        scorer, results, rows = self._task.scorer, scored.results, scored.rows
+        task, results, rows = self._task, scored.results, scored.rows
         entry = self._figures(scored)
-        if scorer.report is not None:
-            entry |= scorer.report(self.folder, scored.name, results, entry, self._labels) or {}
+        entry |= task.report(self.folder, scored.name, results, entry, self._labels) or {}
         notes = [*entry.get("notes", ()), *facts.get("notes", ())]
         entry |= facts | ({"notes": notes} if notes else {})
         if self._report_by:
@@ -109,8 +108,12 @@ class TestReport:
                 rows["samples"][:],
                 self._rate,
             )
-            measure = scorer.slice_figures or self._measure
-            slices = measure_slices(self._report_by, columns, results, measure)
+            slices = measure_slices(
+                self._report_by,
+                columns,
+                results,
+                lambda part: task.slice_figures(part) or self._measure(part),
+            )
             write_slices(self.folder / f"report_by_{scored.name}.tsv", slices)
             entry["report_by"] = slices
         self._sets[scored.name] = scored
@@ -120,7 +123,7 @@ class TestReport:
         """Return the entry of a test set, whose figures are computed once."""
         if scored.name not in self.entries:
             measured = {**self._measure(scored.results), "utterances": len(scored.results)}
-            self.entries[scored.name] = measured | self._task.scorer.figures(scored.results)
+            self.entries[scored.name] = measured | self._task.figures(scored.results)
         return self.entries[scored.name]
 
     @property

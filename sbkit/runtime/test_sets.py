@@ -95,7 +95,7 @@ def prepare_source(
     knobs: with the columns and the encoding of a table, if they are not the usual ones.
     """
     language = bundle.config.language or "und"
-    has_text = bundle.task.scorer.target == "text"
+    has_text = bundle.task.predicts == "text"
     columns = TableOptions.from_knobs(knobs, language, str(source.absolute()))
     columns = columns if has_text else replace(columns, text_column=False)
     if source.suffix == ".tsv" and is_release(source, columns.encoding):

@@ -437,13 +437,13 @@ def _assemble(
 ) -> tuple[Any, list[nn.Module]]:
     """Build the parts and the task's model from them; return the model and the parts."""
     config, task = contents.config, contents.task
-    export = task.require_export()
-    arguments = {} if task.labels is None else task.labels.arguments(contents.labels)
+    model_class = task.model_class()
+    arguments = {} if task.label_file is None else task.model_arguments(contents.labels)
     with translate(
         Exception,  # the user's parts may not fit
         BundleError,
         lambda error: (
-            f"The parts of this bundle do not fit {export.model_class}: "
+            f"The parts of this bundle do not fit {model_class.__name__}: "
             f"{type(error).__name__} ({str(error)[:200]}). Export it again."
         ),
     ):
@@ -455,5 +455,5 @@ def _assemble(
         for part in parts.values():
             part.eval()
         require_rate(parts, config.sample_rate)
-        network = export.import_model_class()(model=model, **parts, **arguments)
+        network = model_class(model=model, **parts, **arguments)
         return network, [*parts.values()]

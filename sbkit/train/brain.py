@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import speechbrain as sb
 import torch
@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader
 from sbkit.audio.draws import seeded_draws
 from sbkit.base.errors import BundleError, ConfigError, StopRequestedError
 from sbkit.base.ranges import KEYS, RANGES, Range, require_in_range
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import RANKED_BY, AveragedCheckpoints, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import (
@@ -125,6 +126,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
     `device` may be a string or a torch.device; only its type reaches autocast and GradScaler.
 
     Attributes:
+        parts, optional_parts: YAML keys of the parts that `make_model` takes; a YAML may leave out
+            the optional ones. With parts, the Brain makes its `network`.
         loaders: loaders of the run, if `Run.make_brain` made the Brain.
         training_step: adds up gradients and updates the weights.
         training_metrics: loss and speed of the run so far.
@@ -151,6 +154,8 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
 
     loaders: Loaders | None = None
     num_averaged: int = 1
+    parts: ClassVar[tuple[str, ...]] = ()
+    optional_parts: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -159,8 +164,10 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         hparams: Mapping[str, object] | None = None,
         run_opts: RunOptions | Mapping[str, object] | None = None,
         checkpointer: SpeechBrainCheckpointer | None = None,
+        *,
+        task: Task | None = None,
     ) -> None:
-        """Make the modules, the step and the evaluation.
+        """Make the modules, the network, the step and the evaluation.
 
         Args:
             modules: by name, as attributes of `self.modules`. They are moved to the device.
@@ -169,6 +176,7 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
             hparams: the values of the YAML, as attributes of `self.hparams`.
             run_opts: such as `{"device": "cuda:0", "precision": "bf16"}`; they replace `hparams`.
             checkpointer: saves each epoch; None to save nothing.
+            task: what the model predicts: the recipe of the run.
 
         Raises:
             ConfigError: an option or hook of SpeechBrain's has no effect here.
@@ -221,6 +229,29 @@ class Brain(EvaluationHooks, sb.Brain):  # type: ignore[misc]
         if checkpointer is not None and self.training_step.moving_average.decay:
             checkpointer.add_recoverable("moving_average", self.training_step.moving_average)
         self._reset_position()
+        self.task = task
+        if type(self).parts:
+            self.network = self._make_network()
+
+    def _make_network(self) -> Any:
+        """Build the network from the declared parts, on the device."""
+        knobs, task = self.hparams.knobs, self.task
+        assert task is not None, "a Brain with `parts` is made with `task`"
+        parts = {name: knobs[name] for name in self.parts}
+        optional = {name: knobs.get(name) for name in self.optional_parts}
+        parts |= {name: part for name, part in optional.items() if part is not None}
+        for part in parts.values():  # `model` may lack the features
+            part.to(self.device)
+        labels = {} if task.label_file is None else task.model_arguments(knobs[task.label_key])
+        return self.make_model(model=self.modules["model"], **parts, **labels)
+
+    def make_model(self, **parts: Any) -> Any:
+        """Build the model to train, of the class that the task's bundles contain.
+
+        A subclass may override this, and pass more parts from the hparams.
+        """
+        assert self.task is not None
+        return self.task.model_class()(**parts)
 
     def _reset_position(self) -> None:
         """Set the counters to the start of a run."""

@@ -19,7 +19,7 @@ class EvaluationHooks:
     """Hooks that measure a recipe; without `metrics` it is measured by its loss.
 
     Attributes:
-        task: what the model predicts, and how it is scored; `Run.make_brain` sets it.
+        task: what the model predicts, and how it is scored.
         metrics: the metrics that `measure` computes; the first one ranks checkpoints. They belong
             to the class: an instance may have a SpeechBrain recipe's own attribute of that name.
         network: the model that bundles of a run contain, of the task's `model_class`. A test
@@ -43,7 +43,7 @@ class EvaluationHooks:
             return mean_loss(results)
         if self.task is None:
             raise NotImplementedError("a Brain with `metrics` defines `measure`")
-        return self.task.scorer.measure(results)
+        return self.task.measure(results)
 
 
 class Evaluator:

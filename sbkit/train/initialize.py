@@ -132,14 +132,14 @@ def _names(names: list[str]) -> str:
 
 def _tokens(source: Path, hparams: Mapping[str, Any], task: Task) -> tuple[list[str], list[str]]:
     """Return the tokens of the source's outputs, none if no file lists them, and of ours."""
-    if task.labels is None or (labels := hparams.get(task.labels.key)) is None:
+    if task.label_file is None or (labels := hparams.get(task.label_key)) is None:
         return [], []
-    file = source / task.labels.name
-    our_tokens = [*task.labels.names(labels)]
+    file = source / task.label_file
+    our_tokens = [*task.label_names(labels)]
     if not file.exists():
         return [], our_tokens
     content = read_regular(file, max_bytes=MAX_FILE_BYTES, subject=f"The labels in {source}")
-    return [*task.labels.names(task.labels.read(file, content))], our_tokens
+    return [*task.label_names(task.read_labels(file, content))], our_tokens
 
 
 def _ids_by_label(hparams: Mapping[str, Any], task: Task, num_labels: int) -> set[int]:

@@ -1,57 +1,82 @@
-"""A recipe: a task, how its data and labels are prepared and loaded, and the Brain that trains it.
+"""A recipe: how the data and the labels of a task are prepared and loaded, and what trains it.
 
     prepare_splits -> prepare_labels -> (the YAML's objects) -> make_loaders -> brain
 
-A YAML names its recipe, `recipe: recipes.asr.recipe.ASR`: any object of this class that can be
+A YAML names its recipe, `recipe: recipes.asr.recipe.Asr`: any subclass of `Recipe` that can be
 imported, including from a file beside the YAML.
 """
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sbkit.base.errors import ConfigError
 from sbkit.base.ranges import Range
-from sbkit.bundle.task import Task
+from sbkit.bundle.task import Task, dotted_path
 from sbkit.config.document import read_document
 from sbkit.config.hparams import Knobs
 from sbkit.data.batch import Loaders
 from sbkit.data.corpus import Corpus
 from sbkit.data.splits import Splits
 from sbkit.distributed.device import Placement
+from sbkit.train.brain import Brain
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A task, and what prepares and trains its runs, in their order.
+class Recipe(Task):
+    """A task with what prepares and trains its runs, in their order.
+
+    Derive a class from a recipe, such as `Asr`, or from this one and a task. Bundles store the
+    first base class that is no recipe, so the methods of a task belong there.
 
     Attributes:
-        task: what the model predicts; bundles of the run store its name.
-        prepare_splits: prepares the data of every split, from the knobs.
-        prepare_labels: makes the tokenizer or the list of classes, from the knobs and the data, and
-            writes the task's label file into the run folder, where the YAML opens it; None for a
-            recipe without labels.
-        make_loaders: plans the batches, from the built hparams, the data, labels and the device.
         brain: the class of the `sbkit.Brain` that trains it.
-        corpus: makes the corpus that `prepare_splits` reads, from the knobs; a recipe without one
-            cannot be prepared as shards.
-        ranges: allowed ranges of the recipe's own numbers.
+        ranges: allowed ranges of the recipe's own numbers, by key.
 
-    >>> from dataclasses import replace
-    >>> from recipes.asr.recipe import ASR
-    >>> replace(ASR, brain=MyBrain)  # doctest: +SKIP
+    >>> from recipes.asr.recipe import Asr
+    >>> class Mine(Asr):
+    ...     brain = MyBrain  # doctest: +SKIP
     """
 
-    task: Task
-    prepare_splits: Callable[[Knobs], Splits]
-    prepare_labels: Callable[[Knobs, Splits], Any] = lambda knobs, splits: None
-    make_loaders: Callable[[Knobs, Splits, Any, Placement], Loaders]
-    brain: Callable[..., Any]
-    corpus: Callable[[Knobs], Corpus] | None = None
-    ranges: Mapping[str, Range] = field(default_factory=dict)
+    brain: ClassVar[type[Brain]]
+    ranges: ClassVar[Mapping[str, Range]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Raise ConfigError for a method of the task, which the bundles of a run would not have."""
+        names = [name for name in vars(cls) if name in vars(Task) and name[:2] != "__"]
+        if names:
+            raise ConfigError(
+                f"`{names[0]}` of the recipe {cls.__name__} belongs to its task, which bundles are "
+                "run by. Define it in a subclass of the task, in a module that imports nothing of "
+                f"`recipes`, and derive the recipe from that: class {cls.__name__}(Asr, MyTask)."
+            )
+
+    @property
+    def name(self) -> str:
+        """The dotted path of the task that bundles store."""
+        return next(dotted_path(kind) for kind in type(self).mro() if not issubclass(kind, Recipe))
+
+    def corpus(self, knobs: Knobs) -> Corpus | None:
+        """Return the corpus that `prepare_splits` reads; None cannot be prepared as shards."""
+        return None
+
+    def prepare_splits(self, knobs: Knobs) -> Splits:
+        """Prepare the data of every split."""
+        raise NotImplementedError("a recipe defines `prepare_splits`")
+
+    def prepare_labels(self, knobs: Knobs, splits: Splits) -> Any:
+        """Make the tokenizer or the list of classes, and return it; None without labels.
+
+        It is written as the task's label file into the run folder, where the YAML opens it.
+        """
+        return None
+
+    def make_loaders(
+        self, hparams: Knobs, splits: Splits, labels: Any, placement: Placement
+    ) -> Loaders:
+        """Plan the batches of every split."""
+        raise NotImplementedError("a recipe defines `make_loaders`")
 
 
 def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
@@ -63,7 +88,7 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
     if not isinstance(name, str) or "." not in name:
         raise ConfigError(
             f"`recipe` in {yaml_file} must name the recipe to run, but is {name!r}. Write "
-            "`recipe: recipes.asr.recipe.ASR`, or MODULE.NAME of your own in a file beside it. A "
+            "`recipe: recipes.asr.recipe.Asr`, or MODULE.NAME of your own in a file beside it. A "
             "YAML of SpeechBrain's belongs to its script, which moves over by sbkit.Brain."
         )
     folders = read_document(yaml_file).module_folders
@@ -77,9 +102,9 @@ def load_recipe(knobs: Knobs, yaml_file: Path) -> Recipe:
             f"{type(error).__name__} ({error}). Correct the name or the module, put its file "
             "beside the YAML, or add its folder to PYTHONPATH."
         ) from error
-    if not isinstance(recipe, Recipe):
+    if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
         raise ConfigError(
-            f"`recipe` in {yaml_file} must name a sbkit.train.recipe.Recipe, but {name} is "
-            f"{'not there' if recipe is None else type(recipe).__name__}. Correct the name."
+            f"`recipe` in {yaml_file} must name a subclass of sbkit.train.recipe.Recipe, but "
+            f"{name} is {'not there' if recipe is None else 'none'}. Correct the name."
         )
-    return recipe
+    return recipe()

@@ -51,6 +51,7 @@ import torch
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.ranges import RANGES, require_in_range
+from sbkit.bundle.task import dotted_path
 from sbkit.checkpoint.checkpointer import NORMALIZER, TASK, Checkpointer
 from sbkit.checkpoint.folder import newest_checkpoint
 from sbkit.checkpoint.rng import isolated_rng
@@ -97,7 +98,7 @@ class RunValues:
     overrides: Mapping[str, object]
     given_overrides: Mapping[str, object]
     knobs: Knobs
-    given_recipe: Recipe | None = None
+    given_recipe: type[Recipe] | None = None
     count: DeviceCounter = count_local_devices
 
     @property
@@ -107,7 +108,8 @@ class RunValues:
 
     def load_recipe(self) -> Recipe:
         """Return the recipe that was given, or import the one that the YAML names."""
-        return self.given_recipe or load_recipe(self.knobs, self.yaml_file)
+        given = self.given_recipe
+        return given() if given is not None else load_recipe(self.knobs, self.yaml_file)
 
     def with_overrides(self, **overrides: object) -> "RunValues":
         """Return the values with more overrides."""
@@ -128,8 +130,7 @@ class RunValues:
         """Describe the run, with its data and labels if they are given."""
         overrides = self.overrides
         if self.given_recipe is not None:
-            brain = self.given_recipe.brain
-            overrides = {**overrides, "recipe": f"with {brain.__qualname__} of {brain.__module__}"}
+            overrides = {**overrides, "recipe": dotted_path(self.given_recipe)}
         return RunConfig.from_yaml(
             self.yaml_file,
             overrides,
@@ -142,7 +143,7 @@ def read_values(
     yaml_file: Path | str,
     overrides: Mapping[str, object],
     *,
-    recipe: Recipe | None = None,
+    recipe: type[Recipe] | None = None,
     count: DeviceCounter = count_local_devices,
 ) -> RunValues:
     """Read a YAML with its overrides.
@@ -193,7 +194,7 @@ class RunSetup:
 
     def make_run_config(self) -> RunConfig:
         """Describe the run with its data and labels."""
-        label_file = self.label_files.get(self.recipe.task.label_file or "")
+        label_file = self.label_files.get(self.recipe.label_file or "")
         return self.values.make_run_config(self.splits, label_file)
 
     def is_finished(self) -> bool:
@@ -270,7 +271,7 @@ def prepare_labels(
     Returns it with the contents of its files, of those of the run folder or of new ones.
     """
     with TemporaryDirectory(prefix="sbkit-labels") as scratch:
-        for name in (recipe.task.label_file, LANGUAGE_MODELS_FILE):
+        for name in (recipe.label_file, LANGUAGE_MODELS_FILE):
             if name and (file := values.folder / name).is_file():
                 shutil.copyfile(file, Path(scratch, name))
         try:
@@ -293,7 +294,7 @@ def build_objects(
     if "sample_rate" in hparams:
         require_rate(hparams, hparams["sample_rate"])
     if isinstance(checkpointer := hparams["checkpointer"], Checkpointer):
-        checkpointer.meta[TASK] = recipe.task.name
+        checkpointer.meta[TASK] = recipe.name
         if isinstance(labels, Tokenizer):
             table = text_table(values.knobs["language"], values.knobs.get("text"))
             checkpointer.meta[NORMALIZER] = table_to_store(table)
@@ -320,7 +321,7 @@ def load_initial_weights(setup: RunSetup) -> list[str]:
         lines.append(load_weights(folder, hparams.values()))
     if source := values.knobs.get("init_from"):
         root = resolve_yaml(values.yaml_file, values.overrides).tree
-        lines += initialize_from(Path(source), hparams, setup.recipe.task, root)
+        lines += initialize_from(Path(source), hparams, setup.recipe, root)
     return lines
 
 
@@ -338,15 +339,15 @@ def make_brain(setup: RunSetup, *, can_fit: bool = False, **run_opts: Any) -> Br
         hparams=hparams,
         run_opts={"device": setup.placement.device, **run_opts},
         checkpointer=hparams["checkpointer"],
+        task=recipe,
     )
-    export = recipe.task.export
-    if export is not None and not isinstance(brain.network, export.import_model_class()):
+    if recipe.has_model and not isinstance(brain.network, recipe.model_class()):
         raise ConfigError(
             f"`network` of the Brain must be the model that bundles of this run contain, a "
-            f"{export.model_class}, but is a {type(brain.network).__name__}. Set "
-            "`self.network` to it in the Brain, or correct `export` of the task."
+            f"{recipe.model_class().__name__}, but is a {type(brain.network).__name__}. Set "
+            "`self.network` to it in the Brain, or correct `model_class` of the task."
         )
-    brain.loaders, brain.task = setup.loaders if can_fit else None, recipe.task
+    brain.loaders = setup.loaders if can_fit else None
     return brain
 
 
@@ -362,7 +363,7 @@ def write_label_files(setup: RunSetup) -> None:
         if not is_there:
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes_atomically(file, content)
-        elif name == setup.recipe.task.label_file and not setup.values.has_checkpoint():
+        elif name == setup.recipe.label_file and not setup.values.has_checkpoint():
             logger.info(
                 f"note: {file} was there before the first checkpoint and is used as it is. Remove "
                 "it to have it made again from this data."

@@ -99,8 +99,7 @@ def check_same_meaning(
     declared = {names} if isinstance(names, str) else {*names}
     parts_with_tensors = {name.partition(".")[0] for name in tensors}
     loaded_parts = {name.partition(".")[0] for name in loaded}
-    export = task.export
-    model_parts = inspect.signature(export.import_model_class()).parameters if export else {}
+    model_parts = inspect.signature(task.model_class()).parameters if task.has_model else {}
     compared = {
         "sample_rate",
         FEATURES,

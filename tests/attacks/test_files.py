@@ -16,7 +16,7 @@ from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.export import speechbrain_format
 from sbkit.runtime.onnx_model import OnnxModel
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.train.initialize import initialize_from
 from tests.attacks.hostile import ESCAPE, refused, watched
 from tests.runtime.bundles import make_run
@@ -82,7 +82,7 @@ def test_init_from_a_hostile_checkpoint_runs_no_code(name: str, tmp_path: Path) 
     (checkpoint,) = (run / "checkpoints").glob("CKPT*")
     parts = {name: torch.nn.Linear(2, 2) for name in ("CNN", "Transformer", "seq_lin", "ctc_lin")}
     hparams = {**parts, "model": torch.nn.ModuleList(parts.values())}
-    read = partial(initialize_from, run, hparams, SPEECH_RECOGNITION, {})
+    read = partial(initialize_from, run, hparams, Recognition(), {})
     call = Call(tmp_path / "canary")
     for content in (pickle.dumps({"a": call}), b"[" * 200_000):
         (checkpoint / name).write_bytes(content)

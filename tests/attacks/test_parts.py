@@ -35,11 +35,11 @@ PLACES: tuple[Callable[[Any], Any], ...] = (
     lambda value: {"name": ALLOWED, "arguments": {"a": value}},
 )
 TASKS = {
-    "ctc": "sbkit.tasks.recognition.task.SPEECH_RECOGNITION",
-    "ctc_speechbrain": "sbkit.tasks.recognition.task.SPEECH_RECOGNITION",
-    "vad": "sbkit.tasks.detection.task.VOICE_ACTIVITY",
-    "codec": "sbkit.tasks.codec.task.CODEC",
-    "tts": "sbkit.tasks.synthesis.task.SYNTHESIS",
+    "ctc": "sbkit.tasks.recognition.task.Recognition",
+    "ctc_speechbrain": "sbkit.tasks.recognition.task.Recognition",
+    "vad": "sbkit.tasks.detection.task.Detection",
+    "codec": "sbkit.tasks.codec.task.Coding",
+    "tts": "sbkit.tasks.synthesis.task.Synthesis",
 }
 
 
@@ -91,7 +91,7 @@ def real_parts() -> Iterator[dict[str, Any]]:
     for name, path in TASKS.items():
         task, knobs = load_task(path), {"data_folder": "", "output_folder": ""}
         root = resolve(ROOT / f"hparams/{name}.yaml", knobs).tree
-        objects = {} if task.labels is None else {task.labels.key: labels}
+        objects = {} if task.label_file is None else {task.label_key: labels}
         yield describe_parts(root, objects, task)["parts"]
 
 

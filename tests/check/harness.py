@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from sbkit.check.planned_run import Finding, PlannedRun
-
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.check.check import CHECKS, Check, check_planned_run
 from sbkit.check.cost import check_cost
 from sbkit.config.document import Document, Keys, read_document
@@ -48,6 +46,11 @@ def note(check: str, at: str, *words: str) -> Expected:
     return Expected(check, at, words, stops=False)
 
 
+def brain(brain: type[AsrBrain]) -> type[Asr]:
+    """Return the recipe with another Brain."""
+    return type("Changed", (Asr,), {"brain": brain})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
     """A fault, and the findings that must be reported: no more and no less.
@@ -55,7 +58,8 @@ class Mutation:
     Attributes:
         text: replacements in the YAML; each must match exactly once.
         options: more options of the command line.
-        recipe, release, run: edit the recipe, a copy of the release, the run folder.
+        recipe: replaces the recipe.
+        release, run: edit a copy of the release, the run folder.
         checks: those that run; by default all but the slow `check_cost`.
     """
 
@@ -64,7 +68,7 @@ class Mutation:
     yaml: str = "hparams/ctc.yaml"
     text: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
-    recipe: Callable[[Recipe], Recipe | None] | None = None
+    recipe: type[Recipe] = Asr
     release: Edit | None = None
     run: Edit | None = None
     target: str | None = None
@@ -86,10 +90,8 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
     if mutation.run is not None:
         run.mkdir()
         mutation.run(run)
-    recipe = ASR if mutation.recipe is None else mutation.recipe(ASR)
-    with planned_run(
-        workplace, run, *mutation.options, recipe=recipe, yaml=yaml, target=mutation.target
-    ) as planned:
+    changes: Any = {"recipe": mutation.recipe, "yaml": yaml, "target": mutation.target}
+    with planned_run(workplace, run, *mutation.options, **changes) as planned:
         return check_planned_run(planned, mutation.checks)
 
 
@@ -98,7 +100,7 @@ def planned_run(
     workplace: Workplace,
     run: Path,
     *arguments: str,
-    recipe: Recipe | None = ASR,
+    recipe: type[Recipe] | None = Asr,
     yaml: Path = ROOT / "hparams/ctc.yaml",
     tiny: Sequence[str] = TINY,
     target: str | None = None,

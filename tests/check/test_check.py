@@ -10,7 +10,7 @@ from sbkit.check.planned_run import Finding, PlannedRun
 from torch import nn
 from torch.nn.modules import module
 
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import Asr
 from sbkit.base.errors import ConfigError, DataError, SbkitError
 from sbkit.check import check, settings
 from sbkit.check.check import check_planned_run, summary
@@ -142,7 +142,7 @@ def test_training_shows_notes_beside_errors(
 ) -> None:
     findings = [*[ERROR, replace(ERROR, problem="`b`")][:num_errors], NOTE]
     monkeypatch.setattr(check, "check_planned_run", lambda planned: findings)
-    monkeypatch.setattr(PlannedRun, "load_recipe", lambda run: ASR)
+    monkeypatch.setattr(PlannedRun, "load_recipe", lambda run: Asr())
     with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
         check.check_before_training(planned)
     assert caplog.messages == ["note: a clip is silent."]

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 from sbkit.check.planned_run import MissingPartError, PlannedRun
 
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import Asr
 from sbkit.check.check import check_planned_run
 from sbkit.check.data import (
     check_alignment,
@@ -50,7 +50,7 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
 
 
 def planned_on(splits: Splits, run: Path) -> PlannedRun:
-    recipe = replace(ASR, prepare_splits=lambda knobs: splits)
+    recipe = type("Prepared", (Asr,), {"prepare_splits": lambda self, knobs: splits})
     knobs = {"output_folder": str(run), "d_model": 16, "d_ffn": 16, "nhead": 2}
     return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
 
@@ -212,7 +212,7 @@ def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
 def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
     knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
     checks = (check_labels, check_alignment, check_data, check_silence)
-    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
+    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr) as planned:
         assert check_planned_run(planned, checks) == []
 
 
@@ -239,7 +239,7 @@ def test_channels_that_differ_or_cancel_out_are_noted(tmp_path: Path) -> None:
         "output_folder": str(tmp_path / "run"),
         "manifest": {k: str(v) for k, v in tables.items()},
     }
-    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=ASR) as planned:
+    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr) as planned:
         findings = check_planned_run(planned, (check_channels,))
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
         "The two channels of clips have different sound, but are mixed: 4 of 12 in train, 1 of 3 "

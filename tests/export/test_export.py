@@ -17,7 +17,7 @@ from sbkit.export.export import describe_parts, export_run, replacing_bundle
 from sbkit.runtime import test_sets
 from sbkit.runtime.test_sets import prepare_test_sets
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from tests.runtime.bundles import ROOT, make_run
 
 
@@ -136,7 +136,7 @@ def test_describe_parts_takes_a_number_that_refers_to_the_labels(tmp_path: Path)
     )
     root = resolve_references(read_document(yaml))
     objects = {"tokenizer": SimpleNamespace(vocab_size=30)}
-    assert describe_parts(root, objects, SPEECH_RECOGNITION)["parts"]["seq_lin"] == 30
+    assert describe_parts(root, objects, Recognition())["parts"]["seq_lin"] == 30
 
 
 def test_prepare_test_sets_of_a_run_without_them_is_refused(

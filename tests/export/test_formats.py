@@ -24,8 +24,8 @@ from sbkit.export.parity import Agreement, Candidate, Case, Comparison, Grid
 from sbkit.export.traced import WaveformModel, trace, trained_log_probs
 from sbkit.runtime.onnx_model import BatchLogProbs
 from sbkit.runtime.torch_model import TorchBundle, load_bundle
-from sbkit.tasks.codec.task import CODEC
-from sbkit.tasks.detection.task import VOICE_ACTIVITY
+from sbkit.tasks.codec.task import Coding
+from sbkit.tasks.detection.task import Detection
 from tests.runtime.bundles import SMALL, make_run, parity_report
 from tests.runtime.tones import speak, tone_bundle
 
@@ -137,10 +137,10 @@ def test_require_formats_refuses_an_unknown_format(run: Path, tmp_path: Path) ->
     [
         (
             ["onnx", "sherpa-onnx"],
-            CODEC,
+            Coding(),
             "format sherpa-onnx is not .* a codec. Its only format is onnx.",
         ),
-        (["speechbrain"], VOICE_ACTIVITY, "a voice activity detector. Its only format is onnx."),
+        (["speechbrain"], Detection(), "a voice activity detector. Its only format is onnx."),
     ],
 )
 def test_declared_formats_must_be_formats_of_the_task(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from sbkit.export.model_card import card_facts, write_card
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 
 CONFIG: dict[str, Any] = {
     "sample_rate": 16000,
@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def card_of(run: Path, formats: Sequence[str] = (), **options: str) -> str:
-    write_card(run, card_facts(run, SPEECH_RECOGNITION, CONFIG, formats, **options))
+    write_card(run, card_facts(run, Recognition(), CONFIG, formats, **options))
     return (run / "README.md").read_text()
 
 

@@ -3,7 +3,6 @@
 import math
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +16,7 @@ from speechbrain import Stage
 from torch import nn
 from torchaudio.functional import melscale_fbanks
 
-from recipes.codec.recipe import CODEC, CodecBrain, CodedUtterance
+from recipes.codec.recipe import CodecBrain, CodedUtterance, NeuralCodec
 from sbkit.base.errors import SbkitError
 from sbkit.check.check import check_planned_run
 from sbkit.commands.cli import run as sbkit
@@ -35,7 +34,7 @@ from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.codec.codes import HEADER, Coded, CodeSpace, read_codes, write_codes
 from sbkit.tasks.codec.model import FiniteScalarQuantizer
 from sbkit.tasks.codec.predict import Codec
-from sbkit.tasks.codec.task import describe_codes, measure_codes, report_codes
+from sbkit.tasks.codec.task import Coding
 from tests.check.harness import planned_run
 from tests.runs import (
     ROOT,
@@ -101,24 +100,24 @@ def test_measure_counts_codes_and_report_notes_dead_codebooks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     codes = np.array([[0, 3], [1, 3], [0, 3], [1, 3]])
-    measured = measure_codes([CodedUtterance(2.0, codes, 4)])
+    measured = Coding().measure([CodedUtterance(2.0, codes, 4)])
     per_codebook = {"usage": (0.5, 0.25), "perplexity": (2.0, 1.0), "entropy": (1.0, 0.0)}
     for name, values in per_codebook.items():
         assert (measured[f"{name}_0"], measured[f"{name}_1"]) == values
     assert (measured["mel_distance"], measured["usage"]) == (2.0, 0.375)
     coded = [CodedUtterance(2.0, np.tile(codes, (9, 1)), 4)]
-    report_codes(tmp_path, "test", coded, measure_codes(coded), None)
+    Coding().report(tmp_path, "test", coded, Coding().measure(coded), None)
     (note,) = caplog.messages  # all four could occur, and one does
     assert "most codes of codebook 1 are dead in test (25% occur)" in note
     all_different = np.tile(np.arange(36)[:, None], (1, 2))
     coded = [CodedUtterance(2.0, all_different, 1000)]
-    report_codes(tmp_path, "dev", coded, measure_codes(coded), None)
+    Coding().report(tmp_path, "dev", coded, Coding().measure(coded), None)
     assert caplog.messages == [note]
 
 
 @pytest.fixture
 def brain(tmp_path: Path) -> CodecBrain:
-    return load_brain(CodecBrain, "codec", *TINY_CODEC, f"--output_folder={tmp_path}")
+    return load_brain(NeuralCodec, "codec", *TINY_CODEC, f"--output_folder={tmp_path}")
 
 
 def test_losses_are_weighted_and_ignore_clips_without_weight(
@@ -140,7 +139,8 @@ def test_losses_are_weighted_and_ignore_clips_without_weight(
     torch.testing.assert_close(predicted[:2], decoded[:2])
     scores = brain.score(outputs, batch)
     assert [score.codes.shape for score in scores] == [(20, 2), (20, 2), (13, 2)]
-    described = [figure.split()[0] for figure in describe_codes(measure_codes(scores)).split(", ")]
+    line = Coding().describe(Coding().measure(scores))
+    described = [figure.split()[0] for figure in line.split(", ")]
     assert described == ["mel_distance", "usage", "perplexity", "entropy"]
     assert scores[2].mel_distance_per_frame == pytest.approx(
         outputs.mel_distance_sum[2].item() / 13
@@ -325,7 +325,7 @@ def test_bundle_omits_the_discriminator(trained: Path, bundle: Path) -> None:
 
 
 def test_score_refuses_a_codec(bundle: Path, clip: Path) -> None:
-    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.CODEC cannot be scored"):
+    with pytest.raises(SbkitError, match="sbkit.tasks.codec.task.Coding cannot be scored"):
         sbkit(["score", str(bundle), str(clip)])
 
 
@@ -389,14 +389,17 @@ class HeadBrain(CodecBrain):
         self.network.quantizer.space.check_head("discriminator", head.out_features)
 
 
+class HeadCodec(NeuralCodec):
+    brain = HeadBrain
+
+
 def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Path) -> None:
     yaml = (ROOT / "hparams/codec.yaml").read_text()
     before, after = yaml.split("discriminator: !new:", 1)
     head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
     (tmp_path / "codec.yaml").write_text(before + head + after[after.index("model: !new") :])
-    recipe = replace(CODEC, brain=HeadBrain)
     with planned_run(
-        workplace, tmp_path / "run", recipe=recipe, yaml=tmp_path / "codec.yaml", tiny=()
+        workplace, tmp_path / "run", recipe=HeadCodec, yaml=tmp_path / "codec.yaml", tiny=()
     ) as planned:
         (finding,) = [x for x in check_planned_run(planned) if x.check == "brain"]
     assert "has 1063 outputs for 1000 codes" in finding.problem

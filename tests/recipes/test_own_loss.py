@@ -21,7 +21,7 @@ from tests.runs import ROOT, TINY, Workplace
 
 YAML = """
 base: {base}
-recipe: docs.examples.two_views.TWO_VIEWS
+recipe: docs.examples.two_views.TwoViews
 consistency_weight: 0.3
 """
 MASKED_BY_ENCODER = ("--device=cpu", "--activation_dropout=0.0", "--mask_channel_length=4")

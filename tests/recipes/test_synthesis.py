@@ -23,7 +23,7 @@ from speechbrain import Stage
 
 from recipes.OwnData import corpus as own_data
 from recipes.synthesis.data import SpokenBatch, SpokenCollate, interpolate, track_pitch
-from recipes.synthesis.recipe import SynthesisBrain
+from recipes.synthesis.recipe import SynthesisBrain, Tts
 from sbkit.audio.decode import Signal
 from sbkit.audio.io import encode_audio
 from sbkit.base.errors import FILES_FAILED, SbkitError
@@ -61,8 +61,9 @@ def bundle(task_bundles: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def voice(bundle: Path) -> Iterator[Synthesizer]:
-    assert read_bundle(bundle).task.synthesizer_class == "sbkit.tasks.synthesis.predict.Synthesizer"
-    with Synthesizer.load(bundle, device="cpu") as voice:
+    voice = read_bundle(bundle).task.open_synthesizer(bundle, device="cpu")
+    assert isinstance(voice, Synthesizer)
+    with voice:
         yield voice
 
 
@@ -89,7 +90,7 @@ def brain(tmp_path_factory: pytest.TempPathFactory) -> SynthesisBrain:
     folder = tmp_path_factory.mktemp("brain")
     ensure_labels(folder / "symbols.txt", {" ", ".", *"abcdefg"})
     options = ("--dropout=0", f"--output_folder={folder}")
-    return load_brain(SynthesisBrain, "tts", *TINY_VOICE, *options)
+    return load_brain(Tts, "tts", *TINY_VOICE, *options)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from recipes.vad.data import (
     speech_of,
     take_noise,
 )
-from recipes.vad.recipe import Scored, SpeechBatch, VoiceActivityBrain, collate
+from recipes.vad.recipe import Scored, SpeechBatch, Vad, VoiceActivityBrain, collate
 from sbkit.audio.augment import color, make_colored
 from sbkit.audio.draws import seeded_draws
 from sbkit.audio.fbank import MIN_HZ
@@ -117,7 +117,7 @@ def test_pink_noise_has_equal_power_in_each_octave() -> None:
 @pytest.fixture(scope="module")
 def brain(tmp_path_factory: pytest.TempPathFactory) -> VoiceActivityBrain:
     folder = tmp_path_factory.mktemp("brain")
-    return load_brain(VoiceActivityBrain, "vad", f"--output_folder={folder}")
+    return load_brain(Vad, "vad", f"--output_folder={folder}")
 
 
 def batch_of(*clips: Samples, weights: list[int]) -> SpeechBatch:

@@ -6,7 +6,6 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 
-from recipes.asr.recipe import ASR, AsrBrain
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit.base.errors import ConfigError, SbkitError
 from sbkit.base.files import open_lock, try_lock
 from sbkit.checkpoint.rng import isolated_rng
@@ -126,7 +125,8 @@ def test_start_makes_data_tokenizer_and_language_models_once(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    recipe = replace(ASR, prepare_splits=note("splits", ASR.prepare_splits))
+    noted = staticmethod(note("splits", Asr.prepare_splits))
+    recipe = type("Noted", (Asr,), {"prepare_splits": noted})
     monkeypatch.setattr(tokenizer, "_train", note("tokenizer", tokenizer._train))
     monkeypatch.setattr(training, "train", note("model", training.train))
     monkeypatch.setattr(AsrBrain, "fit", stop)
@@ -271,16 +271,19 @@ class OwnBrain(AsrBrain):
     """A Brain of one's own, as a notebook defines it."""
 
 
+class Own(Asr):
+    brain = OwnBrain
+
+
 @pytest.mark.slow
 def test_run_with_an_own_brain_is_not_continued_without_it(
     finished: dict[str, object], tmp_path: Path
 ) -> None:
     own = {**finished, "output_folder": tmp_path / "own", "check": False, "number_of_epochs": 1}
-    recipe = replace(ASR, brain=OwnBrain)
-    Run(YAML, own, recipe=recipe).train()
-    with pytest.raises(SbkitError, match="recipe: with OwnBrain of .* before, .*ASR now"):
+    Run(YAML, own, recipe=Own).train()
+    with pytest.raises(SbkitError, match="recipe: tests.*.Own before, .*Asr now"):
         Run.open(tmp_path / "own").test()
-    assert Run.open(tmp_path / "own", recipe=recipe).test() == Run(YAML, own).scores
+    assert Run.open(tmp_path / "own", recipe=Own).test() == Run(YAML, own).scores
 
 
 def rows(release: Path, split: str) -> list[dict[str, Any]]:

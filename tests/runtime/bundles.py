@@ -15,7 +15,7 @@ from sbkit.config.hparams import load_hparams, read_knobs, save_yaml
 from sbkit.export.export import export_run
 from sbkit.export.formats import HUGGINGFACE, WRITERS
 from sbkit.export.parity import Grid
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.normalization import table_to_store, text_table
 from sbkit.text.tokenizer import ensure_tokenizer
 from tests.runs import TINY_CODEC, TINY_VAD, TINY_VOICE, Workplace
@@ -56,7 +56,7 @@ def make_run(
     change(hparams)
     hparams["checkpointer"].meta = {
         NORMALIZER: table_to_store(text_table("en")),
-        TASK: SPEECH_RECOGNITION.name,
+        TASK: Recognition().name,
     }
     RunConfig.from_yaml(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
     save_yaml(folder / "hyperparams.yaml", yaml, overrides)

@@ -18,7 +18,7 @@ from sbkit.decoding.beam import BeamDecoder
 from sbkit.decoding.words import WordOffsets
 from sbkit.runtime.model_thread import ModelThread, run_batches
 from sbkit.tasks.recognition.predict import Transcriber
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
 from tests.decoding.spoken import train_models
 
@@ -118,7 +118,7 @@ def tone_bundle(
     tokenizer = Tokenizer(model_file=file)
     model = model_class(tokenizer.vocab_size, tokenizer.vocabulary.blank)
     config = BundleConfig(
-        task=SPEECH_RECOGNITION.name,
+        task=Recognition().name,
         sample_rate=RATE,
         model=(),
         parts={},
@@ -130,4 +130,4 @@ def tone_bundle(
         options = {"weights": {}, **decoder}
         beam = BeamDecoder(tokenizer=tokenizer, language_models=lm_file, **options)
     thread = ModelThread(lambda: model)
-    return Bundle(config, SPEECH_RECOGNITION, tokenizer, thread, beam), tokenizer, model
+    return Bundle(config, Recognition(), tokenizer, thread, beam), tokenizer, model

@@ -8,10 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -30,6 +28,7 @@ from sbkit.runtime.runtimes import ThreadedBundle
 from sbkit.runtime.torch_model import Compilation, load_torch
 from sbkit.serve.app import TRANSCRIPTIONS
 from sbkit.tasks.recognition.predict import Transcriber
+from sbkit.tasks.synthesis.task import Synthesis
 from tests import processes
 from tests.runtime.bundles import make_live_run
 from tests.runtime.tones import RATE, tone_bundle
@@ -188,10 +187,8 @@ def test_serve_refuses_a_model_on_another_device(
     """In speaches #255, a synthesizer silently ran on the CPU."""
     bundle, tokenizer, _ = tone_bundle(tmp_path)
     bundle.model.close()
-    task = replace(bundle.task, synthesizer_class="a voice on the CPU")
-    voice_class = SimpleNamespace(load=lambda *_, **__: ToneSpeaker(tokenizer))
-    monkeypatch.setattr("sbkit.commands.serve.import_object", lambda name: voice_class)
-    read = BundleContents(bundle.config, task)
+    monkeypatch.setattr(Synthesis, "open_synthesizer", lambda *_, **__: ToneSpeaker(tokenizer))
+    read = BundleContents(bundle.config, Synthesis())
     monkeypatch.setattr("sbkit.bundle.bundle.read_bundle", lambda *_, **__: read)
     for options, message in (
         (["--device", "cuda:0"], "cuda:0 was requested, but the model runs on cpu"),

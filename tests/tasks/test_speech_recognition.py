@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from sbkit.decoding.clips import Recognition
-from sbkit.tasks.recognition.task import transcribe_rows
+from sbkit.tasks.recognition.score import transcribe_rows
 from sbkit.text.normalization import orthography
 from sbkit.text.normalizers import Normalizer
 

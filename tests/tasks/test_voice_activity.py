@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbkit.tasks.detection.task import FrameCounts, frame_errors
+from sbkit.tasks.detection.task import Detection, FrameCounts
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,6 @@ def test_frame_errors_weigh_misses_and_false_alarms_as_nist_does(
     utterances: list[FrameCounts], miss: float, false_alarm: float
 ) -> None:
     """The plan of OpenSAT has DCF = 0.75 P(miss) + 0.25 P(false alarm), over all utterances."""
-    assert frame_errors(utterances) == pytest.approx(
+    assert Detection().measure(utterances) == pytest.approx(
         {"DCF": 0.75 * miss + 0.25 * false_alarm, "miss": miss, "false_alarm": false_alarm}
     )

@@ -13,12 +13,12 @@ from torch import nn
 from sbkit.base.checksums import write_checksums
 from sbkit.base.errors import SbkitError
 from sbkit.bundle.config import FORMAT
-from sbkit.bundle.task import LabelFile, Task
+from sbkit.bundle.task import Task
 from sbkit.checkpoint.checkpointer import Checkpointer
 from sbkit.models.layers import GlobalNorm
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
+from sbkit.tasks.recognition.task import Recognition
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from sbkit.text.vocabulary import ClassLabels, ensure_labels
+from sbkit.text.vocabulary import ensure_labels
 from sbkit.train.initialize import initialize_from
 
 ORDER = ("CNN", "ctc_lin")
@@ -58,7 +58,7 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
 ) -> None:
     source = write(tmp_path / "source", parts(7.0))
     ours = parts(1.0, vocabulary=9, order=order)
-    loaded, new, unused = initialize_from(source, ours, SPEECH_RECOGNITION, {})
+    loaded, new, unused = initialize_from(source, ours, Recognition(), {})
     assert loaded == f"init_from {source}: 2 tensors are loaded: CNN.weight, CNN.bias."
     assert ": 2 tensors are new: " in new
     assert "ctc_lin.weight (4x3 there, 9x3 here)" in new
@@ -69,7 +69,7 @@ def test_init_from_loads_fitting_tensors_and_keeps_a_new_head(
 
 def test_init_from_loads_head_without_labels(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", parts(7.0))
-    initialize_from(source, ours := parts(1.0), SPEECH_RECOGNITION, {})
+    initialize_from(source, ours := parts(1.0), Recognition(), {})
     assert ours["ctc_lin"].weight.unique().tolist() == [7.0]
 
 
@@ -79,7 +79,7 @@ def test_init_from_measures_statistics_of_other_features(tmp_path: Path) -> None
     theirs["CNN"].normalize, ours["CNN"].normalize = GlobalNorm(n_mels=80), GlobalNorm(n_mels=40)
     theirs["CNN"].normalize.set_statistics(torch.ones(2, 80), torch.tensor(5))
     run = write_run(tmp_path / "run", theirs)
-    loaded, new, _ = initialize_from(run, ours, SPEECH_RECOGNITION, {})
+    loaded, new, _ = initialize_from(run, ours, Recognition(), {})
     assert "CNN.normalize.frames (beside buffers that do not fit)" in new
     assert ours["CNN"].normalize.frames == 0
     assert "CNN.weight" in loaded
@@ -91,16 +91,16 @@ def test_init_from_explains_malformed_bundle(tmp_path: Path, name: str) -> None:
     (source / name).write_text("{")
     write_checksums(source)
     with pytest.raises(SbkitError, match="must be"):
-        initialize_from(source, parts(1.0), SPEECH_RECOGNITION, {})
+        initialize_from(source, parts(1.0), Recognition(), {})
 
 
 def test_init_from_refuses_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(SbkitError, match="is neither"):
-        initialize_from(tmp_path, parts(1.0), SPEECH_RECOGNITION, {})
+        initialize_from(tmp_path, parts(1.0), Recognition(), {})
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "hyperparams.yaml").write_text("a: 1\n")
     with pytest.raises(SbkitError, match="has none"):
-        initialize_from(tmp_path, parts(1.0), SPEECH_RECOGNITION, {})
+        initialize_from(tmp_path, parts(1.0), Recognition(), {})
 
 
 def letters(folder: Path, text: str) -> Tokenizer:
@@ -144,7 +144,7 @@ def test_init_from_loads_heads_and_embeddings_token_by_token(
     shutil.copy(tmp_path / "there/tokenizer.model", source)
     write_checksums(source)
     ours = spelling(target, 1000.0)
-    loaded, *by_token, _, _ = initialize_from(source, ours, SPEECH_RECOGNITION, {})
+    loaded, *by_token, _, _ = initialize_from(source, ours, Recognition(), {})
     if text == "aab":  # the same tokens in the same order
         assert "ctc_lin.weight" in loaded
     else:
@@ -160,14 +160,9 @@ def test_init_from_loads_heads_and_embeddings_token_by_token(
     assert ours["spelling"].letters.weight[:, 2].tolist() == expected
 
 
-CLASSES = LabelFile(
-    name="labels.txt",
-    key="labels",
-    read=lambda file, content: ClassLabels(file=file, content=content),
-    names=lambda labels: labels.names,
-    arguments=lambda labels: {},
-)
-CLASSIFICATION = Task(name="", model_name="", labels=CLASSES, heads=("label_lin",))
+class Classification(Task):
+    label_file = "labels.txt"
+    heads = ("label_lin",)
 
 
 @pytest.mark.parametrize("has_labels", [True, False])
@@ -182,7 +177,7 @@ def test_init_from_makes_new_head_for_other_classes(tmp_path: Path, has_labels: 
         ours["model"] = nn.ModuleList([ours["label_lin"]])
         ours["labels"] = ensure_labels(tmp_path / f"{names[0]}.txt", names)
         if fits:
-            assert ": 2 tensors are" in initialize_from(source, ours, CLASSIFICATION, {})[0]
+            assert ": 2 tensors are" in initialize_from(source, ours, Classification(), {})[0]
         else:
             with pytest.raises(SbkitError, match="none of the"):
-                initialize_from(source, ours, CLASSIFICATION, {})
+                initialize_from(source, ours, Classification(), {})

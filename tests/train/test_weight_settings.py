@@ -8,8 +8,8 @@ import pytest
 from sbkit.base.errors import ConfigError
 from sbkit.config.hparams import resolve, save_yaml
 from sbkit.config.overrides import parse_overrides
-from sbkit.tasks.recognition.task import SPEECH_RECOGNITION
-from sbkit.tasks.synthesis.task import SYNTHESIS
+from sbkit.tasks.recognition.task import Recognition
+from sbkit.tasks.synthesis.task import Synthesis
 from sbkit.train.weight_settings import check_same_meaning, settings_of_yaml
 from tests.runs import ROOT
 
@@ -19,7 +19,7 @@ def compare(folder: Path, name: str, *overrides: str, loaded: str = "Transformer
     yaml_file = ROOT / f"hparams/{name}.yaml"
     save_yaml(folder / "hyperparams.yaml", yaml_file, {})
     ours = settings_of_yaml(resolve(yaml_file, parse_overrides(overrides)).tree)
-    task = SYNTHESIS if name == "tts" else SPEECH_RECOGNITION
+    task = Synthesis() if name == "tts" else Recognition()
     return check_same_meaning(
         folder, ours, task, ["CNN.x", "ctc_lin.x", "seq_lin.x", loaded], [loaded]
     )
@@ -90,5 +90,5 @@ def test_parts_are_compared_as_they_are_built(
         yaml = f"Transformer: !new:{part}\ninit_from_differs: Transformer\n"
         (tmp_path / f"{name}.yaml").write_text(yaml)
     settings = settings_of_yaml(resolve(tmp_path / "ours.yaml", {}).tree)
-    (note,) = check_same_meaning(tmp_path, settings, SPEECH_RECOGNITION, [], ["Transformer.x"])
+    (note,) = check_same_meaning(tmp_path, settings, Recognition(), [], ["Transformer.x"])
     assert (line or "`Transformer` does not differ") in note

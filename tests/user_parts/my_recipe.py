@@ -1,6 +1,4 @@
-from dataclasses import replace
-
-from recipes.asr.recipe import ASR, AsrBrain
+from recipes.asr.recipe import Asr, AsrBrain
 from sbkit import Metric
 
 
@@ -12,4 +10,5 @@ class MyBrain(AsrBrain):
         return {**super().measure(results), "exact": sum(exact) / max(1, len(exact))}
 
 
-MINE = replace(ASR, brain=MyBrain)
+class Mine(Asr):
+    brain = MyBrain

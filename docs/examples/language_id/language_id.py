@@ -1,8 +1,8 @@
 """The language of an utterance: model and task. B utterances, S samples, U frames, V languages."""
 
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import Any
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,12 @@ from sbkit.audio.augment import AugmentFeatures
 from sbkit.audio.io import Samples, stream_audio
 from sbkit.audio.lengths import length_mask
 from sbkit.audio.segments import Segmenter
-from sbkit.bundle.task import Command, Exportable, LabelFile, Scorer, Task
-from sbkit.logs.metric import Metric
+from sbkit.bundle.task import Task
+from sbkit.logs.metric import Metric, Metrics
 from sbkit.models.encoder import AcousticModel, make_encoder
 from sbkit.runtime.torch_model import load_bundle
-from sbkit.text.vocabulary import ClassLabels
 
 COLUMN = "language"  # of the tables
-LANGUAGE_FILE = "languages.txt"  # in the run folder and in the bundle
-FILES = ("files", {"nargs": "+"})  # for argparse
 
 
 class LanguageModel(AcousticModel):
@@ -59,40 +56,42 @@ class AttentivePooling(nn.Module):
         return torch.cat([mean, variance.clamp(min=1e-5).sqrt()], dim=-1)
 
 
-def score_rows(
-    bundle: Any, rows: Sequence[Mapping[str, Any]], clips: list[Samples], **_: Any
-) -> list[bool]:
-    """Return whether the language of each clip is recognized."""
-    indices = bundle.predict(clips).argmax(1).tolist()
-    names = [bundle.labels.names[index] for index in indices]
-    return [row[COLUMN] == name for row, name in zip(rows, names, strict=True)]
-
-
-def identify(options: Namespace) -> int:
+def identify(options: Namespace) -> None:
     """Print the most probable language of each file, and its probability."""
+    parser = ArgumentParser(prog="identify")
+    parser.add_argument("files", nargs="+")
     bundle = load_bundle(options.bundle, user_modules=options.user_modules)
     rate = bundle.config.sample_rate
-    for file in options.files:
+    for file in parser.parse_args(options.arguments).files:
         clips = (segment.samples for segment in Segmenter(rate).split(stream_audio(file, rate)))
         total = sum(len(clip) * bundle.predict([clip])[0].exp() for clip in clips)  # (V,)
         probability, index = (total / total.sum()).max(0)
         print(f"{file}\t{bundle.labels.names[index]}\t{probability:.4f}")
-    return 0
 
 
-LANGUAGE_IDENTIFICATION = Task(
-    name="language_id.LANGUAGE_IDENTIFICATION",
-    model_name="language identifier",
-    metrics={"accuracy": Metric(lower_is_better=False)},
-    labels=LabelFile(
-        name=LANGUAGE_FILE,
-        key="languages",
-        read=lambda file, content: ClassLabels(file=file, content=content),
-        names=lambda languages: languages.names,
-        arguments=lambda languages: {},
-    ),
-    heads=("language_lin",),
-    scorer=Scorer(measure=lambda right: {"accuracy": sum(right) / len(right)}, score=score_rows),
-    export=Exportable(model_class="language_id.LanguageModel"),
-    commands={"identify": Command(run="language_id.identify", arguments=[FILES])},
-)
+class LanguageIdentification(Task):
+    """Which language an utterance is in."""
+
+    model_name = "language identifier"
+    metrics: ClassVar[Metrics] = {"accuracy": Metric(lower_is_better=False)}
+    label_file = "languages.txt"  # in the run folder and in the bundle
+    label_key = "languages"
+    heads = ("language_lin",)
+    uses = ("run FOLDER identify talk.wav",)
+
+    def model_class(self) -> type[LanguageModel]:
+        return LanguageModel
+
+    def commands(self) -> Mapping[str, Callable[[Namespace], None]]:
+        return {"identify": identify}
+
+    def measure(self, results: Sequence[bool]) -> Mapping[str, float]:
+        return {"accuracy": sum(results) / len(results)}
+
+    def score(
+        self, bundle: Any, rows: Sequence[Mapping[str, Any]], clips: Sequence[Samples], **_: Any
+    ) -> list[bool]:
+        """Return whether the language of each clip is recognized."""
+        indices = bundle.predict(clips).argmax(1).tolist()
+        names = [bundle.labels.names[index] for index in indices]
+        return [row[COLUMN] == name for row, name in zip(rows, names, strict=True)]

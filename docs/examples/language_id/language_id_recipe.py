@@ -1,25 +1,26 @@
 """The training of `language_id.py`: its Brain and its data. Legend: B utterances, V languages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from language_id import COLUMN, LANGUAGE_FILE, LANGUAGE_IDENTIFICATION, LanguageModel
+from language_id import COLUMN, LanguageIdentification, LanguageModel
 from speechbrain import Stage
 from torch import Tensor
 
-from recipes.prepare import COMMON_RANGES, corpus_of, prepare_audio, unlabeled_loaders
+from recipes.prepare import CorpusRecipe
 from sbkit.audio.augment import Augmentation
 from sbkit.base.errors import DataError
-from sbkit.data.batch import Batch, Loaders, collate_audio
+from sbkit.config.hparams import Knobs
+from sbkit.data.batch import Batch, collate_audio
+from sbkit.data.shard import Row
 from sbkit.data.splits import Splits, read_column
-from sbkit.distributed.device import Placement
 from sbkit.models.loss import Loss
 from sbkit.text.vocabulary import ClassLabels, ensure_labels
 from sbkit.train.brain import Brain
-from sbkit.train.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +35,11 @@ class LanguageBrain(Brain):
     """Train the log-probability of the right language."""
 
     network: LanguageModel
-    metrics = LANGUAGE_IDENTIFICATION.metrics
+    parts = ("compute_features", "CNN", "Transformer", "pooling", "language_lin")
+    metrics = LanguageIdentification.metrics
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        names = ("compute_features", "CNN", "Transformer", "pooling", "language_lin")
-        parts = {name: self.hparams.knobs[name] for name in names}
-        self.network = LanguageModel(model=self.modules["model"], **parts)
-        self.network.to(self.device)
         self.augmentation = Augmentation(self.hparams, features=self.network.encoder.features)
 
     def on_fit_start(self) -> None:
@@ -62,41 +60,31 @@ class LanguageBrain(Brain):
         return [*(log_probs.argmax(1) == batch.languages).tolist()]
 
 
-def prepare(knobs: Mapping[str, Any]) -> Splits:
-    """Prepare audio; a resumed run needs the same languages, so they are fingerprinted."""
-    splits = prepare_audio(knobs)
-    languages = {name: read_column(rows, COLUMN) for name, rows in splits.named().items()}
-    if unknown := set[str]().union(*languages.values()) - {*languages["train"]}:
-        raise DataError(f"train lacks {', '.join(sorted(unknown))}, which dev or test has.")
-    digest = sha256(str(languages).encode()).hexdigest()
-    return replace(splits, fingerprints={**splits.fingerprints, COLUMN: digest})
+def collate(rows: Sequence[Row], *, languages: ClassLabels, sample_rate: int) -> LanguageBatch:
+    """Pad utterances to a batch with the languages of the column."""
+    fields = collate_audio(rows, sample_rate)
+    ids = [languages.encode(row[COLUMN]) for row in rows]
+    return LanguageBatch(**fields, languages=fields["audio_lengths"].new_tensor(ids))
 
 
-def prepare_languages(knobs: Mapping[str, Any], splits: Splits) -> ClassLabels:
-    """List the languages of the training set."""
-    file = Path(knobs["output_folder"]) / LANGUAGE_FILE
-    return ensure_labels(file, read_column(splits.train, COLUMN))
+class LanguageRecipe(CorpusRecipe, LanguageIdentification):
+    """Train on a column of languages."""
 
+    brain = LanguageBrain
 
-def load(
-    hparams: Mapping[str, Any], splits: Splits, languages: ClassLabels, placement: Placement
-) -> Loaders:
-    """Plan batches with the languages of the column."""
+    def prepare_splits(self, knobs: Knobs) -> Splits:
+        """Prepare audio; a resumed run needs the same languages, so they are fingerprinted."""
+        splits = super().prepare_splits(knobs)
+        languages = {name: read_column(rows, COLUMN) for name, rows in splits.named().items()}
+        if unknown := set[str]().union(*languages.values()) - {*languages["train"]}:
+            raise DataError(f"train lacks {', '.join(sorted(unknown))}, which dev or test has.")
+        digest = sha256(str(languages).encode()).hexdigest()
+        return replace(splits, fingerprints={**splits.fingerprints, COLUMN: digest})
 
-    def collate(rows: Sequence[Mapping[str, Any]], *, sample_rate: int) -> LanguageBatch:
-        fields = collate_audio(rows, sample_rate)
-        ids = [languages.encode(row[COLUMN]) for row in rows]
-        return LanguageBatch(**fields, languages=fields["audio_lengths"].new_tensor(ids))
+    def prepare_labels(self, knobs: Knobs, splits: Splits) -> ClassLabels:
+        """List the languages of the training set."""
+        file = Path(knobs["output_folder"]) / self.label_file
+        return ensure_labels(file, read_column(splits.train, COLUMN))
 
-    return unlabeled_loaders(hparams, splits, None, placement, collate)
-
-
-LANGUAGE_ID = Recipe(
-    task=LANGUAGE_IDENTIFICATION,
-    prepare_splits=prepare,
-    prepare_labels=prepare_languages,
-    make_loaders=load,
-    brain=LanguageBrain,
-    corpus=corpus_of,
-    ranges=COMMON_RANGES,
-)
+    def make_collate(self, hparams: Knobs, labels: ClassLabels) -> Callable[..., LanguageBatch]:
+        return partial(collate, languages=labels, sample_rate=hparams["sample_rate"])

@@ -10,7 +10,7 @@ Legend: S samples, U frames of codes, G codebooks.
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,8 @@ class Codec(GraphModel):
     array([0, 1, -2, ...], dtype=int16)
     """
 
-    command: ClassVar[str] = "encode"
+    command = "encode"
+    prediction = "codes"
 
     def __init__(
         self, folder: Path | str, *, step_seconds: float = STEP_SECONDS, **options: Any

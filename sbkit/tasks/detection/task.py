@@ -1,9 +1,9 @@
 """The task of voice activity detection: whether each frame is speech."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sbkit.bundle.task import Exportable, Scorer, Task
+from sbkit.bundle.task import Task
 from sbkit.logs.metric import Metric
 
 DELAY_FRAMES = 4  # lookahead: the model classifies a frame once it has heard 4 more
@@ -19,23 +19,24 @@ class FrameCounts(NamedTuple):
     false_alarms: int
 
 
-def frame_errors(results: Sequence[FrameCounts]) -> Mapping[str, float]:
-    """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
-    speech, missed, silence, alarms = map(sum, zip(*results, strict=True))
-    miss = missed / max(1, speech)
-    false_alarm = alarms / max(1, silence)
-    cost = MISS_WEIGHT * miss + (1 - MISS_WEIGHT) * false_alarm
-    return {"DCF": cost, "miss": miss, "false_alarm": false_alarm}
+class Detection(Task):
+    """Voice activity detection."""
 
+    model_name = "voice activity detector"
+    predicts = "speech"
+    uses = ("transcribe RECOGNIZER talk.wav --vad FOLDER",)
+    metrics = dict.fromkeys(("DCF", "miss", "false_alarm"), Metric())
+    hub_task = "voice-activity-detection"
 
-VOICE_ACTIVITY = Task(
-    name="sbkit.tasks.detection.task.VOICE_ACTIVITY",
-    model_name="voice activity detector",
-    predicts="speech",
-    metrics=dict.fromkeys(("DCF", "miss", "false_alarm"), Metric()),
-    scorer=Scorer(measure=frame_errors),
-    export=Exportable(
-        model_class="sbkit.tasks.detection.model.VoiceActivityModel",
-        hub_task="voice-activity-detection",
-    ),
-)
+    def model_class(self) -> Any:
+        from sbkit.tasks.detection.model import VoiceActivityModel
+
+        return VoiceActivityModel
+
+    def measure(self, results: Sequence[FrameCounts]) -> Mapping[str, float]:
+        """Return the miss rate (of speech), the false-alarm rate (of silence), and their DCF."""
+        speech, missed, silence, alarms = map(sum, zip(*results, strict=True))
+        miss = missed / max(1, speech)
+        false_alarm = alarms / max(1, silence)
+        cost = MISS_WEIGHT * miss + (1 - MISS_WEIGHT) * false_alarm
+        return {"DCF": cost, "miss": miss, "false_alarm": false_alarm}

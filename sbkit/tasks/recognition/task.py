@@ -1,13 +1,10 @@
 """The task of speech recognition: text by CTC over the tokens of a sentencepiece model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from sbkit.audio.io import Samples
-from sbkit.base.units import samples_to_seconds
-from sbkit.bundle.task import Exportable, LabelFile, Scorer, Task
-from sbkit.decoding.clips import Recognition
+from sbkit.bundle.task import Task
 from sbkit.evaluate.wer import ScoredUtterance, all_have_word_boundaries, total_errors
 from sbkit.evaluate.wer_report import (
     describe_results,
@@ -15,96 +12,45 @@ from sbkit.evaluate.wer_report import (
     slice_figures,
     write_results,
 )
-from sbkit.logs.metric import Metric
-from sbkit.text.normalizers import Normalizer, table_normalizer
+from sbkit.logs.metric import Metric, Metrics
+from sbkit.tasks.recognition.score import transcribe_rows
 from sbkit.text.tokenizer import TOKENIZER_FILE, Tokenizer
 
 
-def transcribe_rows(
-    bundle: Any,
-    rows: Sequence[Mapping[str, Any]],
-    clips: list[Samples],
-    *,
-    times: bool,
-    normalizer: Normalizer | None = None,
-    **_: Any,
-) -> list[ScoredUtterance]:
-    """Transcribe the clips of rows with a `sbkit.bundle.Bundle`, and compare the texts.
+class Recognition(Task):
+    """Speech recognition."""
 
-    With another decoder than the greedy one, the greedy texts are compared, too.
+    model_name = "speech recognizer"
+    predicts = "text"
+    uses = ("transcribe FOLDER talk.wav",)
+    metrics: ClassVar[Metrics] = {"CER": Metric(), "WER": Metric()}
+    label_file = TOKENIZER_FILE
+    label_key = "tokenizer"
+    heads = ("ctc_lin", "seq_lin")
+    hub_task = "automatic-speech-recognition"
 
-    normalizer: normalizes both sides for a second comparison; None for the plain table of the
-        language, if the model keeps case or punctuation.
-    """
-    config = bundle.config
-    language = config.language or "und"
-    if normalizer is None and not config.text_table.is_plain:
-        normalizer = table_normalizer(language, config.text_table.plain)
-    written_by = str(table_normalizer(language, config.text_table))
+    def model_class(self) -> Any:
+        from sbkit.tasks.recognition.model import AsrModel
 
-    def compare(recognized: Sequence[Recognition]) -> list[ScoredUtterance]:
-        scored: list[ScoredUtterance] = []
-        for row, result in zip(rows, recognized, strict=True):
-            utterance = ScoredUtterance(
-                row["id"],
-                row["text"],
-                result.text,
-                speaker=str(row.get("speaker", "")),
-                seconds=samples_to_seconds(row["samples"], config.sample_rate),
-                words=result.words,
-                by_words=config.has_words,
-                normalizer=written_by,
-            )
-            if normalizer is not None:
-                normalized = replace(
-                    utterance,
-                    reference=normalizer.normalize(row["sentence"]),
-                    hypothesis=normalizer.normalize(utterance.hypothesis),
-                    words=(),  # their times are those of the other text
-                    normalizer=str(normalizer),
-                )
-                utterance = replace(utterance, normalized=normalized)
-            scored.append(utterance)
-        return scored
+        return AsrModel
 
-    inputs = bundle.decoder_inputs(clips)
-    scored = compare(bundle.decoder_pool.decode(inputs, with_times=times))
-    if bundle.decoder is None:
-        return scored
-    greedy = compare(bundle.greedy_pool.decode(inputs, with_times=times))
-    return [replace(pair[0], greedy=pair[1]) for pair in zip(scored, greedy, strict=True)]
+    def read_labels(self, file: Path, content: bytes) -> Tokenizer:
+        return Tokenizer(model_file=file, content=content)
 
+    def label_names(self, labels: Tokenizer) -> Sequence[str]:
+        return labels.pieces()
 
-def measure_texts(results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
-    """Return the CER and, of a language with spaces between words, the WER."""
-    errors = total_errors(results)
-    return {"CER": errors.cer} | ({"WER": errors.wer} if all_have_word_boundaries(results) else {})
+    def model_arguments(self, labels: Tokenizer) -> Mapping[str, object]:
+        return {"vocabulary": labels.vocabulary}
 
+    def measure(self, results: Sequence[ScoredUtterance]) -> Mapping[str, float]:
+        """Return the CER and, of a language with spaces between words, the WER."""
+        errors = total_errors(results)
+        has_words = all_have_word_boundaries(results)
+        return {"CER": errors.cer} | ({"WER": errors.wer} if has_words else {})
 
-SPEECH_RECOGNITION = Task(
-    name="sbkit.tasks.recognition.task.SPEECH_RECOGNITION",
-    model_name="speech recognizer",
-    predicts="text",
-    metrics={"CER": Metric(), "WER": Metric()},
-    labels=LabelFile(
-        name=TOKENIZER_FILE,
-        key="tokenizer",
-        read=lambda file, content: Tokenizer(model_file=file, content=content),
-        names=Tokenizer.pieces,
-        arguments=lambda tokenizer: {"vocabulary": tokenizer.vocabulary},
-    ),
-    heads=("ctc_lin", "seq_lin"),
-    scorer=Scorer(
-        measure=measure_texts,
-        figures=figures_of_test_set,
-        slice_figures=slice_figures,
-        describe=describe_results,
-        report=write_results,
-        score=transcribe_rows,
-        target="text",
-    ),
-    export=Exportable(
-        model_class="sbkit.tasks.recognition.model.AsrModel",
-        hub_task="automatic-speech-recognition",
-    ),
-)
+    figures = staticmethod(figures_of_test_set)
+    slice_figures = staticmethod(slice_figures)
+    describe = staticmethod(describe_results)
+    report = staticmethod(write_results)
+    score = staticmethod(transcribe_rows)

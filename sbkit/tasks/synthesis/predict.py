@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,8 @@ class Synthesizer(GraphModel):
     >>> write_wav("hello.wav", voice.speak("Good morning."), voice.sample_rate)  # doctest: +SKIP
     """
 
-    command: ClassVar[str] = "speak"
+    command = "speak"
+    prediction = "audio"
 
     def __init__(self, folder: Path | str, **options: Any) -> None:
         super().__init__(folder, **options)

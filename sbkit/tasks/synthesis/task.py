@@ -9,7 +9,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,18 +17,11 @@ from sbkit.audio.io import MP3_RATES, Samples, encode_mp3
 from sbkit.base.arrays import Array
 from sbkit.base.files import write_bytes_atomically
 from sbkit.base.units import SAMPLE_RATE
-from sbkit.bundle.task import Arrays, Command, Exportable, Graph, LabelFile, Scorer, Task
+from sbkit.bundle.protocols import SpeechSynthesizer
+from sbkit.bundle.task import Arrays, Figures, Graph, Labels, Task
 from sbkit.logs.curves import write_picture
 from sbkit.logs.metric import Metric, Metrics
-from sbkit.text.vocabulary import ClassLabels
 
-METRICS: Metrics = {
-    **dict.fromkeys(
-        ("distance", "mel_distance", "vocoder_distance", "pitch_error", "length_ratio"),
-        Metric(is_fraction=False),
-    ),
-    "misaligned": Metric(),
-}
 SEMITONES = 12  # in an octave
 NUM_EXAMPLES = 3  # utterances of a test set that are drawn
 EXAMPLE_SYMBOLS_PER_SECOND = 10
@@ -62,39 +55,6 @@ class SpokenUtterance(NamedTuple):
     vocoder_distance: float  # mean difference of features, after vocoding the recording's own
     is_misaligned: bool  # the text does not match the audio
     example: SpeechExample | None = None  # only in the first utterances of a test set
-
-
-def measure_speech(results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
-    """Return the distances in nats, the error of the pitch in semitones, and two ratios.
-
-    distance: the sum of the other distances, which chooses the best checkpoint.
-    """
-    frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
-        math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
-    )
-    return {
-        "distance": distance / frames + vocoder_distance / len(results),
-        "mel_distance": distance / frames,
-        "vocoder_distance": vocoder_distance / len(results),
-        "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
-        "length_ratio": predicted_frames / frames,
-        "misaligned": misaligned / len(results),
-    }
-
-
-def report_speech(folder: Path, split: str, results: Sequence[SpokenUtterance], *_: object) -> None:
-    """Draw a few utterances of a test set as `speech_SPLIT.png`.
-
-    Their audio is `speech_SPLIT.N_recorded.mp3` and `speech_SPLIT.N_synthesized.mp3`.
-    """
-    examples = [result.example for result in results if result.example is not None]
-    examples = examples[:NUM_EXAMPLES]
-    write_picture(folder / f"speech_{split}.png", lambda: draw_examples(examples))
-    for number, example in enumerate(examples, 1):
-        for name in ("recorded", "synthesized"):
-            if example.sample_rate in MP3_RATES:
-                mp3 = folder / f"speech_{split}.{number}_{name}.mp3"
-                write_bytes_atomically(mp3, encode_mp3(getattr(example, name), example.sample_rate))
 
 
 def draw_examples(examples: Sequence[SpeechExample]) -> bytes:
@@ -136,39 +96,77 @@ def example_states(run: Callable[..., Arrays], audio: Array, lengths: Array) -> 
     return states, np.tile(index, (len(states), 1))
 
 
-SYNTHESIS = Task(
-    name="sbkit.tasks.synthesis.task.SYNTHESIS",
-    model_name="speech synthesizer",
-    metrics=METRICS,
-    scorer=Scorer(measure=measure_speech, report=report_speech),
-    labels=LabelFile(
-        name="symbols.txt",
-        key="labels",
-        read=lambda file, content: ClassLabels(file=file, content=content),
-        names=lambda labels: labels.names,
-        arguments=lambda labels: {},
-    ),
-    export=Exportable(
-        model_class="sbkit.tasks.synthesis.model.SynthesisModel",
-        hub_task="text-to-speech",
-        graphs={
-            "encode": Graph(
-                inputs=("symbols",), outputs=("states", "durations"), arguments=example_symbols
-            ),
-            "decode": Graph(
-                inputs=("states", "index"), outputs=("audio",), arguments=example_states
-            ),
-        },
-        uses={
-            "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
-            "turns symbols into states and durations, `decode.onnx` turns the states of frames "
-            "into audio.",
-        },
-    ),
-    commands={
-        "speak": Command(
-            run="sbkit.tasks.synthesis.commands.speak", example='"Good morning." --out hello.wav'
+class Synthesis(Task):
+    """Text to speech."""
+
+    model_name = "speech synthesizer"
+    predicts = "audio"
+    uses = ('speak FOLDER "Good morning." --out hello.wav',)
+    metrics: ClassVar[Metrics] = {
+        **dict.fromkeys(
+            ("distance", "mel_distance", "vocoder_distance", "pitch_error", "length_ratio"),
+            Metric(is_fraction=False),
+        ),
+        "misaligned": Metric(),
+    }
+    label_file = "symbols.txt"
+    graphs: ClassVar[Mapping[str, Graph]] = {
+        "encode": Graph(
+            inputs=("symbols",), outputs=("states", "durations"), arguments=example_symbols
+        ),
+        "decode": Graph(inputs=("states", "index"), outputs=("audio",), arguments=example_states),
+    }
+    format_uses: ClassVar[Mapping[str, str]] = {
+        "onnx": "`sbkit speak FOLDER TEXT --out hello.wav --runtime onnx`: `encode.onnx` "
+        "turns symbols into states and durations, `decode.onnx` turns the states of frames "
+        "into audio.",
+    }
+    hub_task = "text-to-speech"
+
+    def model_class(self) -> Any:
+        from sbkit.tasks.synthesis.model import SynthesisModel
+
+        return SynthesisModel
+
+    def open_synthesizer(self, folder: Path, **options: Any) -> SpeechSynthesizer:
+        from sbkit.tasks.synthesis.predict import Synthesizer
+
+        return Synthesizer(folder, **options)
+
+    def measure(self, results: Sequence[SpokenUtterance]) -> Mapping[str, float]:
+        """Return the distances in nats, the error of the pitch in semitones, and two ratios.
+
+        distance: the sum of the other distances, which chooses the best checkpoint.
+        """
+        frames, distance, voiced, squares, predicted_frames, vocoder_distance, misaligned = (
+            math.fsum(values) for values in zip(*(result[:-1] for result in results), strict=True)
         )
-    },
-    synthesizer_class="sbkit.tasks.synthesis.predict.Synthesizer",
-)
+        return {
+            "distance": distance / frames + vocoder_distance / len(results),
+            "mel_distance": distance / frames,
+            "vocoder_distance": vocoder_distance / len(results),
+            "pitch_error": SEMITONES * math.sqrt(squares / max(1, voiced)),
+            "length_ratio": predicted_frames / frames,
+            "misaligned": misaligned / len(results),
+        }
+
+    def report(
+        self,
+        folder: Path,
+        name: str,
+        results: Sequence[SpokenUtterance],
+        figures: Figures,
+        labels: Labels,
+    ) -> None:
+        """Draw a few utterances of a test set as `speech_NAME.png`.
+
+        Their audio is `speech_NAME.N_recorded.mp3` and `speech_NAME.N_synthesized.mp3`.
+        """
+        examples = [result.example for result in results if result.example is not None]
+        examples = examples[:NUM_EXAMPLES]
+        write_picture(folder / f"speech_{name}.png", lambda: draw_examples(examples))
+        for number, example in enumerate(examples, 1):
+            for kind in ("recorded", "synthesized"):
+                if example.sample_rate in MP3_RATES:
+                    mp3 = encode_mp3(getattr(example, kind), example.sample_rate)
+                    write_bytes_atomically(folder / f"speech_{name}.{number}_{kind}.mp3", mp3)

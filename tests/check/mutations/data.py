@@ -11,9 +11,8 @@ import numpy as np
 import soundfile
 from sentencepiece import sentencepiece_model_pb2
 
-from recipes.asr.recipe import ASR
+from recipes.asr.recipe import Asr
 from sbkit.text.tokenizer import Tokenizer, ensure_tokenizer
-from sbkit.train.recipe import Recipe
 from tests.check.harness import Edit, error, mutation, note
 from tests.runs import rows_of
 
@@ -121,11 +120,12 @@ class WrongBlank(Tokenizer):
         self.vocabulary = replace(self.vocabulary, blank=self.pieces().index("e"))
 
 
-def tokenizing(tokenizer: type[Tokenizer]) -> Callable[[Recipe], Recipe]:
-    def prepare_labels(knobs: Any, splits: Any) -> Tokenizer:
-        return tokenizer(model_file=ASR.prepare_labels(knobs, splits).model_file)
+def tokenizing(tokenizer: type[Tokenizer]) -> type[Asr]:
+    class Tokenizing(Asr):
+        def prepare_labels(self, knobs: Any, splits: Any) -> Tokenizer:
+            return tokenizer(model_file=super().prepare_labels(knobs, splits).model_file)
 
-    return lambda recipe: replace(recipe, prepare_labels=prepare_labels)
+    return Tokenizing
 
 
 SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    out_features: "

@@ -9,12 +9,11 @@ from speechbrain import Stage
 from torch import nn
 from torch.optim import SGD
 
-from recipes.asr.recipe import AsrBrain
-from sbkit.data.batch import Batch
+from recipes.asr.recipe import Asr, AsrBrain
+from sbkit.data.batch import Batch, Loaders
 from sbkit.models.encoder import Predictions
 from sbkit.models.loss import Loss
-from sbkit.train.recipe import Recipe
-from tests.check.harness import error, mutation, note
+from tests.check.harness import brain, error, mutation, note
 
 PARTS = "[!ref <CNN>, !ref <Transformer>, !ref <seq_lin>, !ref <ctc_lin>]"
 HEADS = "!ref <seq_lin>, !ref <ctc_lin>]"
@@ -63,11 +62,13 @@ class SpareLayer(AsrBrain):
         super().__init__(hparams=hparams, **options)
 
 
-def brain(brain: type[AsrBrain]) -> Callable[[Recipe], Recipe]:
-    return lambda recipe: replace(recipe, brain=brain)
+class WithoutLoaders(Asr):
+    def make_loaders(self, *parts: Any) -> Loaders:
+        loaders: Loaders = parts[9]
+        return loaders
 
 
-def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> Callable[..., Recipe]:
+def optimizing(**groups: Callable[[AsrBrain], Iterable[nn.Parameter]]) -> type[Asr]:
     class Optimizing(AsrBrain):
         def init_optimizers(self) -> None:
             self.optimizers_dict = {name: SGD(groups[name](self), lr=0.1) for name in groups}
@@ -132,7 +133,7 @@ OWNERSHIP = [
     mutation(
         "loaders that cannot be made",
         error("loaders", ".yaml:1", "The loaders of the run", "IndexError"),
-        recipe=lambda recipe: replace(recipe, make_loaders=lambda *parts: parts[9]),
+        recipe=WithoutLoaders,
     ),
     mutation(
         "a parameter in two groups",

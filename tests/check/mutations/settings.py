@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from sbkit.base.checksums import write_checksums
 from sbkit.check.settings import check_export, check_formats, check_unread
-from tests.check.harness import error, mutation, note
+from tests.check.harness import brain, error, mutation, note
 from tests.check.parts import StageNotes
 
 EIGHT_GPUS = {"target": "cuda:8"}
@@ -78,7 +77,7 @@ UNREAD = [
         "a knob that nothing reads, and one that is read at the end of a stage",
         error("unread", "learning_pace", "has no effect"),
         text=(("lr: 0.0025", "learning_pace: 3\nstage_note: 3\nlr: 0.0025"),),
-        recipe=lambda recipe: replace(recipe, brain=StageNotes),
+        recipe=brain(StageNotes),
     ),
     mutation(
         "a misspelled knob that the data needs",
