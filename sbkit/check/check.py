@@ -34,7 +34,7 @@ from sbkit.config.hparams import MissingKnobError
 from sbkit.distributed.ranks import single_rank
 from sbkit.logs.handlers import quiet
 from sbkit.logs.progress import progress_bar
-from sbkit.train.setup import STEP_NOTE, RunSetup, RunValues, prepare_run, step
+from sbkit.train.setup import STEP_NOTE, RunSetup, prepare_run, step
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,9 @@ CHECKS_OF_STEPS: frozenset[Check] = frozenset(  # for a model that small steps c
     }
 )
 
+# Checks whose findings would repeat another error at their place.
+CONSEQUENCES = ("shapes", "causes")
+
 FILE_AND_LINE = re.compile(r"[^\s(]+\.yaml:\d+")
 QUOTED_KEY = re.compile(r"`(?:--)?([\w.]+)`")
 
@@ -78,18 +81,12 @@ class CheckResult:
 
 
 def check_run(
-    values: RunValues,
-    *,
-    target: str | None = None,
-    setup: RunSetup | None = None,
-    checks: Sequence[Check] = CHECKS,
+    declared: Declared, *, setup: RunSetup | None = None, checks: Sequence[Check] = CHECKS
 ) -> CheckResult:
     """Check a run, and return each finding once.
 
-    target: the machine to check for, such as cuda:8; by default this one.
     setup: what the run is made of, if it is prepared already.
     """
-    declared = Declared(values, target)
     findings: list[Finding] = []
     for check_values in CHECKS_OF_VALUES:
         findings += _run(check_values, declared)
@@ -112,9 +109,8 @@ def check_run(
                 if run.trial.error is None or check not in CHECKS_OF_STEPS:
                     findings += _run(check, run)
                 advance(1)
-    reported = {finding.where for finding in findings if finding.stops}
-    # A likely cause would repeat the error at its place.
-    findings = [f for f in findings if f.check != "causes" or f.where not in reported]
+    reported = {f.where for f in findings if f.stops and f.check not in CONSEQUENCES}
+    findings = [f for f in findings if f.check not in CONSEQUENCES or f.where not in reported]
     return CheckResult(findings=_unique(findings), measured=run.measured)
 
 
@@ -127,10 +123,10 @@ def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Itera
     with own_objects(setup) as own:
         with step("brain"):
             brain = make_brain_to_check(own)
+        reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
         with step("optimizers"):
             optimizers = init_optimizers(brain)
-        reached = [*ownership.reachable({**dict(own.hparams.items()), "brain": brain})]
-        with step("dry_run"), quiet():
+        with quiet():
             trial = dry_run.take_small_steps(own, brain, reached)
         yield CheckedRun(
             declared=declared,
@@ -146,7 +142,7 @@ def open_checked_run(declared: Declared, setup: RunSetup | None = None) -> Itera
 def check_before_training(setup: RunSetup) -> None:
     """Check a run before its first step: log the notes, and raise ConfigError for errors."""
     with single_rank():
-        findings = check_run(setup.values, setup=setup).findings
+        findings = check_run(Declared(setup.values), setup=setup).findings
     errors = [finding for finding in findings if finding.stops]
     for finding in findings:
         if not finding.stops:

@@ -75,7 +75,7 @@ class DryRun:
 
 
 def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, object]]) -> DryRun:
-    """Take small steps, and return what they show; raises SbkitError if a part does.
+    """Take small steps, and return what they show.
 
     reached: what can be reached from the objects and the Brain, before `forward` makes parts.
     """
@@ -93,8 +93,6 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
         try:
             _train(brain, batch)
             _losses_of(brain, batch)
-        except SbkitError:
-            raise
         except Exception as error:  # whatever a part raises
             run.error = error
         run.trained = {id(p) for p in brain.modules.parameters() if p.grad is not None}
@@ -195,6 +193,8 @@ def small_batch(setup: RunSetup) -> object:
 def check_shapes(run: CheckedRun) -> Iterator[Finding]:
     """Find the part that fails in a step, for example because its input has another size."""
     trial = run.trial
+    if isinstance(trial.error, SbkitError):
+        raise trial.error
     if trial.error is not None:
         failing = [id(module) for module in trial.running[-1:]]
         path = next((keys for keys, part in run.reached if id(part) in failing), ())

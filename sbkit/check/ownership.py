@@ -123,7 +123,8 @@ def check_optimizers(run: CheckedRun) -> Iterator[Finding]:
     optimizers, model = run.optimizers, run.model
     grouped = [p for opt in optimizers for group in opt.param_groups for p in group["params"]]
     counts = Counter(map(id, grouped))
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    made_by_forward = set(map(id, model.parameters())) - {id(part) for _, part in run.reached}
+    trainable = [p for p in model.parameters() if p.requires_grad and id(p) not in made_by_forward]
     model_ids = set(map(id, model.parameters()))
     never_updated = [p for p in trainable if counts[id(p)] == 0]
     updated_twice = [p for p in trainable if counts[id(p)] > 1]

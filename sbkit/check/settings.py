@@ -31,7 +31,7 @@ from sbkit.config.document import (
     tag_of,
     walk,
 )
-from sbkit.config.hparams import resolve
+from sbkit.config.hparams import MissingKnobError, resolve
 from sbkit.data.mix import samples_per_epoch
 from sbkit.distributed.device import check_precision, choose_device, find_device
 from sbkit.export.export import describe_parts
@@ -71,6 +71,8 @@ def check_unread(run: CheckedRun) -> Iterator[Finding]:
     A key of a base YAML is reported only if the YAML itself or the command line sets it.
     """
     in_code = names_in_code(type(run.brain))
+    if isinstance(run.trial.error, MissingKnobError):
+        yield from find_misspelled(run.declared, run.trial.error.key)
     if in_code is None or run.trial.error is not None:
         return  # code that has not run, or has no source, may read any key
     names_read = in_code.union(

@@ -37,6 +37,7 @@ def check(options: Namespace) -> int:
     from sbkit.base.files import to_json
     from sbkit.base.messages import printable_json
     from sbkit.check.check import CHECKS, check_run, summary
+    from sbkit.check.checked_run import Declared
     from sbkit.check.learn import check_learning
     from sbkit.config.hparams import resolve
     from sbkit.config.overrides import parse_overrides
@@ -52,7 +53,7 @@ def check(options: Namespace) -> int:
     checks = (*CHECKS, check_learning) if options.learn else CHECKS
     count = count_local_devices if target is None else counter_of_target(target)
     values = read_values(options.yaml, overrides, count=count)
-    result = check_run(values, target=target, checks=checks)
+    result = check_run(Declared(values, target), checks=checks)
     findings = result.findings
     cost = result.measured.cost  # None if it could not be measured
     test = result.measured.learning  # None if it was not made, or if no step can run

@@ -22,7 +22,7 @@ from sbkit.base.errors import BundleError, ConfigError, DataError, SbkitError
 from sbkit.base.openmp import describe_waiting
 from sbkit.base.process import drop_unwritable
 from sbkit.check.check import check_before_training, check_run
-from sbkit.check.checked_run import Finding
+from sbkit.check.checked_run import Declared, Finding
 from sbkit.checkpoint.folder import lock_folder, unlock_folder
 from sbkit.checkpoint.provenance import read_json
 from sbkit.checkpoint.rng import isolated_rng
@@ -197,7 +197,7 @@ class Run:
 
     def check(self) -> list[Finding]:
         """Return what would go wrong, or differ from what is declared."""
-        return check_run(self.values).findings
+        return check_run(Declared(self.values)).findings
 
     def test(self) -> Mapping[str, FigureDict]:
         """Return `scores`; export and test the best weights first, unless that was done."""

@@ -13,11 +13,14 @@ from typing import Any
 from unittest.mock import patch
 
 from recipes.asr.recipe import Asr, AsrBrain
-from sbkit.check.check import CHECKS, Check, check_planned_run
+from sbkit.check.check import CHECKS, Check, check_run, open_checked_run
+from sbkit.check.checked_run import CheckedRun, Declared, Finding
 from sbkit.check.cost import check_cost
 from sbkit.config.document import Document, Keys, read_document
 from sbkit.config.overrides import parse_command
+from sbkit.distributed.device import count_local_devices, counter_of_target
 from sbkit.train.recipe import Recipe
+from sbkit.train.setup import read_values
 from tests.runs import ROOT, TINY, Workplace, one_thread
 
 Edit = Callable[[Path], None]
@@ -91,12 +94,19 @@ def findings_of(mutation: Mutation, workplace: Workplace, folder: Path) -> list[
         run.mkdir()
         mutation.run(run)
     changes: Any = {"recipe": mutation.recipe, "yaml": yaml, "target": mutation.target}
-    with planned_run(workplace, run, *mutation.options, **changes) as planned:
-        return check_planned_run(planned, mutation.checks)
+    with declared_run(workplace, run, *mutation.options, **changes) as declared:
+        return check_run(declared, checks=mutation.checks).findings
 
 
 @contextmanager
-def planned_run(
+def checked_run(*arguments: Any, **options: Any) -> Iterator[CheckedRun]:
+    """Prepare a run to check; the arguments are those of `declared_run`."""
+    with declared_run(*arguments, **options) as declared, open_checked_run(declared) as run:
+        yield run
+
+
+@contextmanager
+def declared_run(
     workplace: Workplace,
     run: Path,
     *arguments: str,
@@ -104,15 +114,12 @@ def planned_run(
     yaml: Path = ROOT / "hparams/ctc.yaml",
     tiny: Sequence[str] = TINY,
     target: str | None = None,
-) -> Iterator[PlannedRun]:
-    """Plan a run on the release of a workplace, in one thread and with its cache."""
+) -> Iterator[Declared]:
+    """Declare a run on the release of a workplace, in one thread and with its cache."""
     command = parse_command(workplace.arguments(run, *arguments, yaml=str(yaml), tiny=tiny))
-    with (
-        patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}),
-        one_thread(),
-        PlannedRun(*command, recipe=recipe, target=target) as planned,
-    ):
-        yield planned
+    count = count_local_devices if target is None else counter_of_target(target)
+    with patch.dict(os.environ, {"SBKIT_CACHE": str(workplace.cache)}), one_thread():
+        yield Declared(read_values(*command, recipe=recipe, count=count), target)
 
 
 def assert_found(mutation: Mutation, findings: list[Finding], yaml: Path) -> None:

@@ -1,23 +1,24 @@
 """What a finding looks like in print, how findings are gathered, and what a dry run leaves."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from sbkit.check.planned_run import Finding, PlannedRun
 from torch import nn
 from torch.nn.modules import module
 
-from recipes.asr.recipe import Asr
 from sbkit.base.errors import ConfigError, DataError, SbkitError
-from sbkit.check import check, settings
-from sbkit.check.check import check_planned_run, summary
-from sbkit.check.dry_run import dry_run
+from sbkit.check import check
+from sbkit.check.check import CheckResult, check_run, summary
+from sbkit.check.checked_run import Declared, Finding
 from sbkit.check.ownership import reachable
 from sbkit.commands.check import exit_code
-from tests.check.harness import planned_run
+from sbkit.train import setup
+from sbkit.train.setup import read_values
+from tests.check.harness import checked_run
 from tests.runs import Workplace
 
 ERROR = Finding(check="labels", problem="`a` has 3", where="x.yaml:3", fix="Do.")
@@ -57,23 +58,32 @@ def test_only_errors_set_the_exit_code_unless_strict(
 
 
 @pytest.fixture
-def planned(tmp_path: Path) -> Iterator[PlannedRun]:
+def declared(tmp_path: Path) -> Declared:
     (tmp_path / "a.yaml").write_text("lr: 1\nCNN: 1\noutput_folder: there\n")
-    with PlannedRun(tmp_path / "a.yaml", {}) as planned:
-        yield planned
+    return Declared(read_values(tmp_path / "a.yaml", {}))
 
 
-def test_failed_step_is_reported_unless_an_error_has_its_key(planned: PlannedRun) -> None:
-    def check_front_end(planned: PlannedRun) -> list[Finding]:
-        return [finding]
+def checking(monkeypatch: pytest.MonkeyPatch, result: object) -> None:
+    """Let the checks of values be one that returns or raises a result."""
 
-    planned.faults["loaders"] = ConfigError("`CNN` does not stride evenly. Correct it.")
-    finding = planned.finding("CNN", problem="a", stops=False)
-    beside_note = [f.check for f in check_planned_run(planned, [check_front_end])]
-    finding = replace(finding, stops=True)
-    beside_error = [f.check for f in check_planned_run(planned, [check_front_end])]
-    assert beside_note == ["front_end", "loaders", "recipe"]
-    assert beside_error == ["front_end", "recipe"]
+    def check_front_end(declared: Declared) -> object:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(check, "CHECKS_OF_VALUES", [check_front_end])
+
+
+def test_fault_is_reported_unless_an_error_has_its_key(
+    declared: Declared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("`CNN` does not stride evenly. Correct it.")
+
+    monkeypatch.setattr(setup, "load_recipe", refuse)
+    for stops, names in ((False, ["front_end", "recipe"]), (True, ["front_end"])):
+        checking(monkeypatch, [declared.finding("CNN", problem="a", stops=stops)])
+        assert [finding.check for finding in check_run(declared).findings] == names
 
 
 @pytest.mark.parametrize(
@@ -85,79 +95,73 @@ def test_failed_step_is_reported_unless_an_error_has_its_key(planned: PlannedRun
     ],
 )
 def test_error_stands_at_its_table_or_at_the_option_that_names_the_data(
-    error: SbkitError, place: str, tmp_path: Path
+    error: SbkitError, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = ["lr: 1", "manifest: null", "data_folder: null", "output_folder: run"]
     (tmp_path / "a.yaml").write_text("\n".join(keys))
-    overrides = {"manifest": {"train": "a.csv"}}
-    with PlannedRun(tmp_path / "a.yaml", overrides) as planned:
-        planned.faults["splits"] = error
-        findings = check_planned_run(planned, [])
-    assert [f.where for f in findings if f.check == "splits"][0].endswith(place)
+    declared = Declared(read_values(tmp_path / "a.yaml", {"manifest": {"train": "a.csv"}}))
+    checking(monkeypatch, error)
+    assert check_run(declared).findings[0].where.endswith(place)
 
 
-def test_check_that_raises_is_a_note(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check_ranges(planned: PlannedRun) -> list[Finding]:
-        raise TypeError("an unexpected keyword")
-
-    monkeypatch.setattr(settings, "check_ranges", check_ranges)
-    note, *_ = check_planned_run(planned, [check_ranges])
+def test_check_that_raises_is_a_note(declared: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
+    checking(monkeypatch, TypeError("an unexpected keyword"))
+    note, *_ = check_run(declared).findings
     assert not note.stops
     assert "(TypeError: an unexpected keyword)" in note.problem
 
 
-def test_check_walks_past_a_module_without_super_init(workplace: Workplace, tmp_path: Path) -> None:
+def test_check_walks_past_a_module_without_super_init() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             self.names = ["a"]
 
-    with planned_run(workplace, tmp_path / "run") as planned:
-        planned.results["hparams"] = planned.build_hparams() | {"bare": Bare()}
-        assert ("bare", "names") in [path for path, _ in reachable(planned)]
+    assert ("bare", "names") in [path for path, _ in reachable({"bare": Bare()})]
 
 
-def test_finding_is_kept_at_each_place_and_as_an_error(planned: PlannedRun) -> None:
-    error = planned.finding("lr", problem="a")
-    elsewhere = planned.finding("CNN", problem="a")
+def test_finding_is_kept_at_each_place_and_as_an_error(
+    declared: Declared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = declared.finding("lr", problem="a")
+    elsewhere = declared.finding("CNN", problem="a")
     findings = [error, replace(error, stops=False), elsewhere, replace(error, problem="b")]
+    checking(monkeypatch, findings)
 
-    def check_front_end(planned: PlannedRun) -> list[Finding]:
-        return findings
+    def places() -> list[tuple[str, str, bool]]:
+        found = check_run(declared).findings
+        return [(f.problem, f.where, f.stops) for f in found if f.check == "front_end"]
 
-    def places(findings: list[Finding]) -> list[tuple[str, str, bool]]:
-        return [(f.problem, f.where, f.stops) for f in findings if f.check == "front_end"]
-
-    expected = places([replace(f, check="front_end") for f in (error, *findings[2:])])
-    assert places(check_planned_run(planned, [check_front_end])) == expected
+    expected = [(f.problem, f.where, f.stops) for f in (error, *findings[2:])]
+    assert places() == expected
     findings[:2] = findings[1::-1]  # the note comes first
-    assert places(check_planned_run(planned, [check_front_end])) == expected
+    assert places() == expected
 
 
 @pytest.mark.parametrize("num_errors", [1, 2])
 def test_training_shows_notes_beside_errors(
-    planned: PlannedRun,
+    declared: Declared,
     num_errors: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     findings = [*[ERROR, replace(ERROR, problem="`b`")][:num_errors], NOTE]
-    monkeypatch.setattr(check, "check_planned_run", lambda planned: findings)
-    monkeypatch.setattr(PlannedRun, "load_recipe", lambda run: Asr())
+    result = CheckResult(findings=findings)
+    monkeypatch.setattr(check, "check_run", lambda *_, **__: result)
+    prepared: Any = SimpleNamespace(values=declared.values)
     with pytest.raises(ConfigError, match="`a` has 3" if num_errors == 1 else "found 2 errors"):
-        check.check_before_training(planned)
+        check.check_before_training(prepared)
     assert caplog.messages == ["note: a clip is silent."]
 
 
 def test_dry_run_of_a_healthy_step_trains_everything_once(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    with planned_run(workplace, tmp_path / "run") as planned:
-        assert planned.make_cpu_brain()
+    with checked_run(workplace, tmp_path / "run") as run:
+        assert run.trial.trained == {id(p) for p in run.model.parameters()}
+        assert (run.trial.error, run.trial.created, run.trial.unsaved) == (None, [], [])
         random_state = torch.get_rng_state()
-        trace = dry_run(planned)
-        assert trace.trained == {id(p) for p in planned.require_model().parameters()}
-        assert (trace.error, trace.created, trace.unsaved) == (None, [], [])
-        assert dry_run(planned) is trace
+        assert check_run(run.declared, setup=run.setup, checks=[]).findings == []
         assert torch.equal(torch.get_rng_state(), random_state)
+    assert not (tmp_path / "run").exists()
     assert not module._global_forward_hooks
     assert not module._global_forward_pre_hooks

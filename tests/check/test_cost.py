@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sbkit.check.planned_run import PlannedRun
 
 from sbkit.audio import segments
 from sbkit.check import cost
-from sbkit.check.check import check_planned_run
+from sbkit.check.check import check_run
+from sbkit.check.checked_run import CheckedRun, Finding
 from sbkit.check.cost import (
     PROBED_SHARE,
     RealSteps,
@@ -22,32 +22,42 @@ from sbkit.check.cost import (
     padded_samples,
     real_steps,
 )
-from sbkit.commands.cli import run
+from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch
-from sbkit.distributed.device import resolve
-from tests.check.harness import planned_run
+from sbkit.data.sampler import TrainSampler
+from tests.check.harness import checked_run
 from tests.runs import ROOT, Workplace, one_thread
 
 
 @pytest.fixture
-def planned(workplace: Workplace, tmp_path: Path) -> Iterator[PlannedRun]:
-    with planned_run(workplace, tmp_path / "run", "--number_of_epochs=3") as planned:
-        yield planned
+def run(workplace: Workplace, tmp_path: Path) -> Iterator[CheckedRun]:
+    with checked_run(workplace, tmp_path / "run", "--number_of_epochs=3") as run:
+        yield run
 
 
-def test_measured_steps_are_real_and_leave_no_trace(planned: PlannedRun) -> None:
-    planned.results["placement"] = resolve("cpu", "bf16")
+def sampler_of(run: CheckedRun) -> TrainSampler:
+    assert run.sampler is not None
+    return run.sampler
+
+
+def cost_findings(run: CheckedRun) -> list[Finding]:
+    """Report what the check of the cost finds or raises."""
+    checks = [check_recordings, check_cost]
+    return check_run(run.declared, setup=run.setup, checks=checks).findings
+
+
+def test_measured_steps_are_real_and_leave_no_trace(run: CheckedRun) -> None:
     random_state = torch.get_rng_state()
-    before = [p.clone() for p in planned.require_model().parameters()]
-    with real_steps(planned) as steps:
-        steps.run_step(steps.load(next(iter(planned.require_sampler()))))
+    before = [p.clone() for p in run.model.parameters()]
+    with real_steps(run) as steps:
+        steps.run_step(steps.load(next(iter(sampler_of(run)))))
         after = list(steps.brain.modules.parameters())
         assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    measured = measure_cost(planned)
-    unchanged = planned.require_model().parameters()
+    measured = measure_cost(run, sampler_of(run))
+    unchanged = run.model.parameters()
     assert all(torch.equal(*pair) for pair in zip(before, unchanged, strict=True))
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert not planned.run_folder.exists()
+    assert not run.values.folder.exists()
     weights = 4 * measured.parameters
     assert 3 * weights <= measured.checkpoint_bytes < 3.2 * weights  # with Adam's two moments
     assert measured.run_seconds == pytest.approx(3 * measured.epoch_seconds, rel=0.05)
@@ -63,16 +73,15 @@ def test_measured_steps_are_real_and_leave_no_trace(planned: PlannedRun) -> None
     ],
 )
 def test_step_that_fails_only_on_the_device_is_found(
-    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+    run: CheckedRun, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
 ) -> None:
     """For example because a tensor of a part stays on the CPU."""
 
     def fail(*_: object) -> None:
         raise error
 
-    planned.make_cpu_brain()
     monkeypatch.setattr(cost, "training_loss", fail)
-    (finding,) = check_planned_run(planned, [check_cost])
+    (finding,) = cost_findings(run)
     assert finding.stops
     assert text in str(finding)
 
@@ -90,27 +99,27 @@ def test_pauses_make_a_batch_of_many_short_utterances_the_largest(
     monkeypatch.setattr(RealSteps, "require_memory", lambda *_: None)
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: max(sizes, default=0)))
     options = ("--concat_prob=0", "--batch_seconds=13")
-    with planned_run(workplace, tmp_path / "run", *options) as planned:
-        batches = [*planned.require_sampler().steps()]
-        assert measure_cost(planned).peak_bytes == max(map(len, batches))
+    with checked_run(workplace, tmp_path / "run", *options) as run:
+        batches = [*sampler_of(run).steps()]
+        assert measure_cost(run, sampler_of(run)).peak_bytes == max(map(len, batches))
         assert sizes[-1] == len(max(batches, key=padded_samples))  # its seconds count
         assert sizes[-1] < max(sizes)
 
 
 def test_largest_batch_of_an_evaluation_is_measured(
-    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+    run: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated: list[Batch] = []
     monkeypatch.setattr(RealSteps, "evaluate", lambda _, batch: evaluated.append(batch))
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: 9e9 if evaluated else 1))
-    assert measure_cost(planned).peak_bytes == 9e9
-    loaders = planned.make_loaders()
+    assert measure_cost(run, sampler_of(run)).peak_bytes == 9e9
+    loaders = run.setup.loaders
     batches = [*loaders.valid["dev"], *loaders.test["test"]]
     assert evaluated[-1].audio.numel() == max(batch.audio.numel() for batch in batches)
 
 
 def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
-    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+    run: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a test set, which is decoded whole; those of dev are greedily."""
     evaluated: list[str] = []
@@ -122,9 +131,9 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
 
     monkeypatch.setattr(RealSteps, "evaluate", evaluate_and_note)
     monkeypatch.setattr(segments, "MAX_SEGMENT_SECONDS", 0.1)
-    dict.update(planned.knobs, eval_batch_seconds=1.0)  # every clip is longer
-    (finding,) = check_planned_run(planned, [check_recordings, check_cost])
-    ids = planned.prepare_splits().test["test"]["id"][:]
+    dict.update(run.values.knobs, eval_batch_seconds=1.0)  # every clip is longer
+    (finding,) = cost_findings(run)
+    ids = run.setup.splits.test["test"]["id"][:]
     assert "test has 4 recordings longer than `eval_batch_seconds`" in finding.problem
     assert "sbkit segment" in finding.fix
     assert (sorted(finding.ids), finding.stops) == (sorted(ids), False)
@@ -132,28 +141,28 @@ def test_recording_that_is_evaluated_whole_is_named_and_not_measured(
 
 
 def test_batch_that_the_system_would_kill_for_is_found(
-    planned: PlannedRun, monkeypatch: pytest.MonkeyPatch
+    run: CheckedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the memory of one part does not grow with the batch."""
-    largest = max(planned.require_sampler().steps(), key=padded_samples)
+    largest = max(sampler_of(run).steps(), key=padded_samples)
     num_parts = len(largest) / max(1, int(PROBED_SHARE * len(largest)))
     needed_bytes = 50 + 50 * num_parts
     peaks = iter(2 * [30, 130, 30, 180])
     monkeypatch.setattr(RealSteps, "peak_bytes", property(lambda _: next(peaks)))
-    with real_steps(planned) as steps:
+    with real_steps(run) as steps:
         monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes)
         steps.require_memory(largest)
     monkeypatch.setattr(cost, "available_memory", lambda: needed_bytes - 1)
-    (finding,) = check_planned_run(planned, [check_cost])
+    (finding,) = cost_findings(run)
     assert "does not fit into memory. Lower `batch_seconds`" in finding.problem
 
 
-def test_full_disk_is_found(planned: PlannedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_found(run: CheckedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RealSteps, "run_step", lambda *_: 1.0)
-    assert list(check_cost(planned)) == []
+    assert list(check_cost(run)) == []
     monkeypatch.setattr(cost.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    (finding,) = check_cost(planned)
-    assert (finding.where, finding.stops) == (planned.place("output_folder"), True)
+    (finding,) = check_cost(run)
+    assert (finding.where, finding.stops) == (run.place("output_folder"), True)
     assert "the run would end with a full disk" in finding.problem
 
 
@@ -167,22 +176,22 @@ def test_check_command_prints_the_cost_unless_another_machine_is_meant(
     monkeypatch.chdir(ROOT)
     arguments = workplace.arguments(tmp_path / "run", "--concat_prob=0.0")
     with one_thread():
-        assert run(["check", "--json", *arguments]) == 0
+        assert sbkit(["check", "--json", *arguments]) == 0
         record = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert run(["check", *arguments]) == 0
+        assert sbkit(["check", *arguments]) == 0
         printed = capsys.readouterr().out
         assert re.search(r"peak memory +[\d.,]+ MB of [\d.,]+ MB\n", printed)
         assert re.search(r"seconds per epoch +about [\d.]+, from the measured step\n", printed)
         assert re.search(r"hours for all epochs +about [\d.]+\n", printed)
         assert re.search(r"disk space for 13 checkpoints +[\d.]+ MB\n", printed)
-        assert run(["check", "--target=cuda:2", *arguments]) == 0
+        assert sbkit(["check", "--target=cuda:2", *arguments]) == 0
         assert capsys.readouterr().out == "Nothing found.\n"
     assert record["findings"] == []
     assert record["cost"]["run_seconds"] > record["cost"]["epoch_seconds"] > 0
 
 
-def test_peak_memory_does_not_count_earlier_checks(planned: PlannedRun) -> None:
-    with real_steps(planned) as steps:
+def test_peak_memory_does_not_count_earlier_checks(run: CheckedRun) -> None:
+    with real_steps(run) as steps:
         before = steps.peak_bytes
         bytearray(b"x") * (500 << 20)
         assert steps.peak_bytes - before > 400 << 20

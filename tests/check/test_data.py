@@ -3,27 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-from sbkit.check.planned_run import MissingPartError, PlannedRun
 
 from recipes.asr.recipe import Asr
-from sbkit.check.check import check_planned_run
+from sbkit.check.check import check_run
+from sbkit.check.checked_run import CheckedRun, Declared
 from sbkit.check.data import (
     check_alignment,
     check_channels,
     check_data,
     check_labels,
     check_silence,
-    read_all_transcripts,
 )
 from sbkit.data.manifest import Excluded
 from sbkit.data.splits import Splits
 from sbkit.text.normalization import normalize, orthography
 from sbkit.text.transcripts import transcript_normalizer
 from sbkit.text.vocabulary import ensure_labels
+from sbkit.train.setup import prepare_labels, read_values
 from tests.runs import ROOT
 from tests.stores import Utterance, make_store
 
@@ -49,10 +51,15 @@ def splits_of(train: str = "", dev: str = "", test: str = "") -> Splits:
     return Splits(stores["train"], {"dev": stores["dev"]}, {"test": stores["test"]})
 
 
-def planned_on(splits: Splits, run: Path) -> PlannedRun:
-    recipe = type("Prepared", (Asr,), {"prepare_splits": lambda self, knobs: splits})
-    knobs = {"output_folder": str(run), "d_model": 16, "d_ffn": 16, "nhead": 2}
-    return PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=recipe)
+def run_on(splits: Splits, folder: Path) -> CheckedRun:
+    """Make a run of splits, without what the checks of data do not read."""
+    knobs = {"output_folder": str(folder)}
+    values = read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr)
+    labels, _ = prepare_labels(values, Asr(), splits)
+    setup: Any = SimpleNamespace(values=values, recipe=Asr(), splits=splits, labels=labels)
+    own: Any = SimpleNamespace(hparams={})
+    parts: Any = dict.fromkeys(("brain", "optimizers", "reached", "trial"))
+    return CheckedRun(declared=Declared(values), setup=setup, own=own, **parts)
 
 
 CYRILLIC_O = "\N{CYRILLIC SMALL LETTER O}"
@@ -84,8 +91,8 @@ def test_what_transcripts_become_is_noted_once(
         for n, sentence in enumerate(sentences)
     ]
     splits = replace(splits_of("ann", "bob", "cy"), train=make_store(rows))
-    with planned_on(splits, tmp_path) as planned:
-        findings = [f for f in check_data(planned) if f.problem.startswith("Transcripts have")]
+    run = run_on(splits, tmp_path)
+    findings = [f for f in check_data(run) if f.problem.startswith("Transcripts have")]
     assert not any(finding.stops for finding in findings)
     assert len(findings) == bool(noted)
     assert all(noted in finding.problem for finding in findings)
@@ -93,8 +100,8 @@ def test_what_transcripts_become_is_noted_once(
 
 def test_one_text_for_all_clips_is_noted(folder: Path) -> None:
     train = make_store(spoken(f"a{n}", "see sentence") for n in range(3))
-    with planned_on(Splits(train, {"dev": train}, {}), folder / "run") as planned:
-        (finding,) = check_labels(planned)
+    run = run_on(Splits(train, {"dev": train}, {}), folder / "run")
+    (finding,) = check_labels(run)
     assert finding.problem == "All 3 transcripts of train are 'see sentence'"
     assert not finding.stops
 
@@ -104,8 +111,8 @@ def test_training_does_not_start_if_all_clips_are_silent(
     num_silent: int, stops: bool, tmp_path: Path
 ) -> None:
     rows = [spoken(f"a{n}", "hi", divisor=9999 if n < num_silent else 1) for n in range(3)]
-    with planned_on(replace(splits_of(), train=make_store(rows)), tmp_path) as planned:
-        (finding,) = check_planned_run(planned, (check_silence,))
+    run = run_on(replace(splits_of(), train=make_store(rows)), tmp_path)
+    (finding,) = check_silence(run)
     assert f"{num_silent} of 3 in train" in finding.problem
     assert finding.stops == stops
 
@@ -125,8 +132,8 @@ def test_check_labels_tolerates_rare_foreign_characters(
     texts = ["the fox café", *["the quick fox"] * (rows - 1)]
     test = make_store(spoken(f"test{n}", text) for n, text in enumerate(texts))
     splits = replace(splits_of(), valid={}, test={"test": test})
-    with planned_on(splits, folder / "run") as planned:
-        (finding,) = check_labels(planned)
+    run = run_on(splits, folder / "run")
+    (finding,) = check_labels(run)
     assert f"1 of {rows} in test" in finding.problem
     assert advice in finding.fix
     assert not finding.stops
@@ -136,13 +143,13 @@ def test_check_data_counts_rows_left_out_by_reason(folder: Path) -> None:
     lost = [Excluded(f"bad{n}", "unreadable audio", "it is empty", "train") for n in range(2)]
     outside = [Excluded(f"long{n}", "longer than 9 s", "12.00 s", "train") for n in range(8)]
     splits = replace(splits_of(), excluded=lost, out_of_range=outside)
-    with planned_on(splits, folder / "run") as planned:
-        unusable, long = check_data(planned)
+    run = run_on(splits, folder / "run")
+    unusable, long = check_data(run)
     assert unusable.problem.startswith(
         "train is without 2 rows (unreadable audio): bad0 (it is empty), bad1"
     )
     assert long.problem.startswith("train is without 8 rows (longer than 9 s): long0 (12.00 s), ")
-    assert long.where == planned.place("max_seconds")
+    assert long.where == run.place("max_seconds")
 
 
 @pytest.mark.parametrize(
@@ -162,8 +169,8 @@ def test_check_data_names_the_language_of_replaced_letters(
     text = normalize(sentence, language)
     rows = (spoken(f"a{n}", text, sentence=sentence) for n in range(30))
     splits = replace(splits_of(), train=make_store(rows), valid={}, test={})
-    with planned_on(splits, folder / "run") as planned:
-        findings = [f for f in check_data(planned) if "text table" in f.problem]
+    run = run_on(splits, folder / "run")
+    findings = [f for f in check_data(run) if "text table" in f.problem]
     assert len(findings) == bool(replaced)
     for finding in findings:
         assert replaced in finding.problem
@@ -172,12 +179,10 @@ def test_check_data_names_the_language_of_replaced_letters(
 
 
 def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
-    with planned_on(splits_of(), folder / "run") as planned:
-        names = ensure_labels(folder / "labels.txt", ["en", "fr"])
-        planned.results["labels"] = names  # though there is text, and `encode`
-        assert list(check_labels(planned)) == []
-        with pytest.raises(MissingPartError, match="transcripts"):
-            read_all_transcripts(planned)
+    run = run_on(splits_of(), folder / "run")
+    names = ensure_labels(folder / "labels.txt", ["en", "fr"])
+    run = replace(run, setup=SimpleNamespace(**{**vars(run.setup), "labels": names}))
+    assert list(check_labels(run)) == []  # though there is text, and `encode`
 
 
 @pytest.mark.parametrize(
@@ -191,8 +196,8 @@ def test_check_labels_skips_labels_that_are_not_text(folder: Path) -> None:
 def test_check_data_finds_a_shared_speaker_unless_it_is_the_only_one(
     folder: Path, speakers: tuple[str, str, str], num_findings: int
 ) -> None:
-    with planned_on(splits_of(*speakers), folder / "run") as planned:
-        findings = list(check_data(planned))
+    run = run_on(splits_of(*speakers), folder / "run")
+    findings = list(check_data(run))
     assert len(findings) == num_findings
     assert all("speaker" in finding.problem and not finding.stops for finding in findings)
 
@@ -203,8 +208,8 @@ def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
     train = stores.train.add_column("split", column)
     dev = stores.valid["dev"].add_column("split", ["validation", "dev", ""])
     splits = replace(stores, train=train, valid={"dev": dev})
-    with planned_on(splits, folder / "run") as planned:
-        (finding,) = check_data(planned)
+    run = run_on(splits, folder / "run")
+    (finding,) = check_data(run)
     assert "train has rows whose column `split` names another split: " in finding.problem
     assert finding.problem.endswith(": 1 dev, 1 test-clean")
 
@@ -212,8 +217,8 @@ def test_rows_whose_column_names_another_split_are_noted(folder: Path) -> None:
 def test_default_corpus_has_no_findings(asterisk_english: Path, tmp_path: Path) -> None:
     knobs = {"output_folder": str(tmp_path / "run"), "data_folder": str(asterisk_english)}
     checks = (check_labels, check_alignment, check_data, check_silence)
-    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr) as planned:
-        assert check_planned_run(planned, checks) == []
+    declared = Declared(read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr))
+    assert check_run(declared, checks=checks).findings == []
 
 
 def test_channels_that_differ_or_cancel_out_are_noted(tmp_path: Path) -> None:
@@ -239,8 +244,8 @@ def test_channels_that_differ_or_cancel_out_are_noted(tmp_path: Path) -> None:
         "output_folder": str(tmp_path / "run"),
         "manifest": {k: str(v) for k, v in tables.items()},
     }
-    with PlannedRun(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr) as planned:
-        findings = check_planned_run(planned, (check_channels,))
+    declared = Declared(read_values(ROOT / "hparams/ctc.yaml", knobs, recipe=Asr))
+    findings = check_run(declared, checks=(check_channels,)).findings
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
         "The two channels of clips have different sound, but are mixed: 4 of 12 in train, 1 of 3 "
         "in dev, 1 of 3 in test",

@@ -15,12 +15,12 @@ import soundfile
 from sbkit.audio.augment import SpecAugment
 from sbkit.base.errors import ConfigError
 from sbkit.check import learn
-from sbkit.check.check import check_planned_run
+from sbkit.check.check import check_run
 from sbkit.check.data import check_alignment
-from sbkit.check.learn import LEARNING_TEST, check_causes, check_learning, masked_share
+from sbkit.check.learn import check_causes, check_learning, masked_share
 from sbkit.commands.cli import run as sbkit
 from sbkit.text.tokenizer import ensure_tokenizer
-from tests.check.harness import planned_run
+from tests.check.harness import checked_run, declared_run
 from tests.runs import (
     ROOT,
     TINY_VOICE,
@@ -97,17 +97,17 @@ def test_cause_is_noted_at_its_key(
     tmp_path: Path,
 ) -> None:
     workplace = edit(speech, tmp_path) if edit else speech
-    with planned_run(workplace, tmp_path / "run", *options) as planned:
-        findings = check_planned_run(planned, (check_causes,))
-        assert [finding.where for finding in findings] == ([planned.place(key)] if key else [])
+    with declared_run(workplace, tmp_path / "run", *options) as declared:
+        findings = check_run(declared, checks=(check_causes,)).findings
+        assert [finding.where for finding in findings] == ([declared.place(key)] if key else [])
     assert all(words in finding.problem and not finding.stops for finding in findings)
 
 
 @pytest.mark.slow(10)
 def test_check_names_shuffled_transcripts_once(speech: Workplace, tmp_path: Path) -> None:
-    with planned_run(shuffle(speech, tmp_path), tmp_path / "run") as planned:
-        (finding,) = check_planned_run(planned, (check_alignment, check_causes))
-        (cause,) = check_planned_run(planned, (check_causes,))
+    with declared_run(shuffle(speech, tmp_path), tmp_path / "run") as declared:
+        (finding,) = check_run(declared, checks=(check_alignment, check_causes)).findings
+        (cause,) = check_run(declared, checks=(check_causes,)).findings
     assert finding.stops
     assert "CTC cannot align" in finding.problem
     assert "do not seem to belong to their clips" in cause.problem
@@ -147,9 +147,10 @@ def test_clips_that_are_not_learned_are_reported_with_the_evident_cause(
     workplace: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learn, "MAX_STEPS", 20)
-    with planned_run(workplace, tmp_path / "run", *LARGER, "--lr=1e-6") as planned:
-        (finding,) = check_learning(planned)
-        assert planned.results[LEARNING_TEST].outcome == "failed"
+    with checked_run(workplace, tmp_path / "run", *LARGER, "--lr=1e-6") as run:
+        (finding,) = check_learning(run)
+        assert run.measured.learning is not None
+        assert run.measured.learning.outcome == "failed"
     assert finding.stops
     assert finding.where == "override of lr"
     assert "about 1,000 times too low. Try `lr: 0.001`." in finding.fix
@@ -161,9 +162,10 @@ def test_loss_of_another_task_must_fall(
 ) -> None:
     monkeypatch.setattr(learn, "MAX_STEPS", 25)
     yaml = ROOT / "hparams/tts.yaml"
-    with planned_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
+    with checked_run(workplace, tmp_path / "run", recipe=None, yaml=yaml, tiny=TINY_VOICE) as run:
         assert [*check_learning(run)] == []
-        assert run.results[LEARNING_TEST].outcome == "passed"
+        assert run.measured.learning is not None
+        assert run.measured.learning.outcome == "passed"
 
 
 def test_another_machine_cannot_be_tried(workplace: Workplace, tmp_path: Path) -> None:

@@ -134,8 +134,7 @@ SEQ_LIN = "seq_lin: !new:torch.nn.Linear\n    in_features: !ref <d_model>\n    o
 MUTATIONS = [
     mutation(
         "a head and an embedding of sizes typed by hand",
-        error("labels", "seq_lin", "has 20"),
-        error("labels", "Transformer", "has 60"),
+        error("brain", "seq_lin", "has 20"),
         text=(
             (f"{SEQ_LIN}!ref <tokenizer.vocab_size>", f"{SEQ_LIN}20"),
             ("vocab_size: !ref <tokenizer.vocab_size>", "vocab_size: 60"),

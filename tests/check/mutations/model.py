@@ -84,7 +84,7 @@ SPARE_HEAD = """spare_head: !name:torch.nn.functional.linear
 OWNERSHIP = [
     mutation(
         "ctc_lin left out of the list",
-        error("ownership", "ctc_lin", "`ctc_lin` holds", "Add `!ref"),
+        error("brain", "model", "`ctc_lin` is not in its list", "Add `!ref"),
         text=((PARTS, PARTS.replace(", !ref <ctc_lin>", "")),),
     ),
     mutation(
@@ -170,12 +170,12 @@ UNUSED = [
     ),
     mutation(
         "a decoder without layers",
-        error("dry_run", "num_decoder_layers", "has no attention decoder"),
+        error("shapes", "num_decoder_layers", "has no attention decoder"),
         options=("--num_decoder_layers=0",),
     ),
     mutation(
         "lobes: a loss that they cannot give",
-        error("dry_run", "inter_ctc_weight", "Set it to 0.0"),
+        error("shapes", "inter_ctc_weight", "Set it to 0.0"),
         yaml=LOBES,
         options=("--inter_ctc_weight=0.3",),
     ),

@@ -88,7 +88,7 @@ UNREAD = [
     mutation(
         "a misspelled knob that the step needs",
         error("unread", "label_smothing", "Did you mean `label_smoothing`?"),
-        error("dry_run", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
+        error("shapes", ".yaml:1", "`label_smoothing`, which is not in the YAML"),
         text=(("\nlabel_smoothing: ", "\nlabel_smothing: "),),
     ),
     mutation(
