@@ -79,7 +79,6 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
 
     reached: what can be reached from the objects and the Brain, before `forward` makes parts.
     """
-    batch = small_batch(own)
     run = DryRun()
     paths = {id(part): keys for keys, part in reached}
     eager = nullcontext()
@@ -91,6 +90,7 @@ def take_small_steps(own: RunSetup, brain: Brain, reached: Sequence[tuple[Keys, 
         register_module_forward_hook(run.leave),
     ):
         try:
+            batch = small_batch(own)
             _train(brain, batch)
             _losses_of(brain, batch)
         except Exception as error:  # whatever a part raises

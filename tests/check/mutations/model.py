@@ -218,7 +218,7 @@ INTERFACES = [
         )
         for part, check, reason in (
             ("LengthlessFrontEnd", "loaders", "its forward takes (x: torch.Tensor)"),
-            ("UndividedFrontEnd", "dry_run", "Let its class declare `subsampling"),
+            ("UndividedFrontEnd", "shapes", "Let its class declare `subsampling"),
         )
     ),
     mutation(
