@@ -59,7 +59,7 @@ def test_public_functions_take_paths_as_strings(tmp_path: Path) -> None:
     assert BundleFiles(bundle).config == read_bundle(bundle).config == load_bundle(bundle).config
     assert read_document(yaml).path == Path(yaml)
     assert {*read_knobs(yaml, {})} < {*load_hparams(yaml, {})}
-    config = RunConfig.from_yaml(yaml, {}, label_file=f"{run}/tokenizer.model")
+    config = RunConfig.from_yaml(yaml, {}, label_file=Path(run, "tokenizer.model").read_bytes())
     config.write(str(tmp_path))
     assert read_run_config(str(tmp_path)).labels == config.labels == read_run_config(run).labels
     assert config.check_resumable(str(tmp_path)) is None

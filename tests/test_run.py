@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from speechbrain import Stage
 from sbkit.base.errors import SbkitError
 from sbkit.commands.cli import run as sbkit
 from sbkit.config.document import read_document
+from sbkit.config.hparams import Knobs
 from sbkit.config.overrides import parse_command
 from sbkit.data.batch import TextCollate
 from sbkit.evaluate import wer_report
@@ -25,7 +26,7 @@ from sbkit.run import ending
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.recognition.predict import Transcriber
 from sbkit.text.normalization import normalize
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import make_brain, prepare_run, read_values
 from tests.export.test_formats import off_by
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
@@ -228,11 +229,12 @@ def test_long_recording_is_evaluated_as_it_is_transcribed(
     with one_thread(), Transcriber.load(bundle, device="cpu", decoder="greedy") as transcriber:
         segments = [encoded.log_probs for _, encoded in transcriber.encode(recording)]
         text = transcriber.transcribe(recording).text
-    run = RunSetup(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
-    brain = run.make_brain(noprogressbar=True)
+    values = read_values(overfitted / "run/hyperparams.yaml", {"eval_batch_seconds": 9.0})
+    setup = prepare_run(values)
+    brain = make_brain(setup, noprogressbar=True)
     brain.on_evaluate_start(min_key="CER")
     row = {"id": "talk", "text": text, "audio": audio, "samples": len(audio)}
-    batch = TextCollate(run.prepare_labels())([{**row, "percent": 100, "weight": 1}])
+    batch = TextCollate(setup.labels)([{**row, "percent": 100, "weight": 1}])
     brain.modules.eval()
     brain.on_stage_start(stage)
     loss = brain.evaluate_batch(batch, stage)
@@ -432,12 +434,12 @@ def test_every_yaml_takes_a_step(
         family, config = ("whisper", {}) if is_whisper else ("wav2vec2", FRAMES)
         options.append(f"--pretrained={make_folder(tmp_path / 'tiny', family, **config)}")
     file, overrides = parse_command([str(yaml), *small, *folders, *options])
-    run = RunSetup(file, overrides)
-    hparams = run.build_hparams()
+    setup = prepare_run(read_values(file, overrides))
+    hparams = setup.hparams
     before = [value.detach().clone() for value in hparams["model"].parameters()]
-    run.results["hparams"] = {**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None}
-    brain = run.make_brain(run.make_loaders(), optimizer_step_limit=1)
-    brain.fit(hparams["epoch_counter"], run.make_loaders().train)
+    changed = Knobs({**hparams, "lr_schedule": lambda progress: 0.1, "checkpointer": None})
+    brain = make_brain(replace(setup, hparams=changed), can_fit=True, optimizer_step_limit=1)
+    brain.fit(hparams["epoch_counter"], setup.loaders.train)
     assert brain.optimizer_step == 1
     assert 0 < brain.training_metrics.so_far.loss < 1000
     after = list(hparams["model"].parameters())

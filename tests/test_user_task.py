@@ -13,7 +13,7 @@ from sbkit.config.hparams import resolve
 from sbkit.export.export import describe_parts
 from sbkit.runtime.torch_model import load_bundle
 from sbkit.tasks.recognition.task import Recognition
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import make_brain
 from tests.runs import ROOT
 from tests.runtime.bundles import edit_config, make_bundle
 
@@ -97,13 +97,13 @@ class NamingRecipe(Asr, Naming):
 def test_make_brain_refuses_a_brain_of_another_model_class() -> None:
     brain: Any = SimpleNamespace(task=NamingRecipe())
     assert AsrBrain.make_model(brain, ctc_lin="a head") == SimpleNamespace(ctc_lin="a head")
-    run: Any = SimpleNamespace(
-        load_recipe=NamingRecipe,
-        build_hparams=lambda: dict.fromkeys(("model", "opt_class", "checkpointer")),
-        choose_placement=lambda: SimpleNamespace(device="cpu"),
+    setup: Any = SimpleNamespace(
+        recipe=NamingRecipe(),
+        hparams=dict.fromkeys(("model", "opt_class", "checkpointer")),
+        placement=SimpleNamespace(device="cpu"),
     )
     with pytest.raises(SbkitError, match="must be the model .* a SimpleNamespace, .* a str"):
-        RunSetup.make_brain(run)
+        make_brain(setup)
 
 
 def test_bundles_store_the_first_class_that_is_no_recipe() -> None:

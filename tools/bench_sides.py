@@ -21,7 +21,7 @@ from recipes.AsteriskPrompts import corpus
 from sbkit.audio.io import read_audio
 from sbkit.base.units import at_speed
 from sbkit.config.overrides import parse_command
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import RunSetup, make_brain, prepare_run, read_values
 from tools.bench import Figures
 from tools.bench_gpu import COPIES, write_split
 
@@ -40,8 +40,8 @@ def make_side(name: str, yaml: Path, arguments: Sequence[str], folder: Path) -> 
     _, overrides = parse_command([str(yaml), *arguments])
     if not overrides.get("data_folder"):
         overrides["data_folder"] = str(convert(folder / "release"))
-    setup = RunSetup(yaml, {"check": False, "output_folder": str(folder / name), **overrides})
-    setup.build_hparams()
+    overrides = {"check": False, "output_folder": str(folder / name), **overrides}
+    setup = prepare_run(read_values(yaml, overrides))
     if name == "sbkit":
         return SbkitSide(setup)
     from tools.bench_speechbrain import SpeechBrainSide  # only its own toolkit is imported
@@ -72,16 +72,16 @@ class SbkitSide:
 
     def __init__(self, setup: RunSetup) -> None:
         self._setup = setup
-        self.brain = setup.make_brain(setup.make_loaders())
+        self.brain = make_brain(setup, can_fit=True)
         self.brain.on_fit_start()
         self.brain.training_step.train_mode()
         self.model = self.brain.modules
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        loader: Any = self._setup.make_loaders().train
+        loader: Any = self._setup.loaders.train
         for epoch in count(1):
-            self._setup.build_hparams()["epoch_counter"].current = epoch
+            self._setup.hparams["epoch_counter"].current = epoch
             self.brain.step = 0
             loader.batch_sampler.set_epoch(epoch)
             for batch in loader:  # the learning rate follows from the share of the run

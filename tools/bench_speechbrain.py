@@ -145,11 +145,11 @@ def read_wav(wav: str) -> Tensor:
 
 def items_of(setup: RunSetup) -> dict[str, dict[str, Any]]:
     """Return the training clips of sbkit, with their normalized texts, by id."""
-    blocks = iter_blocks(corpus_of(setup.knobs), setup.knobs, "train")
+    blocks = iter_blocks(corpus_of(setup.values.knobs), setup.values.knobs, "train")
     paths = {clip.id: clip.path for block in blocks for clip in block}
-    rows = setup.prepare_splits().train
+    rows = setup.splits.train
     ids, texts = (read_column(rows, name) for name in ("id", "text"))
-    seconds = sample_counts(rows) / setup.knobs["sample_rate"]
+    seconds = sample_counts(rows) / setup.values.knobs["sample_rate"]
     return {
         id: {"wav": str(paths[id]), "text": text, "duration": duration}
         for id, text, duration in zip(ids, texts, seconds.tolist(), strict=True)
@@ -179,18 +179,18 @@ class SpeechBrainSide:
     """Train as SpeechBrain's `Brain.fit` does, on the same clips and labels as sbkit."""
 
     def __init__(self, setup: RunSetup) -> None:
-        self._tokenizer = setup.prepare_labels()
+        self._tokenizer = setup.labels
         self.brain = self._make_brain(setup)
         self.model = self.brain.modules.train()
         dataset = make_dataset(items_of(setup), self._tokenizer)
-        self._loader = make_loader(dataset, setup.knobs)
+        self._loader = make_loader(dataset, setup.values.knobs)
         self.batches = self._batches()
 
     def _make_brain(self, setup: RunSetup) -> Any:
         """Make the recipe's Brain with as many parameters as the run's model."""
-        knobs = setup.knobs
-        device = str(setup.choose_placement().device)
-        num_parameters = sum(p.numel() for p in setup.build_hparams()["model"].parameters())
+        knobs = setup.values.knobs
+        device = str(setup.placement.device)
+        num_parameters = sum(p.numel() for p in setup.hparams["model"].parameters())
         modules = modules_of_size(knobs, self._tokenizer.vocabulary.size, num_parameters)
         drop = partial(SpectrogramDrop, drop_count_low=2, drop_count_high=5, replace="zeros")
         augment = Augmenter(

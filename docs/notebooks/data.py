@@ -29,9 +29,10 @@ CLIP = 7  # its row in the training set
 
 # %%
 run = Run("hparams/ctc.yaml", OVERRIDES)
-parts = run.build_hparams()
+parts = run.prepare().hparams
 row, rate = run.make_loaders().train.dataset[CLIP], run.knobs["sample_rate"]
 clip = row["audio"]
+run.folder.mkdir(parents=True, exist_ok=True)
 write_wav(run.folder / "clip.wav", clip, rate)
 print(f"{row['id']}: {len(clip) / rate:.2f} s. Listen to {run.folder / 'clip.wav'}")
 

@@ -11,7 +11,7 @@ from sbkit.base.ranges import RANGES, require_in_range
 from sbkit.config.hparams import load_hparams
 from sbkit.config.overrides import parse_overrides
 from sbkit.train.brain import Brain
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import read_values
 from tests.runs import ROOT
 
 REFUSED: list[tuple[str, object, str]] = [
@@ -32,12 +32,14 @@ def test_require_in_range_refuses_a_value(name: str, value: object, text: str) -
 
 def test_lm_text_is_a_file_or_a_list_that_replaces_it(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(f"base: {ROOT}/hparams/ctc.yaml\nlm_text: a.txt\n")
-    RunSetup(tmp_path / "own.yaml", parse_overrides(["--lm_text=[b.txt, c.tsv]"])).check_ranges()
+    read_values(
+        tmp_path / "own.yaml", parse_overrides(["--lm_text=[b.txt, c.tsv]"])
+    ).require_in_range()
     for refused in ("[]", "[1]", "{a: b}"):
         with pytest.raises(ConfigError, match="`lm_text` must be null or text or a list of texts"):
-            RunSetup(
+            read_values(
                 tmp_path / "own.yaml", parse_overrides([f"--lm_text={refused}"])
-            ).check_ranges()
+            ).require_in_range()
 
 
 def test_require_in_range_allows_values_that_switch_off() -> None:
@@ -75,7 +77,7 @@ def test_recipes_refuse_values_of_another_kind(
     file = tmp_path / yaml
     file.write_text(re.sub(rf"(?m)^{key}:.*\n", "", declared) + line)  # some leave the key out
     with pytest.raises(ConfigError, match=text):
-        RunSetup(file, {}).check_ranges()
+        read_values(file, {}).require_in_range()
 
 
 @pytest.mark.parametrize(

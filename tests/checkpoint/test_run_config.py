@@ -46,18 +46,17 @@ def declare(
     labels: bytes = b"abc",
     **overrides: object,
 ) -> RunConfig:
-    yaml, tokenizer = folder / "run.yaml", folder / "tokenizer.model"
+    yaml = folder / "run.yaml"
     yaml.write_text(text)
-    tokenizer.write_bytes(labels)
-    return RunConfig.from_yaml(yaml, overrides, data=data, label_file=tokenizer)
+    return RunConfig.from_yaml(yaml, overrides, data=data, label_file=labels)
 
 
 def begun(folder: Path) -> Path:
     """Begin a run and save one checkpoint of it."""
     run = folder / "run"
     checkpointer = Checkpointer(run / "checkpoints", recoverables={"model": nn.Linear(1, 1)})
-    declare(folder).write(run)
     checkpointer.save_checkpoint()
+    declare(folder).write(run)
     return run
 
 

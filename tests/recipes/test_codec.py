@@ -18,7 +18,7 @@ from torchaudio.functional import melscale_fbanks
 
 from recipes.codec.recipe import CodecBrain, CodedUtterance, NeuralCodec
 from sbkit.base.errors import SbkitError
-from sbkit.check.check import check_planned_run
+from sbkit.check.check import check_run
 from sbkit.commands.cli import run as sbkit
 from sbkit.data.batch import Batch, collate_audio
 from sbkit.logs.run_log import read_log
@@ -35,7 +35,7 @@ from sbkit.tasks.codec.codes import HEADER, Coded, CodeSpace, read_codes, write_
 from sbkit.tasks.codec.model import FiniteScalarQuantizer
 from sbkit.tasks.codec.predict import Codec
 from sbkit.tasks.codec.task import Coding
-from tests.check.harness import planned_run
+from tests.check.harness import declared_run
 from tests.runs import (
     ROOT,
     TINY_CODEC,
@@ -398,10 +398,10 @@ def test_check_refuses_a_head_of_another_size(workplace: Workplace, tmp_path: Pa
     before, after = yaml.split("discriminator: !new:", 1)
     head = "discriminator: !new:torch.nn.Linear {in_features: 16, out_features: 1063}\n\n"
     (tmp_path / "codec.yaml").write_text(before + head + after[after.index("model: !new") :])
-    with planned_run(
+    with declared_run(
         workplace, tmp_path / "run", recipe=HeadCodec, yaml=tmp_path / "codec.yaml", tiny=()
-    ) as planned:
-        (finding,) = [x for x in check_planned_run(planned) if x.check == "brain"]
+    ) as declared:
+        (finding,) = [x for x in check_run(declared).findings if x.check == "brain"]
     assert "has 1063 outputs for 1000 codes" in finding.problem
 
 

@@ -14,14 +14,14 @@ import soundfile
 from recipes.CommonVoice import corpus as common_voice
 from recipes.prepare import corpus_of
 from sbkit.base.errors import SbkitError
-from sbkit.check.check import check_planned_run
+from sbkit.check.check import check_run
 from sbkit.check.data import check_data
 from sbkit.commands.cli import run as sbkit
 from sbkit.data import sharded_corpus
 from sbkit.data.corpus import KnobValues, describe_corpus, splits_of
 from sbkit.data.manifest import Manifest
 from sbkit.logs.run_log import read_log
-from tests.check.harness import planned_run
+from tests.check.harness import declared_run
 from tests.runs import TINY, Workplace, read_json, rows_of, train_here
 from tests.runs import write_tsv as write_simple_tsv
 from tools import fake_common_voice as fake
@@ -229,8 +229,8 @@ def test_clip_of_another_length_is_named(
     clips = read_json(tmp_path / "report/data_report.json")["splits"]["train"]["other_durations"]
     assert [item["id"] for item in clips] == [clip.stem]
     workplace = Workplace(scripted, tmp_path / "cache")
-    with planned_run(workplace, tmp_path / "run", "--max_seconds=6") as planned:
-        findings = check_planned_run(planned, [check_data])
+    with declared_run(workplace, tmp_path / "run", "--max_seconds=6") as declared:
+        findings = check_run(declared, checks=[check_data]).findings
     assert "shorter than their corpus states: 1 of" in "\n".join(map(str, findings))
     lazy = ("--audio_store=lazy", "--max_seconds=6", "--number_of_epochs=1")
     assert workplace.train_here(tmp_path / "lazy", *lazy) == 0

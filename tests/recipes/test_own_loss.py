@@ -11,11 +11,12 @@ from speechbrain import Stage
 
 from docs.examples.two_views import TwoViewsBrain, divergence_of
 from sbkit.audio.draws import seeded_draws
+from sbkit.check.checked_run import CPU_OPTIONS
 from sbkit.check.dry_run import small_batch
 from sbkit.data.batch import TextBatch
 from sbkit.models.encoder import Predictions
 from sbkit.train.brain import training_loss
-from tests.check.harness import planned_run
+from tests.check.harness import checked_run
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import ROOT, TINY, Workplace
 
@@ -39,9 +40,9 @@ def test_loss_equals_a_loop_over_utterances(
         folder = make_folder(tmp_path / "tiny", **FRAMES)
         tiny = (*MASKED_BY_ENCODER, f"--pretrained={folder}")
     options: Any = {"recipe": None, "yaml": yaml, "tiny": tiny}
-    with planned_run(workplace, tmp_path / "run", "--dropout=0", **options) as planned:
-        brain = cast(TwoViewsBrain, planned.make_cpu_brain())
-        batch = cast(TextBatch, small_batch(planned))
+    with checked_run(workplace, tmp_path / "run", "--dropout=0", **options) as run:
+        brain = cast(TwoViewsBrain, run.build_brain(**CPU_OPTIONS))
+        batch = cast(TextBatch, small_batch(run.own))
     brain.modules.train()
     with seeded_draws(batch.ids):
         loss = training_loss(brain, batch)

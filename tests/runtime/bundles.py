@@ -58,7 +58,9 @@ def make_run(
         NORMALIZER: table_to_store(text_table("en")),
         TASK: Recognition().name,
     }
-    RunConfig.from_yaml(yaml, overrides, label_file=folder / "tokenizer.model").write(folder)
+    RunConfig.from_yaml(
+        yaml, overrides, label_file=(folder / "tokenizer.model").read_bytes()
+    ).write(folder)
     save_yaml(folder / "hyperparams.yaml", yaml, overrides)
     hparams["checkpointer"].save_checkpoint(meta={"epoch": 1, "CER": 50.0, "WER": 90.0})
     return folder

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from sbkit.commands.cli import run as sbkit
 from sbkit.train.initialize import read_named_weights
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import make_folder
 from tests.runs import ROOT, Workplace, last_parameters, read_json
 
@@ -53,7 +53,9 @@ def test_lora_is_merged_on_export_and_kept_by_init_from(
     parameters = last_parameters(again)
     assert all(torch.equal(parameters[name], exported[name]) for name in exported if "body" in name)
     for begun in (bundle, run):
-        assert RunSetup(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
+        assert (
+            read_values(YAML, {"init_from": str(begun)}).knobs["encoder_config"]["source"] == named
+        )
     of_bundle, of_run = map(read_named_weights, (bundle, run))
     assert of_bundle.keys() == of_run.keys()
     assert all(torch.equal(of_bundle[name], of_run[name]) for name in of_run)

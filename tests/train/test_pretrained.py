@@ -14,7 +14,7 @@ from sbkit.commands.cli import run as sbkit
 from sbkit.config.hparams import read_knobs, save_yaml
 from sbkit.logs.run_log import read_log
 from sbkit.models.pretrained.folder import DEFAULTS, read_encoder_config
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.runs import (
     ROOT,
@@ -169,7 +169,7 @@ def test_check_finds_utterances_without_positions(
 
 def test_run_without_encoder_is_refused() -> None:
     with pytest.raises(SbkitError, match="`pretrained` must name the folder .* but is null"):
-        RunSetup(YAML, {})
+        read_values(YAML, {})
 
 
 def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: Path) -> None:
@@ -177,19 +177,19 @@ def test_encoder_with_other_sample_rate_is_refused(pretrained: Path, tmp_path: P
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"sampling_rate": 8000}))
     with pytest.raises(SbkitError, match="`sample_rate` must be the 8000 Hz .* but is 16000"):
-        RunSetup(YAML, {"pretrained": str(folder)})
+        read_values(YAML, {"pretrained": str(folder)})
 
 
 def test_resolved_yaml_requires_same_folder(pretrained: Path, tmp_path: Path) -> None:
-    setup = RunSetup(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
+    setup = read_values(YAML, {"pretrained": str(pretrained), "output_folder": str(tmp_path)})
     save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
-    again = RunSetup(tmp_path / "resolved.yaml", {})
+    again = read_values(tmp_path / "resolved.yaml", {})
     assert again.knobs == setup.knobs
     other = make_folder(tmp_path / "tiny", **FRAMES, do_stable_layer_norm=True)
     with pytest.raises(
         SbkitError, match="`encoder_config` must be null or agree with `pretrained`"
     ):
-        RunSetup(tmp_path / "resolved.yaml", {"pretrained": str(other)})
+        read_values(tmp_path / "resolved.yaml", {"pretrained": str(other)})
 
 
 @pytest.mark.parametrize("is_in_the_yaml", [False, True])
@@ -200,7 +200,7 @@ def test_encoder_config_without_folder_has_random_weights(
     yaml, sizes = tmp_path / "ctc.yaml", {"model_type": "hubert", **options}
     written = f"encoder_config: {json.dumps(sizes) if is_in_the_yaml else 'null'}"
     yaml.write_text(re.sub(r"(?m)^encoder_config: null", written, YAML.read_text()))
-    setup = RunSetup(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
+    setup = read_values(yaml, {} if is_in_the_yaml else {"encoder_config": sizes})
     config = setup.knobs["encoder_config"]
     assert config.keys() == {"model_type", "source", *DEFAULTS["hubert"]}
     assert (config["hidden_size"], config["num_hidden_layers"], config["source"]) == (

@@ -15,7 +15,7 @@ from sbkit.base.errors import SbkitError
 from sbkit.config.hparams import save_yaml
 from sbkit.models.pretrained.folder import read_encoder_config
 from sbkit.models.pretrained.hub import find_folder
-from sbkit.train.setup import RunSetup
+from sbkit.train.setup import read_values
 from tests.models.pretrained.folders import FRAMES, make_folder
 from tests.models.pretrained.hub import Hub, commit_id
 from tests.runs import ROOT, Workplace, read_json
@@ -64,17 +64,17 @@ def test_revision_is_named_by_the_run_and_its_yaml(
     old, new = hub.models["acme/tiny"]["main"], make_folder(tmp_path / "1", "hubert", **FRAMES)
     hub.models["acme/tiny"]["refs/pr/1"] = new
     for revision in ("refs/pr/1", commit_id(new)):
-        setup = RunSetup(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
+        setup = read_values(YAML, {"pretrained": "acme/tiny", "pretrained_revision": revision})
         assert setup.knobs["encoder_config"]["model_type"] == "hubert"
-    setup = RunSetup(YAML, {"pretrained": "acme/tiny"})
+    setup = read_values(YAML, {"pretrained": "acme/tiny"})
     source = setup.knobs["encoder_config"]["source"]
     assert [*source.values()][:3] == ["acme/tiny", commit_id(old), "mit"]
     save_yaml(tmp_path / "resolved.yaml", setup.yaml_file, setup.overrides)
     hub.models["acme/tiny"] = {"main": new, "old": old}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "elsewhere"))
-    assert RunSetup(tmp_path / "resolved.yaml", {}).knobs == setup.knobs
+    assert read_values(tmp_path / "resolved.yaml", {}).knobs == setup.knobs
     with pytest.raises(SbkitError, match="agree with `pretrained`, but acme/tiny has other sizes"):
-        RunSetup(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
+        read_values(tmp_path / "resolved.yaml", {"pretrained_revision": "main"})
 
 
 def test_only_the_shards_of_the_index_are_downloaded(hub: Hub) -> None:
